@@ -19,13 +19,25 @@ from fedcache.process import keep_freed_memory
 def main() -> None:
     families = ", ".join(dict.fromkeys(line.family for line in LINES))
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--only", action="append", default=[], metavar="FAMILY", help=f"measure this one alone (repeatable): {families}"
+        "--only",
+        action="append",
+        default=[],
+        metavar="FAMILY",
+        help=f"measure this one alone (repeatable): {families}",
     )
-    parser.add_argument("--page", action="store_true", help="measure the growth curves and write docs/performance.md")
-    parser.add_argument("--gpu", action="store_true", help="measure on a GPU, and write benchmarks/results-gpu.json")
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="measure the growth curves and write docs/performance.md",
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="measure on a GPU, and write benchmarks/results-gpu.json"
+    )
     parser.add_argument("--family", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -54,23 +54,36 @@ class Federation:
         return [(x[c.test], self.data.y[c.test]) for c in self.clients]
 
     def ours(
-        self, method: str, settings: Mapping[str, Any], execution: str = "auto", rounds: int = 1, **how: Any
+        self,
+        method: str,
+        settings: Mapping[str, Any],
+        execution: str = "auto",
+        rounds: int = 1,
+        **how: Any,
     ) -> Any:
         """A run of the engine."""
-        spec = TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=execution, **how)
+        spec = TrainingRun(
+            METHODS[method], self.data, self.clients, rounds, execution=execution, **how
+        )
         return run(spec, self.hp(method, settings))
 
-    def grid(self, method: str, points: Sequence[Mapping[str, Any]], rounds: int, execution: str = "auto") -> Any:
+    def grid(
+        self, method: str, points: Sequence[Mapping[str, Any]], rounds: int, execution: str = "auto"
+    ) -> Any:
         """Points of the engine, as one program where the execution says so."""
         hps = [self.hp(method, p) for p in points]
-        return run_points(TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=execution), hps)
+        return run_points(
+            TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=execution), hps
+        )
 
     def hp(self, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Hyperparameters of a method."""
         return dict(METHODS[method].resolve("paper", settings))
 
 
-def federation(clients: int, rows: int, classes: int, width: int = 1024, *, test: int = 2, text: bool = False) -> Any:
+def federation(
+    clients: int, rows: int, classes: int, width: int = 1024, *, test: int = 2, text: bool = False
+) -> Any:
     """``clients`` with ``rows`` training rows each; every row counts once, and a few rows are scored at the end."""
     g = torch.Generator().manual_seed(0)
     each = rows + test
@@ -78,7 +91,10 @@ def federation(clients: int, rows: int, classes: int, width: int = 1024, *, test
     y = torch.randint(classes, (clients * each,), generator=g)
     rest = normalize(torch.randn(classes, width, generator=g), dim=-1) if text else None
     starts = range(0, clients * each, each)
-    made = [Rows(f"c{i}", np.arange(s, s + rows), np.arange(s + rows, s + each)) for i, s in enumerate(starts)]
+    made = [
+        Rows(f"c{i}", np.arange(s, s + rows), np.arange(s + rows, s + each))
+        for i, s in enumerate(starts)
+    ]
     return Federation(Data(x, y, classes, rest), made)
 
 
@@ -87,7 +103,9 @@ def growing(clients: int, rows: int, classes: int, width: int, pool: int) -> Any
     made = federation(1, pool, classes, width)
     g = np.random.default_rng(0)
     test = made.clients[0].test
-    return replace(made, clients=[Rows(f"c{i}", g.integers(0, pool, rows), test[:0]) for i in range(clients)])
+    return replace(
+        made, clients=[Rows(f"c{i}", g.integers(0, pool, rows), test[:0]) for i in range(clients)]
+    )
 
 
 def sgd(lr: float = 0.1, momentum: float = 0.9, wd: float = 1e-4) -> Optimiser:
@@ -100,7 +118,13 @@ def adam(lr: float = 1e-3, wd: float = 1e-4, **how: Any) -> Optimiser:
     return lambda p: torch.optim.Adam(p, lr=lr, weight_decay=wd, **how)
 
 
-def fedavg(parts: Sequence[tuple[Tensor, Tensor]], classes: int, rounds: int, make: Optimiser, batch: int = 32) -> Any:
+def fedavg(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    classes: int,
+    rounds: int,
+    make: Optimiser,
+    batch: int = 32,
+) -> Any:
     """FedAvg of one linear head; returns the model."""
     server = nn.Linear(parts[0][0].shape[1], classes, device=parts[0][0].device)
     total = sum(len(y) for _, y in parts)
@@ -153,7 +177,9 @@ def fst_cbdg(
             optimiser = make(model.parameters())
             for _ in range(epochs):
                 votes = torch.bincount(q.argmax(-1), minlength=classes)
-                deal = torch.repeat_interleave(torch.arange(classes, device=x.device), votes.max() - votes)
+                deal = torch.repeat_interleave(
+                    torch.arange(classes, device=x.device), votes.max() - votes
+                )
                 deal = deal[torch.randperm(len(deal), device=x.device)]
                 steps = torch.randperm(len(x), device=x.device).split(batch)
                 for rows, k in zip(steps, deal.tensor_split(len(steps)), strict=True):
@@ -177,7 +203,9 @@ def fst_cbdg(
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes [C, P] and counts [C]."""
     count = torch.bincount(y, minlength=classes).to(z.dtype)
-    return z.new_zeros(classes, z.shape[1]).index_add_(0, y, z) / count.clamp(min=1).unsqueeze(1), count
+    return z.new_zeros(classes, z.shape[1]).index_add_(0, y, z) / count.clamp(min=1).unsqueeze(
+        1
+    ), count
 
 
 def fedpcl(
@@ -208,7 +236,9 @@ def fedpcl(
                     u = (z @ protos[0].flatten(0, 1).mT / tau).view(len(z), -1, classes)
                     u = u.masked_fill(~protos[1], -torch.inf)
                     own = y[rows]
-                    every = cross_entropy(u.mT, own.unsqueeze(1).expand(-1, u.shape[1]), reduction="none")
+                    every = cross_entropy(
+                        u.mT, own.unsqueeze(1).expand(-1, u.shape[1]), reduction="none"
+                    )
                     optimiser.zero_grad()
                     (every[:, 0] + every[:, 1:].mean(1)).mean().backward()
                     optimiser.step()
@@ -223,6 +253,8 @@ def fedpcl(
     accuracy = []
     with torch.no_grad():
         for (x, y), model, (own, known) in zip(tests, models, made, strict=True):
-            u = (normalize(torch.relu(model(x)), dim=-1) @ own.mT).masked_fill(known == 0, -torch.inf)
+            u = (normalize(torch.relu(model(x)), dim=-1) @ own.mT).masked_fill(
+                known == 0, -torch.inf
+            )
             accuracy.append(float((u.argmax(-1) == y).double().mean()))
     return accuracy

@@ -30,7 +30,9 @@ def rows() -> list[Row]:
     calls = {
         "X'X": gemm,
         "fed3r": lambda: f.ours("fed3r", {"lam": 0.01}),
-        "scikit-learn Ridge": lambda: Ridge(alpha=0.01, fit_intercept=False, solver="cholesky").fit(flat, onehot),
+        "scikit-learn Ridge": lambda: Ridge(alpha=0.01, fit_intercept=False, solver="cholesky").fit(
+            flat, onehot
+        ),
     }
     seconds = in_turn(calls, 5)
     ratio = [a / b for a, b in zip(seconds["fed3r"], seconds["X'X"], strict=True)]
@@ -41,7 +43,9 @@ def rows() -> list[Row]:
         "skips blocks below the diagonal, solves and scores; 1 thread"
     )
     target = "<= 1.5 x one X'X in float64"
-    made = [make_row("fed3r", target, measured, quartiles(ratio), measured <= TARGET, detail=detail)]
+    made = [
+        make_row("fed3r", target, measured, quartiles(ratio), measured <= TARGET, detail=detail)
+    ]
     return [*made, beside_classifier()]
 
 

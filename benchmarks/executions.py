@@ -11,7 +11,12 @@ from benchmarks.measure import Row, Seconds, at_least, in_turn
 from fedcache.heads.products import times_transposed
 
 SETTINGS = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-4, "batch": 32}
-CASES = ((10, 100, 50, 10, 6.0), (10, 100, 500, 4, 3.0), (100, 100, 50, 6, 3.0), (10, 1000, 50, 6, 5.0))
+CASES = (
+    (10, 100, 50, 10, 6.0),
+    (10, 100, 500, 4, 3.0),
+    (100, 100, 50, 6, 3.0),
+    (10, 1000, 50, 6, 5.0),
+)
 """(classes, clients, rows, rounds, target) of 1,024 features. Gram matrices and the evaluation are inside the time."""
 
 
@@ -32,17 +37,27 @@ def rows() -> list[Row]:
         detail = f"{rounds} rounds, 1 thread; products and gathers alone {1e3 * least:.0f} ms"
         made.append(
             at_least(
-                name, target, bar, calls, "clean loop", f"chosen execution {chosen}", detail=detail,
+                name,
+                target,
+                bar,
+                calls,
+                "clean loop",
+                f"chosen execution {chosen}",
+                detail=detail,
                 roofline=partial(limit, least=least, bar=bar),
             )
-        )  # fmt: skip
+        )
     return made
 
 
 def limit(seconds: Seconds, least: float, bar: float) -> str:
     """Why no execution reaches ``bar``, if products and gathers alone (``least`` seconds) forbid it; else nothing."""
     most = min(seconds["clean loop"]) / least
-    return "" if most >= bar else f"products and gathers alone allow at most {most:.1f} x, with nothing else"
+    return (
+        ""
+        if most >= bar
+        else f"products and gathers alone allow at most {most:.1f} x, with nothing else"
+    )
 
 
 def floor(f: clean.Federation, classes: int, rounds: int) -> float:

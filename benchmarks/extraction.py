@@ -44,7 +44,9 @@ def draw(folder: Path) -> float:
     for i in range(IMAGES):
         place = folder / f"class-{i % 2}" / f"{i:05}.jpg"
         place.parent.mkdir(parents=True, exist_ok=True)
-        coarse = Image.fromarray(g.integers(0, 256, (8, 8, 3), np.uint8)).resize((256, 256), Image.Resampling.BICUBIC)
+        coarse = Image.fromarray(g.integers(0, 256, (8, 8, 3), np.uint8)).resize(
+            (256, 256), Image.Resampling.BICUBIC
+        )
         fine = np.asarray(coarse, np.int16) + g.integers(-12, 13, (256, 256, 1))
         Image.fromarray(fine.clip(0, 255).astype(np.uint8)).save(place, quality=80)
         total += place.stat().st_size
@@ -61,9 +63,14 @@ class Parts:
         where = Home(home)
         planned, _ = plan(config, where, Silent())
         self.data = open_dataset(self.spec, data=where.data, memory=memory_of(where))
-        self.jobs = [FeatureJob(p.recipe.key, p.backbone, p.weights, p.recipe, self.data.mirror) for p in planned]
+        self.jobs = [
+            FeatureJob(p.recipe.key, p.backbone, p.weights, p.recipe, self.data.mirror)
+            for p in planned
+        ]
         settings = ComputeSettings("cpu", "float32", BATCH, 1)
-        self.runner = BatchRunner(self.jobs, self.data.source, self.data.uid, len(self.data.names), settings)
+        self.runner = BatchRunner(
+            self.jobs, self.data.source, self.data.uid, len(self.data.names), settings
+        )
         self.keys = [j.key for j in self.jobs]
         self.runner.compute(0, self.keys)
 
@@ -79,10 +86,24 @@ class Parts:
 
 def extracted(spec: str, home: Path, backbones: tuple[str, ...], number: int) -> dict[str, Any]:
     """What one extraction by the command says of itself."""
-    words = ["-m", "fedcache", "extract", "--dataset", spec, "--backbones", ",".join(backbones), "--size", str(SIZE),
-             "--store", str(home / f"{len(backbones)}-{number}.zarr"), "--json"]  # fmt: skip
+    words = [
+        "-m",
+        "fedcache",
+        "extract",
+        "--dataset",
+        spec,
+        "--backbones",
+        ",".join(backbones),
+        "--size",
+        str(SIZE),
+        "--store",
+        str(home / f"{len(backbones)}-{number}.zarr"),
+        "--json",
+    ]
     env = {**os.environ, "FEDCACHE_HOME": str(home)}
-    done = subprocess.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *words], env=env, check=True, capture_output=True, text=True
+    )
     found: dict[str, Any] = json.loads(done.stdout)["data"]
     return found
 
@@ -132,12 +153,18 @@ def rows() -> list[Row]:
         f"{n} cores give {max(limits):.0f}; starting the processes is not in the rate"
     )
     first = make_row(
-        "extraction of a folder of JPEGs", ">= 0.90 of cores / (decode + forward)", measured, quartiles(shares),
-        measured >= 0.90, detail=detail,
-    )  # fmt: skip
+        "extraction of a folder of JPEGs",
+        ">= 0.90 of cores / (decode + forward)",
+        measured,
+        quartiles(shares),
+        measured >= 0.90,
+        detail=detail,
+    )
     total = [e["seconds"] * n / e["images"] for e in twice]
     alone_too = median([t / (d + f) for t, (d, f) in zip(total, both, strict=True)])
-    ratios = [1.0 / e["busy"] for e in twice]  # busy: decoding and forward passes, as a share of all core time
+    ratios = [
+        1.0 / e["busy"] for e in twice
+    ]  # busy: decoding and forward passes, as a share of all core time
     measured = median(ratios)
     decoded = twice[0]["decoded"]
     detail = (
@@ -145,7 +172,11 @@ def rows() -> list[Row]:
         f"alone on all cores at once; {decoded:,} of {IMAGES:,} images decoded"
     )
     second = make_row(
-        "two backbones in one run", "<= 1.05 x (decode + sum of forwards)", measured, quartiles(ratios),
-        measured <= 1.05 and decoded == IMAGES, detail=detail,
-    )  # fmt: skip
+        "two backbones in one run",
+        "<= 1.05 x (decode + sum of forwards)",
+        measured,
+        quartiles(ratios),
+        measured <= 1.05 and decoded == IMAGES,
+        detail=detail,
+    )
     return [first, second]

@@ -47,16 +47,33 @@ def simulate(python: Path, made: clean.Federation, folder: Path) -> list[float]:
     """Seconds of every round of Flower's simulation."""
     file = folder / "federation.npz"
     parts = made.cut()
-    np.savez(file, x=torch.stack([x for x, _ in parts]).numpy(), y=torch.stack([y for _, y in parts]).numpy())
-    env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
-           "FLWR_HOME": str(folder / "flwr"), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # fmt: skip
+    np.savez(
+        file,
+        x=torch.stack([x for x, _ in parts]).numpy(),
+        y=torch.stack([y for _, y in parts]).numpy(),
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(HERE),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_HOME": str(folder / "flwr"),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
     code = "import flower_app; flower_app.main()"
     done = subprocess.run(
-        [str(python), "-c", code, str(file), str(ROUNDS)], env=env, capture_output=True, text=True, timeout=600,
-        check=False, cwd=folder,
-    )  # fmt: skip
+        [str(python), "-c", code, str(file), str(ROUNDS)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=folder,
+    )
     if done.returncode:
-        raise RuntimeError(f"Flower's simulation ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise RuntimeError(
+            f"Flower's simulation ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+        )
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])["rounds"]
     return found
 
@@ -81,7 +98,10 @@ def rows() -> list[Row]:
             row = make_row(NAME, TARGET, None, [], False)
             return [{**row, "error": f"skipped: pip cannot install {NEEDS} here: {said or error}"}]
         version = subprocess.run(
-            [str(python), "-c", "import flwr; print(flwr.__version__)"], check=True, capture_output=True, text=True
+            [str(python), "-c", "import flwr; print(flwr.__version__)"],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout.strip()
         theirs = simulate(python, made, folder)[1:]  # the first round starts the actors
     each = {}

@@ -50,7 +50,10 @@ def train(message: Message, context: Context) -> Message:
         optimiser.zero_grad()
         cross_entropy(model(x[rows]), y[rows]).backward()
         optimiser.step()
-    sent = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    sent = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y)}),
+    }
     return Message(content=RecordDict(sent), reply_to=message)
 
 
@@ -62,15 +65,26 @@ def mark(_round: int, _arrays: ArrayRecord) -> Any:
 @server_app.main()
 def serve(grid: Grid, _context: Context) -> None:
     clients = len(data()[0])
-    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(head().state_dict()), num_rounds=int(sys.argv[2]),
-                   evaluate_fn=mark)  # fmt: skip
+    strategy = FedAvg(
+        fraction_train=1.0,
+        fraction_evaluate=0.0,
+        min_train_nodes=clients,
+        min_available_nodes=clients,
+    )
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(head().state_dict()),
+        num_rounds=int(sys.argv[2]),
+        evaluate_fn=mark,
+    )
 
 
 def main() -> None:
     os.environ[PLACE] = sys.argv[1]
     run_simulation(
-        server_app, client_app, num_supernodes=len(data()[0]),
+        server_app,
+        client_app,
+        num_supernodes=len(data()[0]),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )  # fmt: skip
+    )
     print(json.dumps({"rounds": np.diff(marks).tolist()}))

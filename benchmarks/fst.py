@@ -32,9 +32,13 @@ def rows() -> list[Row]:
     fastest = min(seconds, key=lambda k: min(seconds[k]))
     least = min(seconds[fastest])
     took = make_row(
-        f"{NAME} seconds", "<= 3 s on 2 cores for 10 rounds", least, quartiles(seconds[fastest]), least <= 3.0,
+        f"{NAME} seconds",
+        "<= 3 s on 2 cores for 10 rounds",
+        least,
+        quartiles(seconds[fastest]),
+        least <= 3.0,
         detail=f"best of 5, execution {chosen}: {shown(seconds, 1.0, 's')}; random unit features 50,000 x 1,024",
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)
     parts, text = f.cut(), f.data.text
     calls = {
@@ -42,11 +46,19 @@ def rows() -> list[Row]:
         "sequential": partial(run, "sequential"),
         f"chosen execution {chosen}": partial(run, "auto"),
     }
-    detail = "1 thread; synthetic rows drawn exactly; the clean loop has its clients' rows cut before"
+    detail = (
+        "1 thread; synthetic rows drawn exactly; the clean loop has its clients' rows cut before"
+    )
     exact = at_least(
-        f"{NAME} exact draws", f">= {BAR:g} x a clean loop", BAR, calls, "clean loop", f"chosen execution {chosen}",
-        detail=detail, roofline=lambda s: floor(f, min(s["clean loop"])),
-    )  # fmt: skip
+        f"{NAME} exact draws",
+        f">= {BAR:g} x a clean loop",
+        BAR,
+        calls,
+        "clean loop",
+        f"chosen execution {chosen}",
+        detail=detail,
+        roofline=lambda s: floor(f, min(s["clean loop"])),
+    )
     return [took, exact, stratified()]
 
 
@@ -60,7 +72,10 @@ def floor(f: clean.Federation, loop: float) -> str:
     x, W = f.data.x[:, 0], torch.randn(10, 10, 1024)
     some, real = torch.arange(0, 50_000, 10), x[:5000].view(10, 10, 50, 1024)
     drawn, du = torch.randn(10, 11, 1024), torch.randn(10, 10, 50)
-    u, v = torch.randn(10, 10, 50), torch.randn(10, 10, 11)  # classes by rows: the kernels are quickest along rows
+    u, v = (
+        torch.randn(10, 10, 50),
+        torch.randn(10, 10, 11),
+    )  # classes by rows: the kernels are quickest along rows
     near, k = f.data.text, torch.randint(10, (10, 11))
     q, place = torch.rand(10, 500, 10), torch.randperm(500)[:50].view(1, 50, 1).expand(10, 50, 10)
     W.grad = torch.randn(10, 10, 1024)
@@ -114,8 +129,16 @@ def stratified() -> Row:
     calls = {
         "sequential": partial(f.ours, "fst-cbdg", strata, "sequential", 10, participation=10),
         "chosen execution": partial(f.ours, "fst-cbdg", strata, "auto", 10, participation=10),
-        "chosen execution, exact draws": partial(f.ours, "fst-cbdg", {}, "auto", 10, participation=10),
+        "chosen execution, exact draws": partial(
+            f.ours, "fst-cbdg", {}, "auto", 10, participation=10
+        ),
     }
     return at_least(
-        f"{NAME} stratified draws", ">= 1.5 x the loop", 1.5, calls, "sequential", "chosen execution", detail="1 thread"
+        f"{NAME} stratified draws",
+        ">= 1.5 x the loop",
+        1.5,
+        calls,
+        "sequential",
+        "chosen execution",
+        detail="1 thread",
     )

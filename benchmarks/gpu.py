@@ -18,7 +18,17 @@ from torch import Tensor
 from benchmarks import clean, scale
 from benchmarks.executions import CASES, SETTINGS
 from benchmarks.grids import POINTS, compared
-from benchmarks.measure import Row, at_least, best, hardware, in_turn, make_row, pairs, quartiles, shown
+from benchmarks.measure import (
+    Row,
+    at_least,
+    best,
+    hardware,
+    in_turn,
+    make_row,
+    pairs,
+    quartiles,
+    shown,
+)
 from benchmarks.runner import shown as line_of_row
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
@@ -28,9 +38,15 @@ RESULTS = Path(__file__).resolve().parent / "results-gpu.json"
 
 
 def beside(
-    name: str, bar: float, here: clean.Federation, method: str, settings: dict[str, Any], rounds: int,
-    loop: Callable[[clean.Federation], Any], **how: Any,
-) -> Row:  # fmt: skip
+    name: str,
+    bar: float,
+    here: clean.Federation,
+    method: str,
+    settings: dict[str, Any],
+    rounds: int,
+    loop: Callable[[clean.Federation], Any],
+    **how: Any,
+) -> Row:
     """The row of a method: the chosen execution on the GPU against the clean loop ``loop`` there."""
     there = here.to("cuda")
     found = there.ours(method, settings, "auto", rounds, **how)
@@ -41,7 +57,9 @@ def beside(
         "on one core": partial(here.ours, method, settings, "auto", rounds, **how),
     }
     detail = f"{rounds} rounds; the clean loop is on the GPU too"
-    return at_least(name, f">= {bar:g} x a clean loop", bar, calls, "clean loop", ours, times=3, detail=detail)
+    return at_least(
+        name, f">= {bar:g} x a clean loop", bar, calls, "clean loop", ours, times=3, detail=detail
+    )
 
 
 def trained() -> Iterator[Row]:
@@ -56,15 +74,26 @@ def trained() -> Iterator[Row]:
         yield beside(f"fedavg linear, C={C}, {M} x {n}", bar, f, "fedavg", SETTINGS, rounds, loop)
     f = clean.federation(100, 500, 10, 1024, text=True)
     yield beside(
-        "fst-cbdg, 10 of 100 clients, exact draws", 2.5, f, "fst-cbdg", {}, 10,
-        lambda f: clean.fst_cbdg(f.cut(), f.data.text, 10, clean.sgd(0.01, wd=1e-5)), participation=10,
-    )  # fmt: skip
+        "fst-cbdg, 10 of 100 clients, exact draws",
+        2.5,
+        f,
+        "fst-cbdg",
+        {},
+        10,
+        lambda f: clean.fst_cbdg(f.cut(), f.data.text, 10, clean.sgd(0.01, wd=1e-5)),
+        participation=10,
+    )
     settings = {"opt": "adam", "lr": 1e-3, "denominator": "include", "bn": False}
     for M in (5, 50):
         yield beside(
-            f"fedpcl with Adam, {M} clients", 1.5, clean.federation(M, 100, 10, 1536), "fedpcl", settings, 5,
+            f"fedpcl with Adam, {M} clients",
+            1.5,
+            clean.federation(M, 100, 10, 1536),
+            "fedpcl",
+            settings,
+            5,
             lambda f: clean.fedpcl(f.cut(), 10, 5, clean.adam(), tests=f.scored()),
-        )  # fmt: skip
+        )
 
 
 def grid() -> Row:
@@ -79,7 +108,9 @@ def grid() -> Row:
     }
     detail = f"100 clients x 50 rows, D=1024, 3 rounds; execution {found.execution}, {found.points} points at once"
     name, target = "grid of 240 fedavg points, C=10", ">= 15 x clean loops one after another"
-    return compared(name, target, 15.0, calls, {"clean loops": len(POINTS)}, "clean loops", detail, times=3)
+    return compared(
+        name, target, 15.0, calls, {"clean loops": len(POINTS)}, "clean loops", detail, times=3
+    )
 
 
 def closed() -> Iterator[Row]:
@@ -115,7 +146,12 @@ def growth() -> Row:
     found = {}
     for clients in (scale.CLIENTS[0], scale.CLIENTS[-1]):
         spec = TrainingRun(
-            method, data, scale.dealt(clients), scale.ROUNDS, participation=scale.SAMPLED, execution="batched"
+            method,
+            data,
+            scale.dealt(clients),
+            scale.ROUNDS,
+            participation=scale.SAMPLED,
+            execution="batched",
         )
         run(spec, hp)
         torch.cuda.reset_peak_memory_stats()
@@ -127,12 +163,17 @@ def growth() -> Row:
     ratio = many[len(many) // 2] / few[len(few) // 2]
     detail = "; ".join(
         f"{clients:,}: median round {records[len(records) // 2] * 1e3:.1f} ms, {execution}, peak {peak / 1e6:.0f} MB "
-        "above the features" for clients, (records, peak, execution) in found.items()
-    )  # fmt: skip
+        "above the features"
+        for clients, (records, peak, execution) in found.items()
+    )
     return make_row(
-        "a round of 100 of 10^6 clients", "<= 1.3 x that of 10^3", ratio, [], ratio <= 1.3,
+        "a round of 100 of 10^6 clients",
+        "<= 1.3 x that of 10^3",
+        ratio,
+        [],
+        ratio <= 1.3,
         detail=f"fedavg linear, 1,000,000 x 256 float16, 100 classes, 8 rows a client; {detail}",
-    )  # fmt: skip
+    )
 
 
 def bench() -> int:

@@ -15,7 +15,9 @@ from benchmarks import clean
 from benchmarks.measure import Row, at_least, best, in_turn, make_row, pairs, quartiles
 
 LINEAR = {"head": "linear", "opt": "sgd", "momentum": 0.9, "batch": 32}
-POINTS = [{**LINEAR, "lr": 0.01 * 1.2**i, "wd": 1e-5 * 2.0**j} for i in range(24) for j in range(10)]
+POINTS = [
+    {**LINEAR, "lr": 0.01 * 1.2**i, "wd": 1e-5 * 2.0**j} for i in range(24) for j in range(10)
+]
 """Learning rate x weight decay."""
 
 
@@ -35,10 +37,13 @@ def compared(
     spread = quartiles(pairs(scaled, other, "grid"))
     measured = best(scaled, other, "grid")
     said = ", ".join(
-        f"{k} {min(s):.2f} s" + (f" (scaled from 1/{scale[k]:g} of the points)" if k in scale else "")
+        f"{k} {min(s):.2f} s"
+        + (f" (scaled from 1/{scale[k]:g} of the points)" if k in scale else "")
         for k, s in scaled.items()
     )
-    return make_row(name, target, measured, spread, measured >= bar, detail=f"best of {times}: {said}; {detail}")
+    return make_row(
+        name, target, measured, spread, measured >= bar, detail=f"best of {times}: {said}; {detail}"
+    )
 
 
 def fedavg(C: int, rounds: int, bar: float) -> Row:
@@ -55,8 +60,13 @@ def fedavg(C: int, rounds: int, bar: float) -> Row:
     execution = f.grid("fedavg", POINTS, 1)[0]
     detail = f"100 clients x 50 rows, D=1024, {rounds} rounds; "
     detail += f"execution {execution.execution}, {execution.points} points at once, 1 thread"
-    name, target = f"grid of 240 fedavg points, C={C}", f">= {bar:g} x clean loops one after another"
-    return compared(name, target, bar, calls, {"clean loops": len(POINTS) / len(few)}, "clean loops", detail)
+    name, target = (
+        f"grid of 240 fedavg points, C={C}",
+        f">= {bar:g} x clean loops one after another",
+    )
+    return compared(
+        name, target, bar, calls, {"clean loops": len(POINTS) / len(few)}, "clean loops", detail
+    )
 
 
 def fedpcl(opt: str, rounds: int = 3) -> Row:
@@ -66,7 +76,9 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     parts, tests = f.cut(), f.scored()
     rates = [(0.05 if opt == "sgd" else 1e-4) * 1.3**i for i in range(8)]
     same = {"opt": opt, "denominator": "include"}  # cross-entropy, as the clean loop
-    points: list[dict[str, Any]] = [{**same, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)]
+    points: list[dict[str, Any]] = [
+        {**same, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)
+    ]
     few = points[::6]
     scale = len(points) / len(few)
 
@@ -78,7 +90,10 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
         for p in few:
             f.ours("fedpcl", p, "sequential", rounds)
 
-    calls: dict[str, Any] = {"engine's loop": engine_loops, "grid": partial(f.grid, "fedpcl", points, rounds)}
+    calls: dict[str, Any] = {
+        "engine's loop": engine_loops,
+        "grid": partial(f.grid, "fedpcl", points, rounds),
+    }
     found = f.grid("fedpcl", points, 1)[0]
     detail = f"5 x 100 rows, 1536-256, {C} classes, {rounds} rounds; "
     detail += f"execution {found.execution}, {found.points} points, 1 thread"
@@ -88,24 +103,38 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     else:
         calls["clean loops"] = partial(loops, clean.adam)
         calls["clean loops, fused"] = partial(loops, clean.adam, fused=True)
-        target, other, bar = ">= 0.95 of clean loops with a fused optimiser", "clean loops, fused", 0.95
+        target, other, bar = (
+            ">= 0.95 of clean loops with a fused optimiser",
+            "clean loops, fused",
+            0.95,
+        )
     name = f"grid of 48 fedpcl points, {'SGD' if opt == 'sgd' else 'Adam'}"
-    return compared(name, target, bar, calls, {k: scale for k in calls if k != "grid"}, other, detail)
+    return compared(
+        name, target, bar, calls, {k: scale for k in calls if k != "grid"}, other, detail
+    )
 
 
 def fedpcl_alone(rounds: int = 10) -> Row:
     """One run of FedPCL with Adam beside a clean loop, and beside one with a fused optimiser."""
     f = clean.federation(5, 100, 10, 1536)
     parts, tests = f.cut(), f.scored()
-    settings = {"opt": "adam", "lr": 1e-3, "denominator": "include", "bn": False}  # as the clean loop
+    settings = {
+        "opt": "adam",
+        "lr": 1e-3,
+        "denominator": "include",
+        "bn": False,
+    }  # as the clean loop
     calls = {
         "clean loop": lambda: clean.fedpcl(parts, 10, rounds, clean.adam(), tests=tests),
-        "clean loop, fused": lambda: clean.fedpcl(parts, 10, rounds, clean.adam(fused=True), tests=tests),
+        "clean loop, fused": lambda: clean.fedpcl(
+            parts, 10, rounds, clean.adam(fused=True), tests=tests
+        ),
         "fedpcl": lambda: f.ours("fedpcl", settings, "auto", rounds),
     }
     least = fedpcl_floor(parts, rounds)
     detail = (
-        f"5 x 100 rows, 1536-256, 10 classes, {rounds} rounds, 1 thread; products and Adam alone {1e3 * least:.0f} ms"
+        f"5 x 100 rows, 1536-256, 10 classes, {rounds} rounds, 1 thread; products "
+        f"and Adam alone {1e3 * least:.0f} ms"
     )
     name, target = "fedpcl with Adam", ">= 1.5 x a clean loop"
     return at_least(name, target, 1.5, calls, "clean loop", "fedpcl", detail=detail)

@@ -41,11 +41,14 @@ def curves() -> dict[str, dict[str, list[float]]]:
             if axis == "points":
                 points = [{**SETTINGS, "lr": 0.01 * 1.05**i} for i in range(value)]
                 calls: dict[str, Any] = {
-                    execution: partial(f.grid, "fedavg", points, ROUNDS, execution) for execution in ("batched", "gram")
+                    execution: partial(f.grid, "fedavg", points, ROUNDS, execution)
+                    for execution in ("batched", "gram")
                 }
             else:
                 parts = f.cut()
-                calls = {"clean loop": partial(clean.fedavg, parts, size["classes"], ROUNDS, clean.sgd())}
+                calls = {
+                    "clean loop": partial(clean.fedavg, parts, size["classes"], ROUNDS, clean.sgd())
+                }
                 calls |= {
                     execution: partial(f.ours, "fedavg", SETTINGS, execution, ROUNDS)
                     for execution in ("batched", "gram")

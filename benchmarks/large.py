@@ -99,7 +99,9 @@ def rows() -> list[Row]:
         )
         name, target = "ingest of 10^6 x 256", "<= 2 x (copy + sha256)"
         ratios = [a / b for a, b in zip(seconds["ingest"], seconds["copy + sha256"], strict=True)]
-        middle = median(ratios)  # of the best of each, one would be of a disk with nothing else to write
+        middle = median(
+            ratios
+        )  # of the best of each, one would be of a disk with nothing else to write
         detail = f"median of 5 turns; best: {shown(seconds)}; 1 thread computes, 1 reads and sums"
         made = make_row(name, target, middle, quartiles(ratios), middle <= 2.0, detail=detail)
         if not made["met"] and floor + each > 2.0 * floor:
@@ -110,7 +112,10 @@ def rows() -> list[Row]:
 def _trained(store: Store) -> list[Row]:
     """Fed3R and a round of FedAvg on all rows, mapped and in memory."""
     reader = store.reader(*store.arrays)
-    mapped, y = stored_rows([reader], "none"), torch.from_numpy(store.samples.label.astype(np.int64))
+    mapped, y = (
+        stored_rows([reader], "none"),
+        torch.from_numpy(store.samples.label.astype(np.int64)),
+    )
     assert mapped is not None
     order = np.random.default_rng(0).permutation(N)
     test, parts = np.sort(order[:TESTS]), np.array_split(order[TESTS:], CLIENTS)
@@ -119,7 +124,9 @@ def _trained(store: Store) -> list[Row]:
 
     def train(method: str, settings: dict[str, object], x: object, dealt: list[Client]) -> None:
         data = Data(x=x, y=y, classes=C)  # type: ignore[arg-type]
-        run(TrainingRun(METHODS[method], data, dealt, 1), METHODS[method].resolve("paper", settings))
+        run(
+            TrainingRun(METHODS[method], data, dealt, 1), METHODS[method].resolve("paper", settings)
+        )
 
     trained = mapped.stored[torch.from_numpy(np.sort(order[TESTS:])), 0]
     seconds = in_turn(
@@ -130,10 +137,21 @@ def _trained(store: Store) -> list[Row]:
         }
     )
     made = [
-        _row(f"fed3r of stored rows ({dtype})", "<= 2.5 x one X'X in float32", 2.5, seconds, dtype, "X'X", "")
+        _row(
+            f"fed3r of stored rows ({dtype})",
+            "<= 2.5 x one X'X in float32",
+            2.5,
+            seconds,
+            dtype,
+            "X'X",
+            "",
+        )
         for dtype in ("float64", "float32")
     ]
-    held, linear = prepare([reader], "none"), {"head": "linear", "opt": "sgd", "batch": 32, "epochs": 1}
+    held, linear = (
+        prepare([reader], "none"),
+        {"head": "linear", "opt": "sgd", "batch": 32, "epochs": 1},
+    )
     seconds = in_turn(
         {
             "in memory": lambda: train("fedavg", linear, held, clients),
@@ -141,10 +159,29 @@ def _trained(store: Store) -> list[Row]:
         }
     )
     detail = f"{held.nbytes >> 20} MiB of float32 are not held; all clients, all rows, the test rows scored"
-    return [*made, _row("fedavg on stored rows", "<= 1.25 x in memory", 1.25, seconds, "stored", "in memory", detail)]
+    return [
+        *made,
+        _row(
+            "fedavg on stored rows",
+            "<= 1.25 x in memory",
+            1.25,
+            seconds,
+            "stored",
+            "in memory",
+            detail,
+        ),
+    ]
 
 
-def _row(name: str, target: str, limit: float, seconds: dict[str, list[float]], ours: str, floor: str, why: str) -> Row:
+def _row(
+    name: str,
+    target: str,
+    limit: float,
+    seconds: dict[str, list[float]],
+    ours: str,
+    floor: str,
+    why: str,
+) -> Row:
     measured = min(seconds[ours]) / min(seconds[floor])
     ratios = [a / b for a, b in zip(seconds[ours], seconds[floor], strict=True)]
     detail = "; ".join(part for part in (f"best of 5: {shown(seconds)}; 1 thread", why) if part)

@@ -46,7 +46,9 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def in_turn(calls: Mapping[str, Callable[[], Any]], times: int = 5, seconds: Seconds | None = None) -> Seconds:
+def in_turn(
+    calls: Mapping[str, Callable[[], Any]], times: int = 5, seconds: Seconds | None = None
+) -> Seconds:
     """Seconds of every call, ``times`` turns of all of them; the first of a turn changes. One turn before is not kept.
 
     Args:
@@ -130,4 +132,6 @@ def at_least(
         seconds = in_turn(calls, times, seconds)
     spread, measured = quartiles(pairs(seconds, other, ours)), best(seconds, other, ours)
     said = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
-    return make_row(name, target, measured, spread, measured >= bar, detail=said, roofline=roofline(seconds))
+    return make_row(
+        name, target, measured, spread, measured >= bar, detail=said, roofline=roofline(seconds)
+    )

@@ -34,7 +34,9 @@ def status(field: str) -> int:
     raise RuntimeError(f"this system does not tell {field}")
 
 
-def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **how: Any) -> dict[str, Any]:
+def measured(
+    made: Any, method: str, settings: dict[str, Any], rounds: int, **how: Any
+) -> dict[str, Any]:
     """Peak of a run above what the process holds with the features, its states' bytes and seconds a round."""
     torch.set_num_threads(1)
     warm = clean.federation(4, 8, made.data.classes, 64)
@@ -43,9 +45,15 @@ def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **ho
     before = status("VmRSS")
     out = made.ours(method, settings, rounds=rounds, **how)
     peak = status("VmHWM") - before
-    held = {t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)}  # several share one memory block
+    held = {
+        t.data_ptr(): t.nbytes for c in out.states for t in out.states.held(c)
+    }  # several share one memory block
     rows = [len(c.train) for c in made.clients]
-    packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows) if out.execution == "gram" else 0
+    packed = (
+        sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows)
+        if out.execution == "gram"
+        else 0
+    )
     return {
         "peak": peak,
         "state": sum(held.values()),
@@ -85,10 +93,14 @@ def rows() -> list[Row]:
     detail += "VmHWM of a process above what it held with the features"
     made = [
         make_row(
-            "memory, fedavg Adam, 1000 clients x 100 classes", "<= 400 MB above the features", peak, [], peak <= 400.0,
+            "memory, fedavg Adam, 1000 clients x 100 classes",
+            "<= 400 MB above the features",
+            peak,
+            [],
+            peak <= 400.0,
             detail=detail,
         )
-    ]  # fmt: skip
+    ]
     ratios, said = [], []
     chunk = WORKING_SET + GATHER_BYTES
     for number, (method, _) in enumerate(STATEFUL):
@@ -96,17 +108,25 @@ def rows() -> list[Row]:
         ratios.append(found["peak"] / (found["state"] + found["packed"] + chunk))
         said.append(
             f"{method} ({found['execution']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB state"
-            + (f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices" if found["packed"] else "")
+            + (
+                f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices"
+                if found["packed"]
+                else ""
+            )
             + f" ({ratios[-1]:.2f})"
         )
     worst = max(ratios)
     detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(said)}"
     made.append(
         make_row(
-            "memory, methods with client state", "<= 1.2 x (state + a chunk's working set)", worst, [], worst <= 1.2,
+            "memory, methods with client state",
+            "<= 1.2 x (state + a chunk's working set)",
+            worst,
+            [],
+            worst <= 1.2,
             detail=detail,
         )
-    )  # fmt: skip
+    )
     return made + growth()
 
 
@@ -118,9 +138,13 @@ def growth() -> list[Row]:
     linear = each[1000] / each[250]
     told = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
     time = make_row(
-        "growth, 10,000 clients, time", "a client's share of a round <= 1.25 x from 250 to 1,000 of them", linear,
-        [], linear <= 1.25, detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {told}",
-    )  # fmt: skip
+        "growth, 10,000 clients, time",
+        "a client's share of a round <= 1.25 x from 250 to 1,000 of them",
+        linear,
+        [],
+        linear <= 1.25,
+        detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {told}",
+    )
     ratio = big[1000]["peak"] / small["peak"]
     flat = make_row(
         "growth, 10,000 clients, memory",

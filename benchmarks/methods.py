@@ -30,7 +30,11 @@ def variants() -> list[tuple[str, dict[str, object]]]:
         declared = {h.name: h for h in method.hparams}
         small: dict[str, object] = {k: v for k, v in SMALL.items() if k in declared}
         if "opt" in declared:
-            out += [(name, {**small, "opt": o, **FITTING[o]}) for o in declared["opt"].choices if o in FITTING]
+            out += [
+                (name, {**small, "opt": o, **FITTING[o]})
+                for o in declared["opt"].choices
+                if o in FITTING
+            ]
         else:
             out.append((name, small))
     return out
@@ -64,14 +68,19 @@ def rows() -> list[Row]:
         said.append(f"{words} {execution} {middle:.2f} [{low:.2f} {high:.2f}]")
         worst.append(middle)
     detail = (
-        f"20 clients x 50 rows, D=512, 2 rounds, 1 thread; {'; '.join(said)}; the loop is chosen: {', '.join(parts)}"
+        f"20 clients x 50 rows, D=512, 2 rounds, 1 thread; {'; '.join(said)}; the "
+        f"loop is chosen: {', '.join(parts)}"
     )
     if again:
         detail += f"; measured twice: {', '.join(again)}"
     least = min(worst, default=0.0)
     return [
         make_row(
-            "every method: chosen execution", ">= 0.95 of the loop, median of 9 pairs; the slowest method stands here",
-            least, quartiles(worst), least >= BAR, detail=detail,
+            "every method: chosen execution",
+            ">= 0.95 of the loop, median of 9 pairs; the slowest method stands here",
+            least,
+            quartiles(worst),
+            least >= BAR,
+            detail=detail,
         )
-    ]  # fmt: skip
+    ]

@@ -17,9 +17,15 @@ from benchmarks.runner import RESULTS, in_order, missing, verdict
 from fedcache.heads.products import times_transposed
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LABELS = {"clients": "clients of a round", "rows": "rows a client", "width": "features", "classes": "classes",
-          "points": "grid points", "many-clients": "clients of a run, 100 of them in a round",
-          "many-rows": "rows of 100 clients"}  # fmt: skip
+LABELS = {
+    "clients": "clients of a round",
+    "rows": "rows a client",
+    "width": "features",
+    "classes": "classes",
+    "points": "grid points",
+    "many-clients": "clients of a run, 100 of them in a round",
+    "many-rows": "rows of 100 clients",
+}
 
 
 def ceilings() -> dict[str, float]:
@@ -36,7 +42,11 @@ def ceilings() -> dict[str, float]:
         found[f"gbs/{threads}"] = flat.numel() * 4 / stream / 1e9
     torch.set_num_threads(1)
     parts = [(torch.randn(3200, 1024), torch.randint(10, (3200,)))]
-    found["step"] = min(seconds_of(lambda: clean.fedavg(parts, 10, 1, clean.sgd())) for _ in range(7)) / 100 * 1e6
+    found["step"] = (
+        min(seconds_of(lambda: clean.fedavg(parts, 10, 1, clean.sgd())) for _ in range(7))
+        / 100
+        * 1e6
+    )
     return found
 
 
@@ -46,7 +56,10 @@ def roofline(found: dict[str, float]) -> list[str]:
     D, B = 1024, 32
     step = {C: 4.0 * B * D * C / flops / 1e3 for C in (10, 100)}  # us
     rows = 100 * 50
-    round_ = {C: max(2 * 2.0 * rows * D * C / flops / 1e6, 2 * rows * D * 4 / bandwidth / 1e6) for C in (10, 100)}  # ms
+    round_ = {
+        C: max(2 * 2.0 * rows * D * C / flops / 1e6, 2 * rows * D * 4 / bandwidth / 1e6)
+        for C in (10, 100)
+    }  # ms
     gram = 2.0 * 50_000 * D * D / flops / 1e9
     return [
         f"One thread multiplies float32 matrices at {flops:.0f} GFLOP/s and reads memory at {bandwidth:.1f} GB/s. A "
@@ -98,7 +111,9 @@ def plot(axis: str, found: dict[str, list[float]], place: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(5.2, 3.4))
     for name, seconds in found.items():
         if name != "x":
-            axes.plot(found["x"][: len(seconds)], [1e3 * s for s in seconds], marker="o", label=name)
+            axes.plot(
+                found["x"][: len(seconds)], [1e3 * s for s in seconds], marker="o", label=name
+            )
     axes.set_xscale("log", base=10 if axis.startswith("many") else 2)
     axes.set_yscale("log")
     axes.set_xticks(found["x"], [f"{x:g}" for x in found["x"]])
@@ -125,7 +140,9 @@ def gpu_section(data: dict[str, Any]) -> list[str]:
     ]
 
 
-def page(machines: Sequence[dict[str, Any]], found: dict[str, float], gpu: dict[str, Any] | None = None) -> str:
+def page(
+    machines: Sequence[dict[str, Any]], found: dict[str, float], gpu: dict[str, Any] | None = None
+) -> str:
     """The text of docs/performance.md, of the results of each machine and a GPU, and the ceilings of this machine."""
     lines = [
         "# Performance",
@@ -166,7 +183,11 @@ def page(machines: Sequence[dict[str, Any]], found: dict[str, float], gpu: dict[
         f"over 100 such clients, and Fed3R of rows with {scale.NARROW} features beside the one product X'X that it "
         "cannot do without.",
         "",
-        *(line for axis in scale.AXES for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")),
+        *(
+            line
+            for axis in scale.AXES
+            for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")
+        ),
     ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -67,13 +67,33 @@ def rows() -> list[Row]:
     for count, clients, bar, most, largest in SIZES:
         # In a process of its own: the peak of a child begins with that of the process that starts it.
         maker = [sys.executable, "-m", "benchmarks.partitions", str(count)]
-        store = Path(subprocess.run(maker, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        store = Path(
+            subprocess.run(maker, check=True, capture_output=True, text=True).stdout.splitlines()[
+                -1
+            ]
+        )
         at_best = floor(count)
         for scheme, words in SCHEMES.items():
             seconds, peak, name = [], 0, f"{scheme}{clients}"
             for number in range(TIMES):
-                call = [sys.executable, "-m", "fedcache", "partition", "--store", str(store), *words]
-                call += ["--clients", str(clients), "--seed", str(number), "--name", name, "--replace"]
+                call = [
+                    sys.executable,
+                    "-m",
+                    "fedcache",
+                    "partition",
+                    "--store",
+                    str(store),
+                    *words,
+                ]
+                call += [
+                    "--clients",
+                    str(clients),
+                    "--seed",
+                    str(number),
+                    "--name",
+                    name,
+                    "--replace",
+                ]
                 taken, used = peak_of(call)
                 seconds.append(taken)
                 peak = max(peak, used)
@@ -83,7 +103,9 @@ def rows() -> list[Row]:
             met = min(seconds) <= bar and peak <= most and size <= largest
             target = f"<= {bar:g} s, <= {most / MB:g} MB, <= {largest / MB:g} MB on disk"
             title = f"partition {scheme}, {count:.0e} x {clients:.0e}".replace("e+0", "e")
-            made.append(make_row(title, target, min(seconds), quartiles(seconds), met, detail=detail))
+            made.append(
+                make_row(title, target, min(seconds), quartiles(seconds), met, detail=detail)
+            )
     return made
 
 

@@ -60,7 +60,9 @@ def counter(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dataset", required=True)
     parser.add_argument("--backbones", required=True)
     parser.add_argument("--size", default="128")
@@ -69,13 +71,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         words = [
-            sys.executable, "-m", "fedcache", "extract", "--dataset", options.dataset, "--backbones", options.backbones,
-            "--size", options.size, "--limit", options.limit, "--workers", "2", "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "fedcache",
+            "extract",
+            "--dataset",
+            options.dataset,
+            "--backbones",
+            options.backbones,
+            "--size",
+            options.size,
+            "--limit",
+            options.limit,
+            "--workers",
+            "2",
+            "--json",
+        ]
         environment = {**os.environ, "FEDCACHE_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
 
         def run(store: Path, env: dict[str, str]) -> dict[str, Any]:
-            done = subprocess.run([*words, "--store", str(store)], env=env, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*words, "--store", str(store)],
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if done.returncode not in (0, 3):
                 sys.exit(done.stderr)
             found: dict[str, Any] = json.loads(done.stdout)["data"]
@@ -90,9 +111,12 @@ def main() -> None:
         counted = {**environment, "FORWARD_LOG": str(log), "PYTHONPATH": str(counter(home))}
         for share in (0.25, 0.5, 0.75):
             process = subprocess.Popen(
-                [*words, "--store", str(part)], env=counted,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                [*words, "--store", str(part)],
+                env=counted,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
             while process.poll() is None and chunks(part) < share * total:
                 time.sleep(0.01)
             os.killpg(process.pid, signal.SIGKILL)
@@ -100,13 +124,17 @@ def main() -> None:
             print(f"killed with {chunks(part)} of {total} chunks journalled")
         last = run(part, counted)
         for array in last["arrays"]:
-            print(f"{array['key']}: the last run kept {array['kept_chunks']} of {array['chunks']} chunks")
+            print(
+                f"{array['key']}: the last run kept {array['kept_chunks']} of {array['chunks']} chunks"
+            )
         same = content(part) == content(home / "whole.zarr")
         print(f"byte-identical: {same}")
         done = log.stat().st_size
         backbones = len(whole["arrays"])
         allowed = alone + 3 * per_chunk * backbones
-        print(f"forward batches: {alone} alone, {done} in the four processes together; allowed {allowed}")
+        print(
+            f"forward batches: {alone} alone, {done} in the four processes together; allowed {allowed}"
+        )
         sys.exit(0 if same and done <= allowed else 1)
 
 

@@ -41,12 +41,21 @@ def in_process(family: str) -> list[Row]:
         raise FamilyError(f"there is no benchmarks/{family}.py")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        places = os.pathsep.join(p for p in (str(HERE.parent), os.environ.get("PYTHONPATH", "")) if p)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_HOME": str(Path(folder) / "home"), "PYTHONPATH": places}
+        places = os.pathsep.join(
+            p for p in (str(HERE.parent), os.environ.get("PYTHONPATH", "")) if p
+        )
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "FEDCACHE_HOME": str(Path(folder) / "home"),
+            "PYTHONPATH": places,
+        }
         env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its compiled files
         words = [sys.executable, "-m", "benchmarks", "--family", family, "--out", str(out)]
         try:
-            done = subprocess.run(words, env=env, check=False, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+            done = subprocess.run(
+                words, env=env, check=False, stderr=subprocess.PIPE, text=True, timeout=LIMIT
+            )
         except subprocess.TimeoutExpired:
             raise FamilyError(f"took more than {LIMIT} s") from None
         if done.returncode or not out.exists():
@@ -62,7 +71,9 @@ def family_rows(family: str) -> list[Row]:
     return found
 
 
-def collect(families: Iterable[str], run: Callable[[str], list[Row]], tell: Callable[[str], None] = print) -> list[Row]:
+def collect(
+    families: Iterable[str], run: Callable[[str], list[Row]], tell: Callable[[str], None] = print
+) -> list[Row]:
     """The rows of some families; for one that fails, an unmet row with its error for each of its lines."""
     made: list[Row] = []
     for family in families:
@@ -70,12 +81,19 @@ def collect(families: Iterable[str], run: Callable[[str], list[Row]], tell: Call
         try:
             found = run(family)
             wrong = [f"{r.get('name', '?')} lacks {f}" for r in found for f in FIELDS if f not in r]
-            wrong += [f"{r['name']!r} is no line of the table" for r in found if line_of(r.get("name", "")) is None]
+            wrong += [
+                f"{r['name']!r} is no line of the table"
+                for r in found
+                if line_of(r.get("name", "")) is None
+            ]
             if wrong:
                 raise FamilyError("; ".join(wrong))
         except Exception as error:  # whatever it is, the other families are still measured
             found = [
-                {**make_row(line.name, line.target, None, [], False), "error": f"{type(error).__name__}: {error}"}
+                {
+                    **make_row(line.name, line.target, None, [], False),
+                    "error": f"{type(error).__name__}: {error}",
+                }
                 for line in LINES
                 if line.family == family
             ]
@@ -128,7 +146,9 @@ def kept(path: Path) -> list[Row]:
     return [r for r in found if line_of(r.get("name", "")) is not None]
 
 
-def bench(only: Sequence[str], run: Callable[[str], list[Row]] = in_process, results: Path | None = None) -> int:
+def bench(
+    only: Sequence[str], run: Callable[[str], list[Row]] = in_process, results: Path | None = None
+) -> int:
     """Measure all families, or ``only`` some and keep the other rows of ``results``; the exit code.
 
     ``results`` is by default the one of ``RESULTS`` for this processor.
@@ -137,10 +157,17 @@ def bench(only: Sequence[str], run: Callable[[str], list[Row]] = in_process, res
     families = list(dict.fromkeys(line.family for line in LINES))
     unknown = [name for name in only if name not in families]
     if unknown:
-        print(f"There is no benchmark {', '.join(unknown)}; there are {', '.join(families)}.", file=sys.stderr)
+        print(
+            f"There is no benchmark {', '.join(unknown)}; there are {', '.join(families)}.",
+            file=sys.stderr,
+        )
         return 2
     chosen = [f for f in families if not only or f in only]
-    old = [r for r in kept(results) if LINES[line_of(r["name"]) or 0].family not in chosen] if only else []
+    old = (
+        [r for r in kept(results) if LINES[line_of(r["name"]) or 0].family not in chosen]
+        if only
+        else []
+    )
     rows = in_order([*old, *collect(chosen, run)])
     data = {"hardware": hardware(), "rows": rows, "missing": missing(rows)}
     results.write_text(json.dumps(data, indent=1) + "\n")

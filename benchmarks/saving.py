@@ -29,13 +29,21 @@ ROUNDS, GRIDS = 10, 3
 RATES = [0.01 * 1.2**i for i in range(24)]
 DECAYS = [1e-5 * 2.0**j for j in range(10)]
 SETTINGS = {"head": "linear", "opt": "sgd", "momentum": 0.9, "batch": 32}
-TIMED: tuple[tuple[Any, str], ...] = ((open_run, "save_seed"), (open_run, "seal"), (KeptModels, "ended"))
+TIMED: tuple[tuple[Any, str], ...] = (
+    (open_run, "save_seed"),
+    (open_run, "seal"),
+    (KeptModels, "ended"),
+)
 
 
 def made_store() -> fc.Store:
     """Random unit features of 5,000 training rows and 200 test rows, in the home of this process."""
     data = clean.federation(100, 50, 10).data
-    x, y, split = data.x[:, 0].numpy(), data.y.numpy(), (np.arange(len(data.y)) % 52 >= 50).astype(np.int64)
+    x, y, split = (
+        data.x[:, 0].numpy(),
+        data.y.numpy(),
+        (np.arange(len(data.y)) % 52 >= 50).astype(np.int64),
+    )
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "rows.npz", features=x, labels=y, split=split)
         return fc.ingest(Path(folder) / "rows.npz", "rows")
@@ -48,8 +56,17 @@ def one_grid(store: fc.Store, parts: fc.Partition) -> tuple[float, float]:
         for owner, name in TIMED:
             stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name))))
         begin = time.perf_counter()
-        fc.grid("fedavg", store, parts, settings=SETTINGS, options={"rounds": ROUNDS}, fresh=True, save_models="best",
-                lr=RATES, wd=DECAYS)  # fmt: skip
+        fc.grid(
+            "fedavg",
+            store,
+            parts,
+            settings=SETTINGS,
+            options={"rounds": ROUNDS},
+            fresh=True,
+            save_models="best",
+            lr=RATES,
+            wd=DECAYS,
+        )
         return time.perf_counter() - begin, clock.seconds
 
 
@@ -59,14 +76,16 @@ def rows() -> list[Row]:
     parts = fc.partition(store, "iid", clients=100)
     found = [one_grid(store, parts) for _ in range(GRIDS)]
     ratios = [whole / (whole - saving) for whole, saving in found]
-    kept = [path.stat().st_size for path in Home.from_environment().runs.glob("*/models/seed-0.safetensors")]
+    kept = [
+        path.stat().st_size
+        for path in Home.from_environment().runs.glob("*/models/seed-0.safetensors")
+    ]
     spread, (whole, saving) = quartiles(ratios), min(found)
     detail = (
-        f"median of {GRIDS}; the quickest {whole:.2f} s, of which {1e3 * saving:.0f} ms save; 100 clients x 50 rows, "
+        f"median of {GRIDS}; the quickest {whole:.2f} s, of which {1e3 * saving:.0f} "
+        f"ms save; 100 clients x 50 rows, "
     )
-    detail += (
-        f"D=1024, {ROUNDS} rounds, with directories and results; {len(kept)} model of {sum(kept) / 1e3:.0f} kB is "
-    )
-    detail += "left, 1 thread"
+    detail += f"D=1024, {ROUNDS} rounds, with directories and results; {len(kept)} model of "
+    detail += f"{sum(kept) / 1e3:.0f} kB is left, 1 thread"
     name, target = "saving the best model of a grid of 240", f"<= {BAR:g} x the grid without models"
     return [make_row(name, target, spread[1], spread, spread[1] <= BAR, detail=detail)]

@@ -69,7 +69,10 @@ def round_of(clients: int) -> dict[str, float]:
     spec = TrainingRun(method, data, table, ROUNDS, participation=SAMPLED, execution="batched")
     out = run(spec, method.resolve("paper", LINEAR))
     peak = status("VmHWM") - before
-    parts = [(data.x[torch.from_numpy(table[i].train), 0], data.y[table[i].train]) for i in range(SAMPLED)]
+    parts = [
+        (data.x[torch.from_numpy(table[i].train), 0], data.y[table[i].train])
+        for i in range(SAMPLED)
+    ]
     began = time.perf_counter()
     clean.fedavg(parts, C, ROUNDS, clean.sgd())
     loop = (time.perf_counter() - began) / ROUNDS
@@ -101,8 +104,22 @@ def rows() -> list[Row]:
     )
     detail = f"fedavg linear, batched, {N:,} x {D} float16, {OWN} rows a client, best of {TIMES} processes: {told}"
     return [
-        make_row("a round of 100 of 10^6 clients", "<= 1.3 x that of 10^3", times, [], times <= 1.3, detail=detail),
-        make_row("memory of 10^6 clients", "<= 200 MB above that of 10^3", more, [], more <= 200.0, detail=detail),
+        make_row(
+            "a round of 100 of 10^6 clients",
+            "<= 1.3 x that of 10^3",
+            times,
+            [],
+            times <= 1.3,
+            detail=detail,
+        ),
+        make_row(
+            "memory of 10^6 clients",
+            "<= 200 MB above that of 10^3",
+            more,
+            [],
+            more <= 200.0,
+            detail=detail,
+        ),
     ]
 
 
@@ -114,15 +131,23 @@ def curves() -> dict[str, dict[str, list[float]]]:
         "a round of 100 clients": [f["seconds"] for f in found],
         "a clean loop over these": [f["loop"] for f in found],
     }
-    by_rows: dict[str, list[float]] = {"x": list(map(float, ROWS)), "fed3r, float32": [], "one X'X in float32": []}
+    by_rows: dict[str, list[float]] = {
+        "x": list(map(float, ROWS)),
+        "fed3r, float32": [],
+        "one X'X in float32": [],
+    }
     torch.set_num_threads(1)
     for rows_ in ROWS:
         data, method = features(rows_, NARROW), METHODS["fed3r"]
         parts = np.array_split(np.arange(rows_ - 1000), SAMPLED)
-        table = ClientTable.dealt(NumberedNames(SAMPLED), RowLists.of(parts), np.arange(rows_ - 1000, rows_), None)
+        table = ClientTable.dealt(
+            NumberedNames(SAMPLED), RowLists.of(parts), np.arange(rows_ - 1000, rows_), None
+        )
         spec = TrainingRun(method, data, table, 1)
         hp = method.resolve("paper", {"lam": 1.0, "precision": "float32"})
-        by_rows["fed3r, float32"].append(min(run(spec, hp).records[0].seconds for _ in range(TIMES)))
+        by_rows["fed3r, float32"].append(
+            min(run(spec, hp).records[0].seconds for _ in range(TIMES))
+        )
         x = data.x.stored[: rows_ - 1000, 0]  # type: ignore[union-attr]
         floors = []
         for _ in range(TIMES):

@@ -12,10 +12,33 @@ from pathlib import Path
 
 from benchmarks.measure import Row, Seconds, in_turn, make_row, quartiles
 
-EXTRACT = ["-m", "fedcache", "extract", "--dataset", "digits", "--backbones", "efficientnet-lite0", "--size", "96",
-           "--limit", "600", "--json"]  # fmt: skip
+EXTRACT = [
+    "-m",
+    "fedcache",
+    "extract",
+    "--dataset",
+    "digits",
+    "--backbones",
+    "efficientnet-lite0",
+    "--size",
+    "96",
+    "--limit",
+    "600",
+    "--json",
+]
 
-IID = ("--dataset", "digits", "--scheme", "iid", "--clients", "10", "--set", "head=linear", "--rounds", "1")
+IID = (
+    "--dataset",
+    "digits",
+    "--scheme",
+    "iid",
+    "--clients",
+    "10",
+    "--set",
+    "head=linear",
+    "--rounds",
+    "1",
+)
 TRAIN = ("-m", "fedcache", "train", "--method", "fedavg", *IID)
 RATES = ",".join(str(i / 1000) for i in range(1, 61))
 GRID = (
@@ -47,7 +70,9 @@ def _runs() -> list[Row]:
 
         python("-m", "fedcache", "extract", "--dataset", "digits", "--backbones", "glyph-clip")
         python(*GRID)
-        reported = in_turn({"report": lambda: python("-m", "fedcache", "report", "-o", page)}, 7)  # of 240 runs
+        reported = in_turn(
+            {"report": lambda: python("-m", "fedcache", "report", "-o", page)}, 7
+        )  # of 240 runs
         python(*TRAIN)
         calls = {
             "torch": lambda: python("-c", "import torch"),
@@ -66,7 +91,11 @@ def _runs() -> list[Row]:
     ):
         measured = min(seconds[key])
         detail = f"whole process, best of 7; to import torch takes {torch:.2f} s"
-        made.append(make_row(name, target, measured, quartiles(seconds[key]), measured <= bar, detail=detail))
+        made.append(
+            make_row(
+                name, target, measured, quartiles(seconds[key]), measured <= bar, detail=detail
+            )
+        )
     return made
 
 
@@ -75,7 +104,9 @@ def _nothing_computed() -> list[Row]:
         env = {**os.environ, "FEDCACHE_HOME": str(Path(folder) / "home")}
 
         def python(*words: str) -> str:
-            done = subprocess.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, *words], env=env, check=True, capture_output=True, text=True
+            )
             return done.stdout
 
         python(*EXTRACT)
@@ -91,7 +122,12 @@ def _nothing_computed() -> list[Row]:
     empty = min(seconds["python"])
     made = []
     for name, key, target, bar in (
-        ("second run of the same extraction", "second run", "<= 1.5 s, nothing decoded or computed", 1.5),
+        (
+            "second run of the same extraction",
+            "second run",
+            "<= 1.5 s, nothing decoded or computed",
+            1.5,
+        ),
         ("fedcache --help", "help", "<= 0.5 s", 0.5),
         ("import fedcache", "import", "<= 0.2 s", 0.2),
     ):

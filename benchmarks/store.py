@@ -55,9 +55,13 @@ def make(folder: Path, rows: int, width: int) -> None:
         classes=("one",),
         domains=("all",),
     )
-    store = Store.create(folder / "x.zarr", samples, dataset={"slug": "x", "digest": "0" * 64, "template": None})
+    store = Store.create(
+        folder / "x.zarr", samples, dataset={"slug": "x", "digest": "0" * 64, "template": None}
+    )
     shape = (rows, 1, width)
-    with store.writer("x-0", shape=shape, dtype="float16", chunk_rows=CHUNK, recipe={"backbone": "x"}, how={}) as w:
+    with store.writer(
+        "x-0", shape=shape, dtype="float16", chunk_rows=CHUNK, recipe={"backbone": "x"}, how={}
+    ) as w:
         for chunk in w.missing():
             w.write(chunk, x[chunk * CHUNK : (chunk + 1) * CHUNK, None])
         w.complete()
@@ -91,7 +95,9 @@ def contenders(folder: Path, rows: int, width: int) -> dict[str, dict[str, Calla
     held.rows(deal)  # verified and in memory from here on
     np.array(mapped)
 
-    def gathers(open_rows: Callable[[], Callable[[Any], Any]], clients: list[Any]) -> Callable[[], None]:
+    def gathers(
+        open_rows: Callable[[], Callable[[Any], Any]], clients: list[Any]
+    ) -> Callable[[], None]:
         def gather() -> None:
             take = open_rows()
             for index in clients:
@@ -128,7 +134,9 @@ def check(tasks: Mapping[str, Mapping[str, Callable[[], Any]]]) -> None:
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-def measure(tasks: Mapping[str, Mapping[str, Callable[[], Any]]], times: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    tasks: Mapping[str, Mapping[str, Callable[[], Any]]], times: int
+) -> dict[str, dict[str, list[float]]]:
     """Seconds of every call, turn by turn."""
     seconds = {task: {name: [] for name in calls} for task, calls in tasks.items()}
     for _ in range(times):
@@ -153,7 +161,9 @@ def hardware() -> str:
     return f"{named}, {own} cores"
 
 
-def rows(*, count: int = 60_000, width: int = 1024, times: int = 7, folder: Path | None = None) -> list[dict[str, Any]]:
+def rows(
+    *, count: int = 60_000, width: int = 1024, times: int = 7, folder: Path | None = None
+) -> list[dict[str, Any]]:
     """One row per target: name, target, measured (ratio of the best times), quartiles of the ratios, met, hardware.
 
     A first reading that misses a target it cannot reach also has ``roofline``: what the parts of it cost alone.
@@ -169,7 +179,9 @@ def rows(*, count: int = 60_000, width: int = 1024, times: int = 7, folder: Path
     out: list[dict[str, Any]] = []
     for task, calls in seconds.items():
         for name, taken in calls.items():
-            print(f"{task:22} {name:10} {min(taken) * 1e3:8.1f} ms  {size / min(taken) / 1e9:5.1f} GB/s")
+            print(
+                f"{task:22} {name:10} {min(taken) * 1e3:8.1f} ms  {size / min(taken) / 1e9:5.1f} GB/s"
+            )
         if "fedcache" not in calls:
             continue
         base, mine = np.array(calls["np.memmap"]), np.array(calls["fedcache"])
@@ -183,8 +195,15 @@ def rows(*, count: int = 60_000, width: int = 1024, times: int = 7, folder: Path
         }
         row["met"] = row["measured"] >= target
         # A first reading cannot leave out to bring the bytes in, as the fastest of all here does, and to check them.
-        read, crc = min(min(t) for t in seconds["scan"].values()), min(seconds["checksum"]["crc32c"])
-        floor = read + crc + (min(seconds[task.replace("first", "again")]["fedcache"]) if "first" in task else 0)
+        read, crc = (
+            min(min(t) for t in seconds["scan"].values()),
+            min(seconds["checksum"]["crc32c"]),
+        )
+        floor = (
+            read
+            + crc
+            + (min(seconds[task.replace("first", "again")]["fedcache"]) if "first" in task else 0)
+        )
         if not row["met"] and not task.endswith("again") and base.min() / floor < target:
             row["roofline"] = (
                 f"np.memmap checks nothing ({base.min() * 1e3:.1f} ms); reading these bytes {read * 1e3:.1f} ms, their "
@@ -197,17 +216,27 @@ def rows(*, count: int = 60_000, width: int = 1024, times: int = 7, folder: Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--times", type=int, default=7)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write; default the system's own place")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where to write; default the system's own place"
+    )
     options = parser.parse_args()
-    found = rows(count=options.rows, width=options.width, times=max(5, options.times), folder=options.folder)
+    found = rows(
+        count=options.rows, width=options.width, times=max(5, options.times), folder=options.folder
+    )
     for row in found:
         low, middle, high = row["quartiles"]
-        verdict = "met" if row["met"] else f"missed; {row['roofline']}" if "roofline" in row else "missed"
-        print(f"{row['name']}: {row['measured']} ({low}, {middle}, {high}), target {row['target']}: {verdict}")
+        verdict = (
+            "met" if row["met"] else f"missed; {row['roofline']}" if "roofline" in row else "missed"
+        )
+        print(
+            f"{row['name']}: {row['measured']} ({low}, {middle}, {high}), target {row['target']}: {verdict}"
+        )
     print(hardware())
     sys.exit(0 if all(row["met"] or "roofline" in row for row in found) else 1)
 

@@ -37,7 +37,11 @@ LINES = (
     Line("grid of 240 fedavg points, C=10", "grids", ">= 15 x clean loops one after another"),
     Line("grid of 240 fedavg points, C=100", "grids", ">= 3 x clean loops one after another"),
     Line("grid of 48 fedpcl points, SGD", "grids", ">= 4 x clean loops one after another"),
-    Line("grid of 48 fedpcl points, Adam", "grids", "never slower than the loop with a fused optimiser"),
+    Line(
+        "grid of 48 fedpcl points, Adam",
+        "grids",
+        "never slower than the loop with a fused optimiser",
+    ),
     Line("fedpcl with Adam", "grids", ">= 1.5 x a clean loop"),
     Line("saving the best model of a grid of 240", "saving", "<= 1.03 x the grid without models"),
     Line("every method: chosen execution", "methods", ">= 0.95 of the loop, median of 9 pairs"),
@@ -51,7 +55,9 @@ LINES = (
     Line("fed3r of stored rows", "large", "<= 2.5 x one X'X in float32"),
     Line("fedavg on stored rows", "large", "<= 1.25 x in memory"),
     Line("flower simulation, 100 clients, linear", "flower", ">= 50 x a round"),
-    Line("memory, fedavg Adam, 1000 clients x 100 classes", "memory", "<= 400 MB above the features"),
+    Line(
+        "memory, fedavg Adam, 1000 clients x 100 classes", "memory", "<= 400 MB above the features"
+    ),
     Line("memory, methods with client state", "memory", "<= 1.2 x (state + a chunk's working set)"),
     Line("growth, 10,000 clients, time", "memory", "linear in the clients of a round"),
     Line("growth, 10,000 clients, memory", "memory", "flat in the number of clients"),
@@ -68,5 +74,7 @@ LINES = (
 
 def line_of(name: str) -> int | None:
     """The line a row belongs to: that of its name, else the longest line its name begins with."""
-    found = [i for i, line in enumerate(LINES) if name == line.name or name.startswith(line.name + " ")]
+    found = [
+        i for i, line in enumerate(LINES) if name == line.name or name.startswith(line.name + " ")
+    ]
     return max(found, key=lambda i: len(LINES[i].name), default=None)

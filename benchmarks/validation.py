@@ -35,9 +35,14 @@ ROUNDS, RUNS = 22, 5
 FIRST = 2
 """Rounds that are not counted: what is made once is made in them."""
 TIMED: tuple[tuple[Any, str], ...] = (
-    (UpdateValidation, "__init__"), (UpdateValidation, "is_sound"), (UploadPipeline, "accepts_batch"),
-    (RunState, "expected_uploads"), (run_state, "all_bounded"), (RunState, "check_finite"), (GridBatch, "check_finite"),
-)  # fmt: skip
+    (UpdateValidation, "__init__"),
+    (UpdateValidation, "is_sound"),
+    (UploadPipeline, "accepts_batch"),
+    (RunState, "expected_uploads"),
+    (run_state, "all_bounded"),
+    (RunState, "check_finite"),
+    (GridBatch, "check_finite"),
+)
 SETTINGS = {"opt": "sgd", "lr": 0.05, "head": "linear"}
 EXECUTIONS = ("sequential", "batched", "gram")
 
@@ -92,13 +97,22 @@ def rows() -> list[Row]:
     torch.set_num_threads(1)
     made = clean.federation(100, 50, 10, 1024)
     found = {name: [share(made, name) for _ in range(RUNS)] for name in EXECUTIONS}
-    spreads = {name: [100.0 * float(q) for q in np.quantile(taken, [0.25, 0.5, 0.75])] for name, taken in found.items()}
+    spreads = {
+        name: [100.0 * float(q) for q in np.quantile(taken, [0.25, 0.5, 0.75])]
+        for name, taken in found.items()
+    }
     worst = max(spreads.values(), key=lambda spread: spread[1])
-    said = "; ".join(f"{name} {spread[1]:.2f} [{spread[0]:.2f} {spread[2]:.2f}]" for name, spread in spreads.items())
+    said = "; ".join(
+        f"{name} {spread[1]:.2f} [{spread[0]:.2f} {spread[2]:.2f}]"
+        for name, spread in spreads.items()
+    )
     return [
         make_row(
-            "update validation, fedavg, 100 clients", "< 2 % of a round, median of 5 runs; the dearest execution",
-            worst[1], [round(q, 3) for q in worst], worst[1] < BAR,
+            "update validation, fedavg, 100 clients",
+            "< 2 % of a round, median of 5 runs; the dearest execution",
+            worst[1],
+            [round(q, 3) for q in worst],
+            worst[1] < BAR,
             detail=f"linear head, C=10, D=1024, 50 rows a client, 1 thread; % of a round: {said}",
         )
-    ]  # fmt: skip
+    ]

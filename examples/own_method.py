@@ -24,7 +24,9 @@ from fedcache.heads.losses import MASKED
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Nothing is kept; sums [.., C, D] and counts [.., C] are sent, in float64 so that they add up exactly."""
-    x, mask = data.full()  # [.., R, D] and [.., R]: clients have different numbers of rows, padding has mask 0
+    x, mask = (
+        data.full()
+    )  # [.., R, D] and [.., R]: clients have different numbers of rows, padding has mask 0
     labels = data.labels(data.positions())
     member = one_hot(labels, ctx.env.classes).double() * mask.double().unsqueeze(-1)  # [.., R, C]
     return {}, {"sum": member.mT @ x.double(), "count": member.sum(-2)}
@@ -33,7 +35,10 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """What leaves a client; an upload with another name, shape or type is refused."""
     C, D = ctx.env.classes, ctx.env.width
-    return {"sum": UploadTensor((C, D), torch.float64), "count": UploadTensor((C,), torch.float64, counts_rows=True)}
+    return {
+        "sum": UploadTensor((C, D), torch.float64),
+        "count": UploadTensor((C,), torch.float64, counts_rows=True),
+    }
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -43,7 +48,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     shrink = over(ctx.number("shrink"), total)
     mean = (total + shrink * everywhere) / (count + shrink).clamp(min=1.0)
     b = -0.5 * (mean**2).sum(-1)
-    b = torch.where(up["count"] > 0, b, b.new_full((), MASKED))  # a class that nobody has is never predicted
+    b = torch.where(
+        up["count"] > 0, b, b.new_full((), MASKED)
+    )  # a class that nobody has is never predicted
     return {"W": mean.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
@@ -58,7 +65,14 @@ METHOD = Method(
     summary="Class means drawn towards the mean of all rows; one round, no training.",
     hparams=(
         FEAT_POST,
-        HParam("shrink", 10.0, "float", "rows at the common mean that each class is given", low=0.0, fit=False),
+        HParam(
+            "shrink",
+            10.0,
+            "float",
+            "rows at the common mean that each class is given",
+            low=0.0,
+            fit=False,
+        ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=20, scheme="dirichlet"),
     init=lambda _ctx: {},

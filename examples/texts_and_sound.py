@@ -42,7 +42,9 @@ class Words(nn.Module):
             rows += [row] * len(found)
             places += found
         counts = torch.zeros(len(texts), WIDTH)
-        counts.index_put_((torch.tensor(rows), torch.tensor(places)), torch.ones(len(rows)), accumulate=True)
+        counts.index_put_(
+            (torch.tensor(rows), torch.tensor(places)), torch.ones(len(rows)), accumulate=True
+        )
         return nn.functional.normalize(counts, dim=1)
 
 

@@ -31,7 +31,7 @@ from fedcache.api import (
     report,
     shard,
     train,
-)  # fmt: skip
+)
 from fedcache.errors import FedcacheError
 from fedcache.progress import Round
 
@@ -65,10 +65,22 @@ _LATER = {
 }
 
 __all__ = [
-    *_LATER, "FedcacheError", "Round", "__version__",
-    "compare", "evaluate", "extract", "grid", "ingest", "load_model", "partition", "personalise", "report", "shard",
+    *_LATER,
+    "FedcacheError",
+    "Round",
+    "__version__",
+    "compare",
+    "evaluate",
+    "extract",
+    "grid",
+    "ingest",
+    "load_model",
+    "partition",
+    "personalise",
+    "report",
+    "shard",
     "train",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,17 +35,37 @@ if TYPE_CHECKING:
 
 @names_checked
 def extract(
-    dataset: Any = None, backbones: Backbones = (), *,
-    store: str | Path | None = None, size: int | None = None, views: int | None = None,
-    augment: str | None = None, text: str | Sequence[str] = (), recipe: Mapping[str, str] | None = None,
-    limit: int | None = None, layout: str | None = None, device: str | None = None, dtype: str | None = None,
-    batch: int | None = None, workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None,
-    max_bad: str | None = None, weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None,
-    skip_missing: bool | None = None, follow_links: bool | None = None, images_key: str | None = None,
-    label_key: str | None = None, split_key: str | None = None, domain_key: str | None = None,
-    group_key: str | None = None, no_label: str | None = None, unlabelled: bool | None = None,
+    dataset: Any = None,
+    backbones: Backbones = (),
+    *,
+    store: str | Path | None = None,
+    size: int | None = None,
+    views: int | None = None,
+    augment: str | None = None,
+    text: str | Sequence[str] = (),
+    recipe: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    layout: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    batch: int | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    chunk_rows: int | None = None,
+    max_bad: str | None = None,
+    weights: Mapping[str, str] | None = None,
+    data: Mapping[str, str] | None = None,
+    skip_missing: bool | None = None,
+    follow_links: bool | None = None,
+    images_key: str | None = None,
+    label_key: str | None = None,
+    split_key: str | None = None,
+    domain_key: str | None = None,
+    group_key: str | None = None,
+    no_label: str | None = None,
+    unlabelled: bool | None = None,
     observer: Observer | None = None,
-) -> Store:  # fmt: skip
+) -> Store:
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
@@ -71,11 +91,22 @@ def extract(
 
 @names_checked
 def ingest(
-    file: str | Path, name: str, *, store: str | Path | None = None, replace: bool = False, drop_nan: bool = False,
-    features_key: str | Sequence[str] = (), label_key: str | None = None, split_key: str | None = None,
-    name_key: str | None = None, domain_key: str | None = None, group_key: str | Sequence[str] | None = None,
-    no_label: str | int | Sequence[str | int] = (), unlabelled: bool = False, observer: Observer | None = None,
-) -> Store:  # fmt: skip
+    file: str | Path,
+    name: str,
+    *,
+    store: str | Path | None = None,
+    replace: bool = False,
+    drop_nan: bool = False,
+    features_key: str | Sequence[str] = (),
+    label_key: str | None = None,
+    split_key: str | None = None,
+    name_key: str | None = None,
+    domain_key: str | None = None,
+    group_key: str | Sequence[str] | None = None,
+    no_label: str | int | Sequence[str | int] = (),
+    unlabelled: bool = False,
+    observer: Observer | None = None,
+) -> Store:
     """Bring your own embeddings (npz, npy, h5, parquet, CSV, TSV, feather, safetensors) into a store.
 
     Args:
@@ -88,13 +119,29 @@ def ingest(
     """
     from fedcache.calls import stores
 
-    keys = (features_key, label_key, split_key, name_key, domain_key, group_key, no_label, unlabelled)
-    return stores.ingest(file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer)
+    keys = (
+        features_key,
+        label_key,
+        split_key,
+        name_key,
+        domain_key,
+        group_key,
+        no_label,
+        unlabelled,
+    )
+    return stores.ingest(
+        file, name, store, keys, replace=replace, drop_nan=drop_nan, observer=observer
+    )
 
 
 @names_checked
 def partition(
-    store: AnyStore | None, scheme: Any = None, *, seed: int = 0, name: str | None = None, **arguments: Any
+    store: AnyStore | None,
+    scheme: Any = None,
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    **arguments: Any,
 ) -> Partition:
     """Deal the rows of a store to clients; the partition is saved in the store.
 
@@ -124,24 +171,55 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
 
 @names_checked
 def train(
-    method: str | Method, store: AnyStore | None = None, parts: Partition | str | None = None, *,
-    seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, preset: str | None = None,
-    dataset: str | None = None, backbones: str | Sequence[str] = (), domain: str | Sequence[str] = (),
-    clients_from: str | Path | None = None, rounds: int | None = None, participation: int | float | str | None = None,
-    client_sampling: str | None = None, availability: float | str | Path | None = None,
-    client_dropout: float | None = None, client_clusters: int | str | Path | None = None,
-    clusters_per_round: int | None = None, asynchronous: int | None = None, server_step: float | None = None,
-    staleness_power: float | None = None, client_durations: str | Path | None = None, eval_every: int | None = None,
-    eval_clients: int | float | str | None = None, execution: str | None = None, device: str | None = None,
-    dtype: str | None = None, client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None,
-    aggregate: str | None = None, attack: str | None = None, on_bad_update: str | None = None,
-    byzantine: float | None = None, max_update_norm: float | None = None, max_rows_per_client: int | None = None,
-    max_share: float | None = None, max_row_norm: float | None = None, dp_clip: float | None = None,
-    dp_noise: float | None = None, dp_delta: float | None = None, dp_seed: int | None = None,
-    dp_allow: str | None = None, observer: Observer | None = None, on_round: OnRound | None = None,
-    track: str | Sequence[str] | None = None, fresh: bool = False, save_model: bool = True,
+    method: str | Method,
+    store: AnyStore | None = None,
+    parts: Partition | str | None = None,
+    *,
+    seeds: int | Iterable[int] = 0,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    dataset: str | None = None,
+    backbones: str | Sequence[str] = (),
+    domain: str | Sequence[str] = (),
+    clients_from: str | Path | None = None,
+    rounds: int | None = None,
+    participation: int | float | str | None = None,
+    client_sampling: str | None = None,
+    availability: float | str | Path | None = None,
+    client_dropout: float | None = None,
+    client_clusters: int | str | Path | None = None,
+    clusters_per_round: int | None = None,
+    asynchronous: int | None = None,
+    server_step: float | None = None,
+    staleness_power: float | None = None,
+    client_durations: str | Path | None = None,
+    eval_every: int | None = None,
+    eval_clients: int | float | str | None = None,
+    execution: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    client_backbones: Sequence[str] = (),
+    client_set: Mapping[str, str] | None = None,
+    aggregate: str | None = None,
+    attack: str | None = None,
+    on_bad_update: str | None = None,
+    byzantine: float | None = None,
+    max_update_norm: float | None = None,
+    max_rows_per_client: int | None = None,
+    max_share: float | None = None,
+    max_row_norm: float | None = None,
+    dp_clip: float | None = None,
+    dp_noise: float | None = None,
+    dp_delta: float | None = None,
+    dp_seed: int | None = None,
+    dp_allow: str | None = None,
+    observer: Observer | None = None,
+    on_round: OnRound | None = None,
+    track: str | Sequence[str] | None = None,
+    fresh: bool = False,
+    save_model: bool = True,
     save_clients: str | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Train a federated method on cached features; the same run again returns the stored result.
 
         fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
@@ -174,20 +252,44 @@ def train(
     from fedcache.calls import training
 
     return training.train(
-        method, store, parts, seeds, settings, given, SaveModels("all" if save_model else "none", save_clients),
-        observer=observer, on_round=on_round, track=track, fresh=fresh,
-    )  # fmt: skip
+        method,
+        store,
+        parts,
+        seeds,
+        settings,
+        given,
+        SaveModels("all" if save_model else "none", save_clients),
+        observer=observer,
+        on_round=on_round,
+        track=track,
+        fresh=fresh,
+    )
 
 
 @names_checked
 def grid(
-    methods: Methods, store: AnyStore | None = None, parts: Partition | str | None = None, *, fresh: bool = False,
-    seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
-    on_round: OnRound | None = None, track: str | Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
-    sampler: str = "grid", trials: int | None = None, pruner: str = "none", exact: bool = False, jobs: int = 1,
-    save_models: str = "best", save_clients: str | None = None, retrain: bool = False, score: str | None = None,
+    methods: Methods,
+    store: AnyStore | None = None,
+    parts: Partition | str | None = None,
+    *,
+    fresh: bool = False,
+    seeds: int | Iterable[int] = 0,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    on_round: OnRound | None = None,
+    track: str | Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    sampler: str = "grid",
+    trials: int | None = None,
+    pruner: str = "none",
+    exact: bool = False,
+    jobs: int = 1,
+    save_models: str = "best",
+    save_clients: str | None = None,
+    retrain: bool = False,
+    score: str | None = None,
     **sweeps: Any,
-) -> Grid:  # fmt: skip
+) -> Grid:
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
@@ -200,16 +302,30 @@ def grid(
     from fedcache.calls import training
 
     return training.grid(
-        methods, training.train_config(store, parts, seeds, settings, given), sweeps, observer=observer,
-        on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampling=(sampler, trials, pruner), exact=exact,
-        save=SaveModels(save_models, save_clients), retrain=retrain, score=score,
-    )  # fmt: skip
+        methods,
+        training.train_config(store, parts, seeds, settings, given),
+        sweeps,
+        observer=observer,
+        on_round=on_round,
+        track=track,
+        jobs=jobs,
+        fresh=fresh,
+        sampling=(sampler, trials, pruner),
+        exact=exact,
+        save=SaveModels(save_models, save_clients),
+        retrain=retrain,
+        score=score,
+    )
 
 
 def load_model(
-    source: str | Path | Run, client: str | None = None, seed: int | Literal["all"] | None = None,
-    method: Method | None = None, *, one_for_all: bool = False,
-) -> Model:  # fmt: skip
+    source: str | Path | Run,
+    client: str | None = None,
+    seed: int | Literal["all"] | None = None,
+    method: Method | None = None,
+    *,
+    one_for_all: bool = False,
+) -> Model:
     """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
 
     Args:
@@ -228,12 +344,21 @@ def load_model(
 
 @names_checked
 def evaluate(
-    source: str | Path | Run, dataset: str | None = None, *, store: AnyStore | None = None,
-    embeddings: str | Path | None = None, split: str = "all", client: str | None = None,
-    seed: int | Literal["all"] | None = None, one_for_all: bool = False, temperature: float | None = None,
-    out: str | Path | None = None, with_images: bool = False, options: Mapping[str, Any] | None = None,
+    source: str | Path | Run,
+    dataset: str | None = None,
+    *,
+    store: AnyStore | None = None,
+    embeddings: str | Path | None = None,
+    split: str = "all",
+    client: str | None = None,
+    seed: int | Literal["all"] | None = None,
+    one_for_all: bool = False,
+    temperature: float | None = None,
+    out: str | Path | None = None,
+    with_images: bool = False,
+    options: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
-) -> RunEvaluation:  # fmt: skip
+) -> RunEvaluation:
     """Measure the model of a finished run on labelled data: ``fc.evaluate(run, "folder:photos").accuracy``.
 
     Args:
@@ -254,10 +379,18 @@ def evaluate(
 
 @names_checked
 def personalise(
-    source: str | Path | Run, store: AnyStore, out: str | Path | None = None, *, name: str | None = None,
-    settings: Mapping[str, Any] | None = None, rounds: int | None = None, seed: int | None = None,
-    weights: Mapping[str, str] | None = None, device: str | None = None, observer: Observer | None = None,
-) -> Personalised:  # fmt: skip
+    source: str | Path | Run,
+    store: AnyStore,
+    out: str | Path | None = None,
+    *,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    weights: Mapping[str, str] | None = None,
+    device: str | None = None,
+    observer: Observer | None = None,
+) -> Personalised:
     """Make the model of a client that was not there: ``fc.personalise(run, "new.zarr").model().predict("cat.jpg")``.
 
     Args:
@@ -275,9 +408,16 @@ def personalise(
 
 
 def compare(
-    runs: Queries = None, *, over: str = "seeds", metric: str = "accuracy", test: str | None = None,
-    against: str | Run | None = None, pairs: str = "best", level: float = 0.95, root: str | Path | None = None,
-) -> Comparisons:  # fmt: skip
+    runs: Queries = None,
+    *,
+    over: str = "seeds",
+    metric: str = "accuracy",
+    test: str | None = None,
+    against: str | Run | None = None,
+    pairs: str = "best",
+    level: float = 0.95,
+    root: str | Path | None = None,
+) -> Comparisons:
     """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``. Raises UsageError.
 
     Args:
@@ -289,13 +429,21 @@ def compare(
     """
     from fedcache.calls import runs as finished
 
-    return finished.compare(runs, root, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    return finished.compare(
+        runs, root, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
+    )
 
 
 def report(
-    runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca",
-    score: str | None = None, with_images: bool = False, data: Mapping[str, str] | None = None,
-) -> Report:  # fmt: skip
+    runs: Queries = None,
+    out: str | Path = "report.html",
+    *,
+    title: str = "",
+    embed: str = "pca",
+    score: str | None = None,
+    with_images: bool = False,
+    data: Mapping[str, str] | None = None,
+) -> Report:
     """Write one self-contained HTML file of runs. Raises UsageError, MachineError.
 
     Args:

@@ -40,91 +40,147 @@ class CommandEntry(NamedTuple):
 
 COMMANDS = (
     CommandEntry(
-        "demo", "demo", MAIN,
+        "demo",
+        "demo",
+        MAIN,
         "Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.",
     ),
-    CommandEntry("extract", "extract", MAIN, "Run frozen backbones once over a dataset and keep the features."),
-    CommandEntry("ingest", "exchange", MAIN, "Bring your own embeddings straight into a store."),
-    CommandEntry("partition", "partition", MAIN, "Assign the rows of a store to clients and save who holds what."),
     CommandEntry(
-        "shard", "partition", MAIN, "Write one ordinary store per client, so that each can live on its own machine."
+        "extract",
+        "extract",
+        MAIN,
+        "Run frozen backbones once over a dataset and keep the features.",
+    ),
+    CommandEntry("ingest", "exchange", MAIN, "Bring your own embeddings straight into a store."),
+    CommandEntry(
+        "partition",
+        "partition",
+        MAIN,
+        "Assign the rows of a store to clients and save who holds what.",
+    ),
+    CommandEntry(
+        "shard",
+        "partition",
+        MAIN,
+        "Write one ordinary store per client, so that each can live on its own machine.",
     ),
     CommandEntry("train", "train", MAIN, "Train a federated method on cached features."),
     CommandEntry(
-        "grid", "train", MAIN,
+        "grid",
+        "train",
+        MAIN,
         "Train every combination of methods, sweeps and seeds; finished points are not run again.",
     ),
     CommandEntry(
-        "predict", "predict", MAIN,
+        "predict",
+        "predict",
+        MAIN,
         "Classify images, texts, rows of a store or embeddings with the model of a finished run.",
     ),
     CommandEntry(
-        "evaluate", "evaluate", MAIN,
+        "evaluate",
+        "evaluate",
+        MAIN,
         "Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.",
     ),
     CommandEntry(
-        "personalise", "personalise", MAIN,
+        "personalise",
+        "personalise",
+        MAIN,
         "Make the model of a client that was not there when a run of a personalised method trained.",
     ),
     CommandEntry(
-        "export-model", "export_model", MAIN,
+        "export-model",
+        "export_model",
+        MAIN,
         "Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.",
     ),
     CommandEntry(
-        "compare", "compare", MAIN,
+        "compare",
+        "compare",
+        MAIN,
         "Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
     ),
     CommandEntry(
-        "figure", "figure", MAIN, "Draw one figure of runs into a file for a paper, with its fonts inside."
+        "figure",
+        "figure",
+        MAIN,
+        "Draw one figure of runs into a file for a paper, with its fonts inside.",
     ),
     CommandEntry(
-        "report", "report", MAIN,
+        "report",
+        "report",
+        MAIN,
         "Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.",
     ),
     CommandEntry(
-        "ui", "ui", MAIN,
+        "ui",
+        "ui",
+        MAIN,
         "Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).",
     ),
     CommandEntry(
-        "reproduce", "reproduce", MAIN,
+        "reproduce",
+        "reproduce",
+        MAIN,
         "Run a table or figure of the papers and print what is printed, what is got, and the difference.",
     ),
     CommandEntry(
-        "flower", "flower", MAIN,
+        "flower",
+        "flower",
+        MAIN,
         "Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
     ),
     CommandEntry(
-        "ls", "stores", STORES,
+        "ls",
+        "stores",
+        STORES,
         "List the stores and what they hold; with --dataset only that one.",
     ),
     CommandEntry(
-        "inspect", "stores", STORES,
+        "inspect",
+        "stores",
+        STORES,
         "Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.",
     ),
-    CommandEntry("verify", "stores", STORES, "Read every byte of a store and compare it with the manifest."),
     CommandEntry(
-        "repair", "stores", STORES,
+        "verify", "stores", STORES, "Read every byte of a store and compare it with the manifest."
+    ),
+    CommandEntry(
+        "repair",
+        "stores",
+        STORES,
         "Drop what is damaged and can be made again; the extract command then computes only that.",
     ),
     CommandEntry("gc", "stores", STORES, "List what nothing will read again; --delete removes it."),
     CommandEntry(
-        "export", "exchange", STORES,
+        "export",
+        "exchange",
+        STORES,
         "Write features, labels, domains, splits, groups and text features of readable rows to one file.",
     ),
     CommandEntry(
-        "doctor", "doctor", HELP,
+        "doctor",
+        "doctor",
+        HELP,
         "Check this installation: versions, torch and torchvision, device, CUDA, extras, weights, home, locks.",
     ),
     CommandEntry(
-        "config", "doctor", HELP,
+        "config",
+        "doctor",
+        HELP,
         "Print every setting as fedcache.toml would hold it, merged with the file that is in force.",
     ),
-    CommandEntry("runs", "runs", LISTS, "Stored results: list, show, compare settings, tag, remove."),
+    CommandEntry(
+        "runs", "runs", LISTS, "Stored results: list, show, compare settings, tag, remove."
+    ),
     CommandEntry("methods", "methods", LISTS, "Federated methods and their hyperparameters."),
     CommandEntry("backbones", "backbones", LISTS, "Frozen backbones and their weights."),
     CommandEntry("datasets", "datasets", LISTS, "Datasets and where they come from."),
-    CommandEntry("new", "new", LISTS, "Start a package of your own: a method, a backbone or a dataset."),
-)  # fmt: skip
+    CommandEntry(
+        "new", "new", LISTS, "Start a package of your own: a method, a backbone or a dataset."
+    ),
+)
 
 
 class UnloadedCommand(TyperCommand):
@@ -144,7 +200,9 @@ class UnloadedCommand(TyperCommand):
         alone.command(self.entry.name)(found)
         return typer.main.get_command(alone)
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         """A context of the command itself; from here on the parser sees no difference."""
         return self.load().make_context(info_name, args, parent, **extra)
 
@@ -184,7 +242,10 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Options of the program itself."""
@@ -215,7 +276,11 @@ def main(argv: list[str] | None = None) -> None:
             raise
         name = next((a for a in arguments if not a.startswith("-")), "fedcache")
         context = getattr(error, "ctx", None)
-        hint = f"See `{context.command_path} --help`." if context is not None else "See `fedcache --help`."
+        hint = (
+            f"See `{context.command_path} --help`."
+            if context is not None
+            else "See `fedcache --help`."
+        )
         message = error.format_message() or "No command was given."
         output.fail(name, "--json" in arguments, UsageError(message, hint))
         code = Exit.USAGE

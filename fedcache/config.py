@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcache.errors import UsageError, unknown
-from fedcache.option_info import CLIENTS, COMPUTING, DATA, FEATURES, METHOD, PARTICIPATION, TRAINING, TRUST, option
+from fedcache.option_info import (
+    CLIENTS,
+    COMPUTING,
+    DATA,
+    FEATURES,
+    METHOD,
+    PARTICIPATION,
+    TRAINING,
+    TRUST,
+    option,
+)
 from fedcache.parsing import parse_toml
 
 SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
@@ -26,7 +36,8 @@ DATASET = (
     "texts:FILE, rows:FILE, a=SPEC,b=SPEC as domains, or a name given to ingest."
 )
 BACKBONES = (
-    "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, tflite:, hf:PATH, module:MODULE:FACTORY."
+    "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, "
+    "tflite:, hf:PATH, module:MODULE:FACTORY."
 )
 
 FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
@@ -40,11 +51,19 @@ class ExtractConfig:
     """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
 
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="the last one")
-    backbones: tuple[str, ...] = option((), BACKBONES, FEATURES, short="-b", said="none; name one or several")
+    backbones: tuple[str, ...] = option(
+        (), BACKBONES, FEATURES, short="-b", said="none; name one or several"
+    )
     views: int = option(1, "Views per image; view 0 is the plain one.", FEATURES, minimum=1)
-    augment: str | None = option(None, "Policy of views 1.., as flip=0.5,rotate=30.", FEATURES, said="simclr")
+    augment: str | None = option(
+        None, "Policy of views 1.., as flip=0.5,rotate=30.", FEATURES, said="simclr"
+    )
     text: tuple[str, ...] = option(
-        (), "Prompt template with {}; repeat for an ensemble.", FEATURES, whole=True, said="the backbone's own"
+        (),
+        "Prompt template with {}; repeat for an ensemble.",
+        FEATURES,
+        whole=True,
+        said="the backbone's own",
     )
     recipe: Mapping[str, str] = option(
         {},
@@ -54,41 +73,74 @@ class ExtractConfig:
         split=True,
         said="the backbone's own",
     )
-    size: int | None = option(None, "Short for --recipe size=N.", FEATURES, said="the backbone's own")
+    size: int | None = option(
+        None, "Short for --recipe size=N.", FEATURES, said="the backbone's own"
+    )
     limit: int | None = option(
         None, "Only N images, evenly spaced over the dataset.", DATA, minimum=1, said="all images"
     )
     layout: str | None = option(
-        None, "Meaning of the folder levels, e.g. domain/class, or client/class for a group.", DATA, said="recognised"
+        None,
+        "Meaning of the folder levels, e.g. domain/class, or client/class for a group.",
+        DATA,
+        said="recognised",
     )
-    images_key: str | None = option(None, "Column of images, texts, rows or paths.", DATA, said="by its usual name")
+    images_key: str | None = option(
+        None, "Column of images, texts, rows or paths.", DATA, said="by its usual name"
+    )
     label_key: str | None = option(None, "Column of labels.", DATA, said="by its usual name")
-    split_key: str | None = option(None, "Column of train, test, validation.", DATA, said="by its usual name")
+    split_key: str | None = option(
+        None, "Column of train, test, validation.", DATA, said="by its usual name"
+    )
     domain_key: str | None = option(None, "Column of domains.", DATA, said="by its usual name")
-    group_key: str | None = option(None, "Columns kept as groups, comma-separated.", DATA, said="all that can be")
+    group_key: str | None = option(
+        None, "Columns kept as groups, comma-separated.", DATA, said="all that can be"
+    )
     no_label: str | None = option(
         None, "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"
     )
-    unlabelled: bool = option(False, "The dataset has no labels, whatever its columns are called.", DATA)
-    follow_links: bool = option(False, "Also read what links lead to outside of the dataset's folder.", DATA)
-    device: str = option(
-        "auto", "Where the model runs; cuda never falls back.", COMPUTING, choices=("auto", "cpu", "cuda")
+    unlabelled: bool = option(
+        False, "The dataset has no labels, whatever its columns are called.", DATA
     )
-    dtype: str = option("auto", "Compute dtype.", COMPUTING, choices=("auto", "float32", "bfloat16", "float16"))
-    batch: int | None = option(None, "Images per batch.", COMPUTING, minimum=1, said="32 on a CPU, 256 on a GPU")
+    follow_links: bool = option(
+        False, "Also read what links lead to outside of the dataset's folder.", DATA
+    )
+    device: str = option(
+        "auto",
+        "Where the model runs; cuda never falls back.",
+        COMPUTING,
+        choices=("auto", "cpu", "cuda"),
+    )
+    dtype: str = option(
+        "auto", "Compute dtype.", COMPUTING, choices=("auto", "float32", "bfloat16", "float16")
+    )
+    batch: int | None = option(
+        None, "Images per batch.", COMPUTING, minimum=1, said="32 on a CPU, 256 on a GPU"
+    )
     workers: int | None = option(
-        None, "Processes; 0 keeps everything in this one.", COMPUTING, minimum=0, said="chosen by work and cores"
+        None,
+        "Processes; 0 keeps everything in this one.",
+        COMPUTING,
+        minimum=0,
+        said="chosen by work and cores",
     )
     threads: int = option(1, "Threads per process.", COMPUTING, minimum=1)
-    chunk_rows: int | None = option(None, "Rows per chunk file.", COMPUTING, minimum=1, said="by the width of features")
+    chunk_rows: int | None = option(
+        None, "Rows per chunk file.", COMPUTING, minimum=1, said="by the width of features"
+    )
     max_bad: str = option("1%", "Unreadable images to accept: 1% or a number.", DATA)
     weights: Mapping[str, str] = option(
-        {}, "NAME=FILE, a backbone's local weights; repeatable.", FEATURES, said="looked for by name"
+        {},
+        "NAME=FILE, a backbone's local weights; repeatable.",
+        FEATURES,
+        said="looked for by name",
     )
     data: Mapping[str, str] = option(
         {}, "NAME=PATH, where a named dataset lies; repeatable.", DATA, said="under FEDCACHE_HOME"
     )
-    skip_missing: bool = option(False, "Go on without backbones whose weights are missing.", FEATURES)
+    skip_missing: bool = option(
+        False, "Go on without backbones whose weights are missing.", FEATURES
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +155,12 @@ class PartitionConfig:
         said="the method's paper's",
     )
     clients: int | None = option(
-        None, "Number of clients.", CLIENTS, short="-m", minimum=1, said="the method's paper's, or the scheme's"
+        None,
+        "Number of clients.",
+        CLIENTS,
+        short="-m",
+        minimum=1,
+        said="the method's paper's, or the scheme's",
     )
     seed: int = option(0, "Seed of the partition.", CLIENTS, names=("--partition-seed", "--seed"))
     options: Mapping[str, Any] = option(
@@ -125,23 +182,42 @@ class TrainConfig:
 
     method: str | None = option(None, "See `fedcache methods list`.", METHOD, said="none; name one")
     preset: str = option(
-        PRESETS[0], "As printed, as in released code, or as printed with tuned rates.", METHOD, choices=PRESETS
+        PRESETS[0],
+        "As printed, as in released code, or as printed with tuned rates.",
+        METHOD,
+        choices=PRESETS,
     )
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="that of the store")
     store: str | None = option(
-        None, "Store directory, or a name of `fedcache ls`.", DATA, path=True, said="the last one extracted"
+        None,
+        "Store directory, or a name of `fedcache ls`.",
+        DATA,
+        path=True,
+        said="the last one extracted",
     )
     backbones: tuple[str, ...] = option((), BACKBONES, DATA, short="-b", said="all of the store")
     domain: tuple[str, ...] = option((), "Only these domains, comma-separated.", DATA, said="all")
     partition: str | None = option(
-        None, "A saved partition, or a partition file.", CLIENTS, short="-p", said="made by --scheme"
+        None,
+        "A saved partition, or a partition file.",
+        CLIENTS,
+        short="-p",
+        said="made by --scheme",
     )
     clients_from: str | None = option(
-        None, "A directory of client stores (fedcache shard).", CLIENTS, said="clients of a partition"
+        None,
+        "A directory of client stores (fedcache shard).",
+        CLIENTS,
+        said="clients of a partition",
     )
-    rounds: int | None = option(None, "Rounds of training.", TRAINING, short="-r", minimum=1, said="the paper's")
+    rounds: int | None = option(
+        None, "Rounds of training.", TRAINING, short="-r", minimum=1, said="the paper's"
+    )
     participation: str | None = option(
-        None, "Clients a round, or at a time: a number, a share (0.1, 10%) or all.", PARTICIPATION, said="the paper's"
+        None,
+        "Clients a round, or at a time: a number, a share (0.1, 10%) or all.",
+        PARTICIPATION,
+        said="the paper's",
     )
     client_sampling: str = option(
         "uniform",
@@ -150,14 +226,23 @@ class TrainConfig:
         choices=SAMPLING,
     )
     availability: str | None = option(
-        None, "When clients are there: a share (0.8), or a CSV file client,first,last.", PARTICIPATION, said="always"
+        None,
+        "When clients are there: a share (0.8), or a CSV file client,first,last.",
+        PARTICIPATION,
+        said="always",
     )
-    client_dropout: float = option(0.0, "The share of a round's clients that send nothing.", PARTICIPATION)
+    client_dropout: float = option(
+        0.0, "The share of a round's clients that send nothing.", PARTICIPATION
+    )
     client_clusters: str | None = option(
-        None, "Clusters, of which a round draws some first: how many, or a CSV file client,cluster.", PARTICIPATION,
+        None,
+        "Clusters, of which a round draws some first: how many, or a CSV file client,cluster.",
+        PARTICIPATION,
         said="none",
-    )  # fmt: skip
-    clusters_per_round: int = option(1, "How many clusters take part in a round.", PARTICIPATION, minimum=1)
+    )
+    clusters_per_round: int = option(
+        1, "How many clusters take part in a round.", PARTICIPATION, minimum=1
+    )
     asynchronous: int | None = option(
         None,
         "Rounds that wait for nobody: a step after so many updates (FedBuff).",
@@ -165,16 +250,27 @@ class TrainConfig:
         minimum=1,
         said="rounds",
     )
-    server_step: float = option(1.0, "The server's step on the mean of these updates.", PARTICIPATION)
-    staleness_power: float = option(0.5, "a of (1+t)^-a, the weight of an update that is t steps old.", PARTICIPATION)
+    server_step: float = option(
+        1.0, "The server's step on the mean of these updates.", PARTICIPATION
+    )
+    staleness_power: float = option(
+        0.5, "a of (1+t)^-a, the weight of an update that is t steps old.", PARTICIPATION
+    )
     client_durations: str | None = option(
-        None, "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.", PARTICIPATION,
+        None,
+        "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.",
+        PARTICIPATION,
         said="half-normal where rounds wait for nobody, else no time",
-    )  # fmt: skip
+    )
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
-    eval_every: int = option(0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0)
+    eval_every: int = option(
+        0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0
+    )
     eval_clients: str | None = option(
-        None, "Personal models to score: those of a number or share of clients, drawn once.", TRAINING, said="all"
+        None,
+        "Personal models to score: those of a number or share of clients, drawn once.",
+        TRAINING,
+        said="all",
     )
     execution: str = option(
         "auto",
@@ -184,17 +280,33 @@ class TrainConfig:
         choices=("auto", "sequential", "batched", "gram"),
     )
     device: str = option(
-        "auto", "Where training runs; cuda never falls back.", COMPUTING, choices=("auto", "cpu", "cuda")
+        "auto",
+        "Where training runs; cuda never falls back.",
+        COMPUTING,
+        choices=("auto", "cpu", "cuda"),
     )
-    dtype: str = option("float32", "Of features and heads.", COMPUTING, choices=("float32", "float64"))
+    dtype: str = option(
+        "float32", "Of features and heads.", COMPUTING, choices=("float32", "float64")
+    )
     set: Mapping[str, Any] = option(
-        {}, "key=value of the method; see `fedcache methods info`. Repeatable.", METHOD, once=True, said="the preset's"
+        {},
+        "key=value of the method; see `fedcache methods info`. Repeatable.",
+        METHOD,
+        once=True,
+        said="the preset's",
     )
     client_backbones: tuple[str, ...] = option(
-        (), "a,b,a+b: clients take turns with these, where the method allows it.", CLIENTS, said="--backbones"
+        (),
+        "a,b,a+b: clients take turns with these, where the method allows it.",
+        CLIENTS,
+        said="--backbones",
     )
     client_set: Mapping[str, Any] = option(
-        {}, "key=v1,v2: clients take turns with these values. Repeatable.", CLIENTS, once=True, said="alike"
+        {},
+        "key=v1,v2: clients take turns with these values. Repeatable.",
+        CLIENTS,
+        once=True,
+        said="alike",
     )
     aggregate: str = option(
         "mean",
@@ -209,27 +321,50 @@ class TrainConfig:
         said="none",
     )
     on_bad_update: str | None = option(
-        None, "Bad uploads end the run, or are left out.", TRUST, choices=BAD_UPDATES, said="fail; over sites reject"
+        None,
+        "Bad uploads end the run, or are left out.",
+        TRUST,
+        choices=BAD_UPDATES,
+        said="fail; over sites reject",
     )
     byzantine: float = option(0.2, "The share of liars that --aggregate expects.", TRUST)
-    max_update_norm: float | None = option(None, "Updates with a larger norm are malformed.", TRUST, said="no limit")
-    max_rows_per_client: int | None = option(
-        None, "Who has more rows takes no part.", TRUST, minimum=1, said="no limit; over sites 10 times the median"
+    max_update_norm: float | None = option(
+        None, "Updates with a larger norm are malformed.", TRUST, said="no limit"
     )
-    max_share: float | None = option(None, "A client's largest share of a round's weight.", TRUST, said="by its rows")
+    max_rows_per_client: int | None = option(
+        None,
+        "Who has more rows takes no part.",
+        TRUST,
+        minimum=1,
+        said="no limit; over sites 10 times the median",
+    )
+    max_share: float | None = option(
+        None, "A client's largest share of a round's weight.", TRUST, said="by its rows"
+    )
     max_row_norm: float | None = option(
-        None, "Statistics that need rows longer than this are rejected.", TRUST,
+        None,
+        "Statistics that need rows longer than this are rejected.",
+        TRUST,
         said="no limit; for unit features their length",
-    )  # fmt: skip
+    )
     dp_clip: float | None = option(
-        None, "Differential privacy: the norm updates are cut to.", TRUST, said="no differential privacy"
+        None,
+        "Differential privacy: the norm updates are cut to.",
+        TRUST,
+        said="no differential privacy",
     )
     dp_noise: float | None = option(
         None, "Gaussian noise on their sum, as a multiple of --dp-clip.", TRUST, said="none"
     )
-    dp_delta: float | None = option(None, "The delta for which epsilon is given.", TRUST, said="1e-5")
+    dp_delta: float | None = option(
+        None, "The delta for which epsilon is given.", TRUST, said="1e-5"
+    )
     dp_seed: int | None = option(
-        None, "Simulate privacy: noise that can be repeated, and hides nothing.", TRUST, minimum=0, said="real noise"
+        None,
+        "Simulate privacy: noise that can be repeated, and hides nothing.",
+        TRUST,
+        minimum=0,
+        said="real noise",
     )
     dp_allow: str | None = option(
         None,
@@ -242,7 +377,11 @@ class TrainConfig:
         object.__setattr__(self, "execution", execution_name(self.execution))
 
 
-SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}
+SECTIONS: dict[str, type] = {
+    "extract": ExtractConfig,
+    "partition": PartitionConfig,
+    "train": TrainConfig,
+}
 
 
 def execution_name(word: str) -> str:
@@ -338,13 +477,17 @@ class SaveModels:
     """Which trained models are kept: of all points of a grid, the best of each method, or none; of which clients."""
 
     which: str = "all"  # all | best | none
-    clients: str | None = None  # all | none | names, comma-separated; None for all up to a limit in bytes
+    clients: str | None = (
+        None  # all | none | names, comma-separated; None for all up to a limit in bytes
+    )
 
 
 C = TypeVar("C")
 
 
-def read_file(path: Path | None, say: Callable[[str], None] = lambda _words: None) -> dict[str, dict[str, Any]]:
+def read_file(
+    path: Path | None, say: Callable[[str], None] = lambda _words: None
+) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
     Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` is told where a file is
@@ -358,18 +501,26 @@ def read_file(path: Path | None, say: Callable[[str], None] = lambda _words: Non
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Check --config FILE.") from error
+        raise UsageError(
+            f"Cannot read {path}: {error.strerror}.", "Check --config FILE."
+        ) from error
     except ValueError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.", "Mend that line and run again.") from error
+        raise UsageError(
+            f"{path} is not valid TOML: {error}.", "Mend that line and run again."
+        ) from error
     for name, section in data.items():
         if name not in SECTIONS:
             raise unknown(f"section in {path}", name, SECTIONS)
         if not isinstance(section, dict):
-            raise UsageError(f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own.")
+            raise UsageError(
+                f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own."
+            )
     return data
 
 
-def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any], where: str = FILE_NAME) -> C:
+def resolve(
+    kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any], where: str = FILE_NAME
+) -> C:
     """A configuration from a file's section and the flags; a flag that is None or empty was not given.
 
     Raises UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
@@ -381,7 +532,9 @@ def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any],
         if key is None:
             raise unknown(f"key in {where}", name, hints)
         if values.get(key, value) != value:
-            raise UsageError(f"{where} gives {key} twice, by two of its names.", f"Leave {name} out.")
+            raise UsageError(
+                f"{where} gives {key} twice, by two of its names.", f"Leave {name} out."
+            )
         values[key] = _typed(name, value, hints[key], where)
     for name, value in flags.items():
         if value is None or value == () or value == [] or value == {}:
@@ -398,14 +551,20 @@ def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
     for item in fields(kind):
         least, value = item.metadata["option"].minimum, values.get(item.name)
         if least is not None and isinstance(value, int | float) and value < least:
-            raise UsageError(f"{item.name} is {value}, expected at least {least}.", f"For example {item.name}={least}")
+            raise UsageError(
+                f"{item.name} is {value}, expected at least {least}.",
+                f"For example {item.name}={least}",
+            )
 
 
 def field_names(kind: type) -> dict[str, str]:
     """What a field may be called in ``fedcache.toml`` and in Python -> its name; other names of its option count."""
     found: dict[str, str] = {}
     for item in fields(kind):
-        found |= {name.removeprefix("--").replace("-", "_"): item.name for name in item.metadata["option"].names}
+        found |= {
+            name.removeprefix("--").replace("-", "_"): item.name
+            for name in item.metadata["option"].names
+        }
         found[item.name] = item.name
     return found
 
@@ -432,7 +591,8 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
             return None
     wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
     raise UsageError(
-        f"{name} in {where} is {value!r}; expected {wanted}.", "See `fedcache config` for every key and its value."
+        f"{name} in {where} is {value!r}; expected {wanted}.",
+        "See `fedcache config` for every key and its value.",
     )
 
 
@@ -443,6 +603,12 @@ def to_table(config: Any) -> dict[str, Any]:
         value = getattr(config, item.name)
         if value is None or value in ((), {}):
             continue
-        plain = list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+        plain = (
+            list(value)
+            if isinstance(value, tuple)
+            else dict(value)
+            if isinstance(value, Mapping)
+            else value
+        )
         table[item.name] = plain
     return table

@@ -165,7 +165,9 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
             refused.append(error)
     if len(refused) > 1:
         hints = dict.fromkeys(error.hint for error in refused)
-        raise FedcacheError(refused[0].code, "\n".join(e.message for e in refused), "\n".join(hints)) from refused[0]
+        raise FedcacheError(
+            refused[0].code, "\n".join(e.message for e in refused), "\n".join(hints)
+        ) from refused[0]
     if refused:
         raise refused[0]
     return found
@@ -174,8 +176,12 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
 def memory_error(error: BaseException) -> FedcacheError | None:
     """An allocation of numpy, torch or CUDA that failed, as an error with what was asked for; None for other errors."""
     text = str(error)
-    refused = r"DefaultCPUAllocator|not enough memory|out of memory|Storage size calculation overflowed"
-    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and re.search(refused, text)):
+    refused = (
+        r"DefaultCPUAllocator|not enough memory|out of memory|Storage size calculation overflowed"
+    )
+    if not isinstance(error, MemoryError) and not (
+        isinstance(error, RuntimeError) and re.search(refused, text)
+    ):
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)

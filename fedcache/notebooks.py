@@ -18,7 +18,9 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     every = list(rows)
     head = "".join(f"<th>{escape(visible(c))}</th>" for c in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape('' if cell is None else visible(str(cell)))}</td>" for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{escape('' if cell is None else visible(str(cell)))}</td>" for cell in row)
+        + "</tr>"
         for row in every[:MOST_ROWS]
     )
     more = len(every) - MOST_ROWS

@@ -19,11 +19,17 @@ class OptionInfo:
     short: str = ""  # its one-letter form, ``-d``
     # long options in place of the field's own name; of several, the last are hidden aliases
     names: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()  # the words it takes, where they are few; their check is where they are used
+    choices: tuple[
+        str, ...
+    ] = ()  # the words it takes, where they are few; their check is where they are used
     minimum: int | None = None  # the smallest number it takes
-    default: str = ""  # what is done without it, in words, where the field's default does not say it
+    default: str = (
+        ""  # what is done without it, in words, where the field's default does not say it
+    )
     path: bool = False  # whether it is a path, for completion
-    split: bool = False  # whether one use of a ``key=value`` option may hold several pairs, comma-separated
+    split: bool = (
+        False  # whether one use of a ``key=value`` option may hold several pairs, comma-separated
+    )
     once: bool = False  # whether a key that comes twice is refused
     whole: bool = False  # whether each use is one value, commas and all
 

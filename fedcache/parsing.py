@@ -83,7 +83,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(too_deep) from error
     level: list[Any] = [table]
     for _ in range(DEEPEST + 1):
-        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
+        level = [
+            inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)
+        ]
         if not level:
             return table
     raise ValueError(too_deep)

@@ -51,7 +51,11 @@ class Plugin:
     @property
     def place(self) -> str:
         """``package.module:attribute``, where the thing is defined."""
-        return self.entry.value if self.entry is not None else f"{self.thing.__module__}:{self.thing.__qualname__}"
+        return (
+            self.entry.value
+            if self.entry is not None
+            else f"{self.thing.__module__}:{self.thing.__qualname__}"
+        )
 
     def load(self) -> Any:
         """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
@@ -69,12 +73,17 @@ class Plugin:
     def loaded(self, expected: type[Any]) -> Any:
         """The thing, where it is what it should be. Raises UsageError as ``load``, and for anything else."""
         thing = self.load()
-        good = issubclass(thing, expected) if isinstance(thing, type) else isinstance(thing, expected)
+        good = (
+            issubclass(thing, expected) if isinstance(thing, type) else isinstance(thing, expected)
+        )
         if not good or (
-            isinstance(getattr(thing, "name", self.name), str) and getattr(thing, "name", self.name) != self.name
+            isinstance(getattr(thing, "name", self.name), str)
+            and getattr(thing, "name", self.name) != self.name
         ):
             called = getattr(thing, "name", None)
-            said = f"a {type(thing).__name__}" + (f" called {called!r}" if isinstance(called, str) else "")
+            said = f"a {type(thing).__name__}" + (
+                f" called {called!r}" if isinstance(called, str) else ""
+            )
             raise UsageError(
                 f"The plug-in {self.name!r} of {self.origin} is {said}, expected {KINDS[self.kind]} of that name.",
                 "Mend what its entry point names, or what was registered.",
@@ -95,7 +104,10 @@ def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None
 def _installed(kind: str) -> dict[str, Plugin]:
     """Entry points by name; of two packages with one name the first in the order of their names."""
     found: dict[str, Plugin] = {}
-    for entry in sorted(entry_points(group=f"fedcache.{kind}"), key=lambda e: (e.dist.name if e.dist else "", e.name)):
+    for entry in sorted(
+        entry_points(group=f"fedcache.{kind}"),
+        key=lambda e: (e.dist.name if e.dist else "", e.name),
+    ):
         package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
         found.setdefault(entry.name, Plugin(kind, entry.name, package, version, entry))
     return found
@@ -104,7 +116,9 @@ def _installed(kind: str) -> dict[str, Plugin]:
 def plugins(kind: str) -> dict[str, Plugin]:
     """Everything from outside of a kind, by name; what bears a name of fedcache's own is left out."""
     own = _own.get(kind, frozenset())
-    return {name: p for name, p in {**_installed(kind), **_registered[kind]}.items() if name not in own}
+    return {
+        name: p for name, p in {**_installed(kind), **_registered[kind]}.items() if name not in own
+    }
 
 
 def find(kind: str, name: str) -> Plugin | None:
@@ -144,7 +158,8 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
     called = name if name is not None else getattr(thing, "name", None)
     if not isinstance(called, str) or not called.strip():
         raise UsageError(
-            f"The {many.removesuffix('s')} has no name.", 'For example fc.register("method", METHOD, "mine")'
+            f"The {many.removesuffix('s')} has no name.",
+            'For example fc.register("method", METHOD, "mine")',
         )
     if many == "backbones" and not _is_found_again(thing):
         raise UsageError(
@@ -183,7 +198,9 @@ class PluginTable(Mapping[str, T]):
         return thing
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things or (isinstance(name, str) and find(self._kind, name) is not None)
+        return name in self._things or (
+            isinstance(name, str) and find(self._kind, name) is not None
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._things)

@@ -61,7 +61,9 @@ def sigterm_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is interrupt:  # else the command was asked to stop and is about to end
+        if (
+            signal.getsignal(signal.SIGTERM) is interrupt
+        ):  # else the command was asked to stop and is about to end
             signal.signal(signal.SIGTERM, before)
 
 
@@ -85,7 +87,9 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         asked += 1
         if asked == 1:
             request()
-            with suppress(RuntimeError, OSError):  # the signal came in the middle of a print, or nobody reads
+            with suppress(
+                RuntimeError, OSError
+            ):  # the signal came in the middle of a print, or nobody reads
                 say("Stopping after what is being computed; once more to stop at once.")
         elif left:
             end_at_once()
@@ -177,7 +181,11 @@ def keep_freed_memory() -> bool:
         whether the allocator could be told: only glibc can. Elsewhere it is slower, not wrong.
     """
     mallopt = _of_glibc("mallopt")
-    return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, MOST)) and bool(mallopt(M_TRIM_THRESHOLD, MOST))
+    return (
+        mallopt is not None
+        and bool(mallopt(M_MMAP_THRESHOLD, MOST))
+        and bool(mallopt(M_TRIM_THRESHOLD, MOST))
+    )
 
 
 def return_freed_memory() -> None:

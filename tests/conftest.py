@@ -33,13 +33,17 @@ SUITES = {"browser": 600, "durability": 3600, "engines": 900}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--update-golden``, which tests/contract/test_golden.py reads."""
     parser.addoption(
-        "--update-golden", action="store_true", help="write the golden figures of the selected methods (one process)"
+        "--update-golden",
+        action="store_true",
+        help="write the golden figures of the selected methods (one process)",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the suites, leave tests of the full draw out of the short one, and report how many examples tests draw."""
-    if not FULL and (later := [item for item in items if item.get_closest_marker("full") is not None]):
+    if not FULL and (
+        later := [item for item in items if item.get_closest_marker("full") is not None]
+    ):
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
     for item in items:

@@ -25,14 +25,20 @@ def test_the_whole_job_in_ten_lines(tmp_path: Path) -> None:
     run = fc.train("fed3r", store, parts)
     # Fed3R sums the statistics of a ridge regression, so the clients together are one regression on all their rows.
     X, y = store.Xy()
-    W = np.linalg.solve(X.T @ X + run.result["hyperparameters"]["lam"] * np.eye(X.shape[1]), X.T @ np.eye(6)[y])
+    W = np.linalg.solve(
+        X.T @ X + run.result["hyperparameters"]["lam"] * np.eye(X.shape[1]), X.T @ np.eye(6)[y]
+    )
     unseen, truth = store.Xy(split="test")
-    assert run.accuracy["mean"] == np.mean((unseen @ W).argmax(1) == truth) == pytest.approx(14 / 18)
+    assert (
+        run.accuracy["mean"] == np.mean((unseen @ W).argmax(1) == truth) == pytest.approx(14 / 18)
+    )
     assert run.traffic["exact"]["up_bytes"] > 0
     assert "mean" in run.fairness
     grid = fc.grid("fedavg", store, parts, seeds=range(2), lr=[0.1, 0.01], options={"rounds": 2})
     assert len(grid.points) == 4 - 2
-    assert grid.best().run.accuracy["mean"] == pytest.approx(max(p.run.accuracy["mean"] for p in grid.points))
+    assert grid.best().run.accuracy["mean"] == pytest.approx(
+        max(p.run.accuracy["mean"] for p in grid.points)
+    )
     sites = fc.shard(store, parts)
     assert len(list(sites.glob("*.zarr"))) == 3
     for thing in (store, run, grid):
@@ -53,11 +59,35 @@ def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_pat
 
 
 PUBLIC = {
-    "Extraction", "FedClassifier", "FedcacheError", "Grid", "Method", "Model", "Partition", "Recipe", "Round", "Run",
-    "Store", "__version__", "backbone", "compare", "evaluate", "extract", "grid", "ingest", "load_model", "partition",
-    "personalise", "register", "report", "shard", "train",
-}  # fmt: skip
-FUNCTIONS = [getattr(fc, name) for name in sorted(PUBLIC) if name.islower() and name != "__version__"]
+    "Extraction",
+    "FedClassifier",
+    "FedcacheError",
+    "Grid",
+    "Method",
+    "Model",
+    "Partition",
+    "Recipe",
+    "Round",
+    "Run",
+    "Store",
+    "__version__",
+    "backbone",
+    "compare",
+    "evaluate",
+    "extract",
+    "grid",
+    "ingest",
+    "load_model",
+    "partition",
+    "personalise",
+    "register",
+    "report",
+    "shard",
+    "train",
+}
+FUNCTIONS = [
+    getattr(fc, name) for name in sorted(PUBLIC) if name.islower() and name != "__version__"
+]
 
 
 def test_completion_shows_the_public_names() -> None:
@@ -76,11 +106,15 @@ def test_a_function_is_a_function_with_a_signature_and_a_docstring() -> None:
 
 def test_train_has_an_argument_for_every_option_of_the_command() -> None:
     fields = set(TrainConfig.__dataclass_fields__) - {"store", "partition", "set", "execution"}
-    assert fields | {"parts", "settings", "execution"} <= set(inspect.signature(fc.train).parameters)
+    assert fields | {"parts", "settings", "execution"} <= set(
+        inspect.signature(fc.train).parameters
+    )
     assert set(ExtractConfig.__dataclass_fields__) <= set(inspect.signature(fc.extract).parameters)
 
 
-@pytest.mark.parametrize("first", ["fedcache.extract.recipe", "fedcache.api", "fedcache.extract.backbones"])
+@pytest.mark.parametrize(
+    "first", ["fedcache.extract.recipe", "fedcache.api", "fedcache.extract.backbones"]
+)
 def test_functions_stay_functions_whatever_was_imported_before_and_after(first: str) -> None:
     code = (
         f"import {first}\nimport sys, inspect, fedcache as fc\n"
@@ -89,7 +123,9 @@ def test_functions_stay_functions_whatever_was_imported_before_and_after(first: 
         "from fedcache.extract import recipe\nfrom fedcache.report.drawing import percent\n"
         "assert inspect.isfunction(fc.extract) and inspect.isfunction(fc.report)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, first], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, first], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -115,7 +151,9 @@ def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
         "import fedcache as fc\n"
         f"print(fc.extract('folder:{images}', backbones=['random-projection'], workers=2, batch=16).rows)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["480"]
 

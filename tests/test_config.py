@@ -9,15 +9,43 @@ import pytest
 from command import fedcache
 
 import fedcache as fc
-from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, execution_name, read_file, resolve
+from fedcache.config import (
+    ExtractConfig,
+    Home,
+    PartitionConfig,
+    TrainConfig,
+    execution_name,
+    read_file,
+    resolve,
+)
 from fedcache.errors import Exit, UsageError, memory_error
 
 
 def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given() -> None:
-    section = {"rounds": 5, "backbones": "a, b,,c", "set": {"lr": 0.1}, "eval-every": 2, "byzantine": 0}
-    flags = {"rounds": 7, "method": None, "domain": (), "set": {}, "client_backbones": [], "dp_clip": 1}
+    section = {
+        "rounds": 5,
+        "backbones": "a, b,,c",
+        "set": {"lr": 0.1},
+        "eval-every": 2,
+        "byzantine": 0,
+    }
+    flags = {
+        "rounds": 7,
+        "method": None,
+        "domain": (),
+        "set": {},
+        "client_backbones": [],
+        "dp_clip": 1,
+    }
     made = resolve(TrainConfig, section, flags)
-    wanted = TrainConfig(rounds=7, backbones=("a", "b", "c"), set={"lr": 0.1}, eval_every=2, byzantine=0.0, dp_clip=1.0)
+    wanted = TrainConfig(
+        rounds=7,
+        backbones=("a", "b", "c"),
+        set={"lr": 0.1},
+        eval_every=2,
+        byzantine=0.0,
+        dp_clip=1.0,
+    )
     assert made == wanted
     assert (type(made.byzantine), type(made.dp_clip)) == (float, float)
     assert resolve(TrainConfig, {}, {}) == TrainConfig()
@@ -27,8 +55,11 @@ def test_former_names_mean_what_they_meant() -> None:
     assert resolve(TrainConfig, {"lift": "stack"}, {}).execution == "batched"
     assert resolve(TrainConfig, {"lift": "dual", "execution": "dual"}, {}).execution == "gram"
     assert [execution_name(word) for word in ("loop", "stack", "dual", "gram")] == [
-        "sequential", "batched", "gram", "gram",
-    ]  # fmt: skip
+        "sequential",
+        "batched",
+        "gram",
+        "gram",
+    ]
     with pytest.raises(UsageError, match="lift"):
         resolve(TrainConfig, {"execution": "gram", "lift": "stack"}, {})
 
@@ -58,7 +89,9 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("word", "offline"), [(None, False), ("0", False), ("yes", True)])
-def test_the_home_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, word: str | None, offline: bool) -> None:
+def test_the_home_is_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, word: str | None, offline: bool
+) -> None:
     monkeypatch.setenv("FEDCACHE_HOME", "~/there")
     if word is not None:
         monkeypatch.setenv("FEDCACHE_OFFLINE", word)
@@ -71,7 +104,11 @@ def test_the_home_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, wo
 
 
 def test_what_was_asked_of_memory_is_told() -> None:
-    asked = memory_error(MemoryError("Unable to allocate 7.45 GiB for an array with shape (1000, 10) and data type f"))
+    asked = memory_error(
+        MemoryError(
+            "Unable to allocate 7.45 GiB for an array with shape (1000, 10) and data type f"
+        )
+    )
     assert asked is not None
     assert asked.code is Exit.ENVIRONMENT
     assert "7.45 GiB" in asked.message
@@ -79,7 +116,15 @@ def test_what_was_asked_of_memory_is_told() -> None:
 
 
 REMOTE = [
-    ["extract", "--dataset", "digits", "--backbones", "glyph-clip", "--store", "s3://bucket/y.zarr"],
+    [
+        "extract",
+        "--dataset",
+        "digits",
+        "--backbones",
+        "glyph-clip",
+        "--store",
+        "s3://bucket/y.zarr",
+    ],
     ["extract", "--dataset", "folder:s3://bucket/x", "--backbones", "glyph-clip"],
     ["extract", "--config", "gs://bucket/fedcache.toml"],
     ["ingest", "hf://owner/name", "--name", "mine"],
@@ -98,7 +143,9 @@ def test_an_address_is_no_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_no_home_and_no_value_of_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fedcache.toml").write_text('[train]\nstore = "s3://bucket/x"\n', encoding="utf-8")
     assert "store: s3://" in fedcache("train", "fed3r").err

@@ -19,7 +19,9 @@ from fedcache.errors import Exit, FedcacheError
 WORDS = [name for kind in SECTIONS.values() for name in kind.__dataclass_fields__]
 VALUES = st.recursive(
     st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -38,7 +40,9 @@ def outcome(path: Path) -> Exit | None:
 
 
 @examples(150, 300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(raw=st.binary(max_size=200) | st.text(max_size=100).map(lambda s: s.encode("utf-8", "replace")))
+@given(
+    raw=st.binary(max_size=200) | st.text(max_size=100).map(lambda s: s.encode("utf-8", "replace"))
+)
 def test_a_configuration_of_any_bytes(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "f.toml").write_bytes(raw)
     assert outcome(tmp_path / "f.toml") in (None, Exit.USAGE)
@@ -46,8 +50,12 @@ def test_a_configuration_of_any_bytes(tmp_path: Path, raw: bytes) -> None:
 
 @pytest.mark.slow
 @examples(150, 300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(section=st.sampled_from([*SECTIONS, "trian"]), key=st.sampled_from([*WORDS, "lr"]), value=VALUES)
-def test_a_configuration_with_any_value(tmp_path: Path, section: str, key: str, value: object) -> None:
+@given(
+    section=st.sampled_from([*SECTIONS, "trian"]), key=st.sampled_from([*WORDS, "lr"]), value=VALUES
+)
+def test_a_configuration_with_any_value(
+    tmp_path: Path, section: str, key: str, value: object
+) -> None:
     import tomli_w
 
     try:
@@ -67,7 +75,9 @@ NESTED = [
 
 
 @pytest.mark.parametrize("text", NESTED, ids=["arrays", "header", "arrays of 60"])
-def test_a_configuration_nested_thousands_deep_is_refused_in_words(tmp_path: Path, text: str) -> None:
+def test_a_configuration_nested_thousands_deep_is_refused_in_words(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / "f.toml").write_text(text)
     with pytest.raises(FedcacheError, match="50 deep") as caught:
         read_file(tmp_path / "f.toml")
@@ -76,6 +86,10 @@ def test_a_configuration_nested_thousands_deep_is_refused_in_words(tmp_path: Pat
 
 def test_deep_json_of_an_embedding_file_is_refused_in_words(tmp_path: Path) -> None:
     deep = '{"classes": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    save_file({"features/a": np.ones((4, 2), np.float32)}, tmp_path / "e.safetensors", metadata={"fedcache": deep})
+    save_file(
+        {"features/a": np.ones((4, 2), np.float32)},
+        tmp_path / "e.safetensors",
+        metadata={"fedcache": deep},
+    )
     done = fedcache("ingest", tmp_path / "e.safetensors", "--name", "deep")
     assert done.code in (2, 5), done.err

@@ -20,7 +20,9 @@ HOSTILE = "<script>alert('x')</script>"
 def store() -> fc.Store:
     x, y, split = embeddings()
     names = np.array([HOSTILE, "b & c", "d"])
-    return fc.Store.from_arrays({"mine": x}, labels=names[y], splits=split, domains=np.where(y == 0, "ink", "chalk"))
+    return fc.Store.from_arrays(
+        {"mine": x}, labels=names[y], splits=split, domains=np.where(y == 0, "ink", "chalk")
+    )
 
 
 def test_every_object_is_one_useful_line_and_plain_values(store: fc.Store) -> None:
@@ -52,7 +54,9 @@ def test_frames_hold_what_results_hold(store: fc.Store) -> None:
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fedavg", store, parts, rounds=3, seeds=range(2), eval_every=3)
     frame = run.frame()
-    assert list(zip(frame["seed"], frame["round"], strict=True)) == [(s, r) for s in (0, 1) for r in (1, 2, 3)]
+    assert list(zip(frame["seed"], frame["round"], strict=True)) == [
+        (s, r) for s in (0, 1) for r in (1, 2, 3)
+    ]
     assert frame["bytes_up"].sum() == run.traffic.bytes_up
     assert frame.dropna(subset="accuracy")["accuracy"].tolist() == run.accuracy.per_seed
     clients = run.frame("clients")
@@ -62,7 +66,9 @@ def test_frames_hold_what_results_hold(store: fc.Store) -> None:
     assert set(rows["class"]) == {HOSTILE, "b & c", "d"}
 
 
-def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home: Path, tmp_path: Path) -> None:
+def test_arrays_go_in_and_come_out_and_again_are_the_same_store(
+    own_home: Path, tmp_path: Path
+) -> None:
     x, y, split = embeddings()
     other = np.arange(len(x) * 2, dtype=np.float64).reshape(len(x), 2)
     store = fc.Store.from_arrays({"a": x, "b": other}, labels=y, splits=split)
@@ -78,7 +84,9 @@ def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home: Path, 
     both, _ = store.Xy(["b", "a"], split=None)
     assert np.array_equal(both, np.concatenate([other.astype(np.float32), x], axis=1))
     unknown = fc.Store.from_arrays({"a": x}, labels=np.where(y == 2, -1, y))
-    assert (unknown.Xy(split=None)[1] == -1).sum() == 30, "a label that is not known leaves no row out"
+    assert (unknown.Xy(split=None)[1] == -1).sum() == 30, (
+        "a label that is not known leaves no row out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,8 +98,14 @@ def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home: Path, 
         ({"names": ["a", "a", "b", "c"]}, 2, "unique"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(own_home: Path, change: dict[str, object], code: int, says: str) -> None:
-    given: dict[str, object] = {"features": {"mine": np.ones((4, 2), np.float32)}, "labels": [0, 1, 0, 1], **change}
+def test_arrays_that_do_not_fit_are_refused(
+    own_home: Path, change: dict[str, object], code: int, says: str
+) -> None:
+    given: dict[str, object] = {
+        "features": {"mine": np.ones((4, 2), np.float32)},
+        "labels": [0, 1, 0, 1],
+        **change,
+    }
     with pytest.raises(fc.FedcacheError, match=says) as caught:
         fc.Store.from_arrays(given.pop("features"), **given)
     assert caught.value.code == code

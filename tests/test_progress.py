@@ -71,7 +71,9 @@ def test_images_that_are_read_for_their_digests_are_counted_once(tmp_path: Path)
 
 def test_the_command_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(TerminalObserver, "start", lambda _self, what, _total, _unit: begun.append(what))
+    monkeypatch.setattr(
+        TerminalObserver, "start", lambda _self, what, _total, _unit: begun.append(what)
+    )
     images = folder(tmp_path / "images", train=6, test=2)
     ok("datasets", "info", f"folder:{images}")
     assert begun == ["reading"]

@@ -61,28 +61,119 @@ from fedcache.ui.grids import GridIndex  # noqa: E402
 from fedcache.ui.run_index import RunIndex  # noqa: E402
 
 HANG = 120.0
-DETECTED = {Exit.USAGE, Exit.QUARANTINED, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED}
+DETECTED = {
+    Exit.USAGE,
+    Exit.QUARANTINED,
+    Exit.STORE,
+    Exit.CORRUPT,
+    Exit.ENVIRONMENT,
+    Exit.FEDERATED,
+}
 IID = ("--scheme", "iid", "--clients", "3")
 NOISE = ("--dp-clip", "1", "--dp-noise", "2")
-REAL = ("train", "--method", "fedavg", "-b", "random-projection:16", *IID, *NOISE, "--dp-allow", "evaluation")
-SIMULATED = ("train", "--method", "fedprox", "-b", "random-projection:16", *IID, *NOISE, "--dp-seed", "3")
+REAL = (
+    "train",
+    "--method",
+    "fedavg",
+    "-b",
+    "random-projection:16",
+    *IID,
+    *NOISE,
+    "--dp-allow",
+    "evaluation",
+)
+SIMULATED = (
+    "train",
+    "--method",
+    "fedprox",
+    "-b",
+    "random-projection:16",
+    *IID,
+    *NOISE,
+    "--dp-seed",
+    "3",
+)
 PRIVATE = (*REAL, "--rounds", "2")
 PRIVATE_STOPPED = (*REAL, "--rounds", "4", "--seeds", "0,1")
 SIMULATED_STOPPED = (*SIMULATED, "--rounds", "4", "--seeds", "0,1")
-SEARCH = ("grid", "--method", "fedavg", "--sampler", "optuna", "--trials", "3", "--pruner", "median", "--sweep",
-          "lr=0.1,0.01,0.001", "--eval-every", "1", "--validation", "0.4", "--rounds", "2", "-b",
-          "random-projection:16", *IID)  # fmt: skip
-MANY_CLIENTS = ("train", "--method", "fedavg", "--rounds", "1", "-b", "random-projection:16", "-p", "even")
-GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", "--rounds", "3", "-b", "random-projection:16", *IID)
-STOPPED = ("train", "--method", "fedavg", "--rounds", "5", "--seeds", "0,1,2", "-b", "random-projection:16", *IID)
+SEARCH = (
+    "grid",
+    "--method",
+    "fedavg",
+    "--sampler",
+    "optuna",
+    "--trials",
+    "3",
+    "--pruner",
+    "median",
+    "--sweep",
+    "lr=0.1,0.01,0.001",
+    "--eval-every",
+    "1",
+    "--validation",
+    "0.4",
+    "--rounds",
+    "2",
+    "-b",
+    "random-projection:16",
+    *IID,
+)
+MANY_CLIENTS = (
+    "train",
+    "--method",
+    "fedavg",
+    "--rounds",
+    "1",
+    "-b",
+    "random-projection:16",
+    "-p",
+    "even",
+)
+GRID = (
+    "grid",
+    "--method",
+    "fedavg",
+    "--sweep",
+    "lr=0.1,0.01",
+    "--rounds",
+    "3",
+    "-b",
+    "random-projection:16",
+    *IID,
+)
+STOPPED = (
+    "train",
+    "--method",
+    "fedavg",
+    "--rounds",
+    "5",
+    "--seeds",
+    "0,1,2",
+    "-b",
+    "random-projection:16",
+    *IID,
+)
 FINISHED = (
-    ("train", "--method", "fedrep", "--rounds", "2", "--seeds", "0,1", "-b", "random-projection:16", *IID),
+    (
+        "train",
+        "--method",
+        "fedrep",
+        "--rounds",
+        "2",
+        "--seeds",
+        "0,1",
+        "-b",
+        "random-projection:16",
+        *IID,
+    ),
     ("train", "--method", "fed3r", "-b", "random-projection:32", "-p", "uneven"),
     ("train", "--method", "clip-zs", "-b", "glyph-clip", *IID),
     (*SIMULATED, "--rounds", "2"),
 )
 NAMES = "flower/server-8000/names.json"
-FEDERATED = Plan(TrainConfig(method="scaffold", rounds=4, execution="sequential"), sites=3, wait=0.01)
+FEDERATED = Plan(
+    TrainConfig(method="scaffold", rounds=4, execution="sequential"), sites=3, wait=0.01
+)
 
 WARNED = re.compile(
     r"not what was written|does not have the digest|begins again|left out|is missing|not finished|another file|damaged"
@@ -164,12 +255,18 @@ class Story:
     """A home, what its files were before, and which commands read them."""
 
     root: Path  # of all files; the home is ``root/home``
-    older: dict[str, list[bytes]] = field(default_factory=dict)  # path inside the home -> earlier bytes
+    older: dict[str, list[bytes]] = field(
+        default_factory=dict
+    )  # path inside the home -> earlier bytes
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it
-    unfinished: dict[str, str] = field(default_factory=dict)  # directory -> the reader that goes on with it
+    unfinished: dict[str, str] = field(
+        default_factory=dict
+    )  # directory -> the reader that goes on with it
     searched: set[str] = field(default_factory=set)  # directories of the search and of its runs
     tagged: list[str] = field(default_factory=list)  # directories of runs with tags
-    opened: set[str] = field(default_factory=set)  # paths inside the home of files that commands opened
+    opened: set[str] = field(
+        default_factory=set
+    )  # paths inside the home of files that commands opened
 
     @property
     def home(self) -> Path:
@@ -177,7 +274,11 @@ class Story:
 
     def files(self) -> dict[str, bytes]:
         """Every file of the home, by its path inside."""
-        return {str(p.relative_to(self.home)): p.read_bytes() for p in sorted(self.home.rglob("*")) if p.is_file()}
+        return {
+            str(p.relative_to(self.home)): p.read_bytes()
+            for p in sorted(self.home.rglob("*"))
+            if p.is_file()
+        }
 
     def note(self) -> None:
         """Remember what files hold now, as their older versions."""
@@ -192,7 +293,18 @@ def tell(root: Path) -> Story:
     story = Story(root)
     watched(story)
     images = folder(root / "images", train=5, test=3)
-    extract = ("extract", "--dataset", f"folder:{images}", "--workers", "0", "--chunk-rows", "8", "--batch", "8", "-b")
+    extract = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--workers",
+        "0",
+        "--chunk-rows",
+        "8",
+        "--batch",
+        "8",
+        "-b",
+    )
     ok(*extract, "random-projection:16")
     story.note()
     ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
@@ -226,8 +338,12 @@ def tell(root: Path) -> Story:
     ok(*extract, "random-projection:16")
     grid = grid_of(story.home / "sites", story.home / "flower")
     for node in grid.sites:
-        grid.meddle[node] = lambda kind, n, packed: "gone" if (kind, n) >= ("fit", 3) and kind == "fit" else packed
-    with suppress(FedcacheError):  # no site answers in round 3: the server's checkpoint and the sites' states are left
+        grid.meddle[node] = lambda kind, n, packed: (
+            "gone" if (kind, n) >= ("fit", 3) and kind == "fit" else packed
+        )
+    with suppress(
+        FedcacheError
+    ):  # no site answers in round 3: the server's checkpoint and the sites' states are left
         names = story.home / NAMES
         names.parent.mkdir(parents=True)
         federate(FEDERATED, grid, Home(story.home), Silent(), SiteNames(names))
@@ -296,23 +412,36 @@ Reader = Callable[[Story], dict[str, Any]]
 def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     """The commands that read a file, by a name; none changes what a later one says of the untouched home."""
     top, inside = [*name.split("/"), ""][:2]
-    arrays = "random-projection:16,random-projection:32,random-projection:8"  # the last is a new one
+    arrays = (
+        "random-projection:16,random-projection:32,random-projection:8"  # the last is a new one
+    )
     more = extracted("--dataset", f"folder:{story.root / 'images'}", "-b", arrays)
     if top == "grids":
         return {"page of grids": page_of_grids}
     if kind == "tags":
-        return {"runs list": said("runs", "list"), f"runs show {inside}": said("runs", "show", inside)}
+        return {
+            "runs list": said("runs", "list"),
+            f"runs show {inside}": said("runs", "show", inside),
+        }
     if top == "runs" and inside in story.searched:
         return {"ls": said("ls", "--runs"), "search": points_of(*SEARCH)}
     if kind in ("models", "list of models") and inside in story.runs:
-        run, image = story.home / "runs" / inside, next((story.root / "images" / "test").rglob("*.png"))
+        run, image = (
+            story.home / "runs" / inside,
+            next((story.root / "images" / "test").rglob("*.png")),
+        )
         return {
             f"predict {inside}": said("predict", run, image),
-            f"evaluate {inside}": said("evaluate", run, "--dataset", f"folder:{story.root / 'images'}"),
+            f"evaluate {inside}": said(
+                "evaluate", run, "--dataset", f"folder:{story.root / 'images'}"
+            ),
             f"{inside} by its options": trained(*story.runs[inside]),
         }
     if top == "runs" and inside in story.unfinished:
-        return {"ls": said("ls", "--runs"), story.unfinished[inside]: GOING_ON[story.unfinished[inside]]}
+        return {
+            "ls": said("ls", "--runs"),
+            story.unfinished[inside]: GOING_ON[story.unfinished[inside]],
+        }
     if top.startswith("privacy"):
         return {"ls --privacy": said("ls", "--privacy"), "spent again": spent(*PRIVATE, "--fresh")}
     if top == "runs":
@@ -321,29 +450,50 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
             f"{inside} by its configuration": trained("train", "--config", config),
             f"{inside} by its options": trained(*story.runs[inside]),
         }
-        if story.runs[inside] == PRIVATE:  # once: where its result is lost, other noise is drawn, which it says
+        if (
+            story.runs[inside] == PRIVATE
+        ):  # once: where its result is lost, other noise is drawn, which it says
             name, reader = next(iter(again.items()))
             again = {name: lists(reader)}
-        return {"ls": said("ls", "--runs"), "compare": said("compare", "--over", "clients"), "report": report, **again}
+        return {
+            "ls": said("ls", "--runs"),
+            "compare": said("compare", "--over", "clients"),
+            "report": report,
+            **again,
+        }
     if kind in ("site state", "names of sites"):
         return {"federation": federation}
     place = story.home / top / inside
     if top == "sites":
         return {f"verify {inside}": said("verify", place), "federation": federation}
     if top == "stores":
-        again = {" ".join(words): trained(*words, "--fresh", "--runs", story.root / "fresh") for words in FINISHED}
-        looks = {f"inspect {inside}": said("inspect", place), f"verify {inside}": said("verify", place)}
+        again = {
+            " ".join(words): trained(*words, "--fresh", "--runs", story.root / "fresh")
+            for words in FINISHED
+        }
+        looks = {
+            f"inspect {inside}": said("inspect", place),
+            f"verify {inside}": said("verify", place),
+        }
         return {**looks, **again, "extract": more}
     default = ("train", "--method", "fedncm", *IID, "--runs", story.root / "fresh")
     last = extracted("-b", "random-projection:16")
-    return {"train by default": lists(trained(*default)), "extract by default": last, "extract": more}
+    return {
+        "train by default": lists(trained(*default)),
+        "extract by default": last,
+        "extract": more,
+    }
 
 
 def _answer(done: Done) -> dict[str, Any]:
     """The data of a command, and its warnings apart."""
     envelope = json.loads(done.out.strip().splitlines()[-1]) if done.out.strip() else {}
-    return {"code": done.code, "data": envelope.get("data"), "told": [*envelope.get("warnings", []), done.err[-2000:]],
-            "error": envelope.get("error")}  # fmt: skip
+    return {
+        "code": done.code,
+        "data": envelope.get("data"),
+        "told": [*envelope.get("warnings", []), done.err[-2000:]],
+        "error": envelope.get("error"),
+    }
 
 
 def said(*words: object) -> Reader:
@@ -381,7 +531,10 @@ def points_of(*words: object) -> Reader:
     def go(story: Story) -> dict[str, Any]:
         answer = _answer(fedcache(*words, "--json"))
         if answer["code"] == 0:
-            found = [json.loads((Path(p["path"]) / "result.json").read_bytes()) for p in answer["data"]["points"]]
+            found = [
+                json.loads((Path(p["path"]) / "result.json").read_bytes())
+                for p in answer["data"]["points"]
+            ]
             results = [{k: v for k, v in r.items() if k not in ("points", "sha256")} for r in found]
             answer["data"] = [results, answer["data"].get("pruned")]
         return answer
@@ -410,7 +563,11 @@ def spent(*words: object) -> Reader:
         if answer["code"] == 0:
             result = json.loads((Path(answer["data"]["path"]) / "result.json").read_bytes())
             ledger = _answer(fedcache("ls", "--privacy", "--json"))
-            answer["data"] = [result["trust"]["privacy"], ledger["code"], (ledger["data"] or {}).get("entries")]
+            answer["data"] = [
+                result["trust"]["privacy"],
+                ledger["code"],
+                (ledger["data"] or {}).get("entries"),
+            ]
             answer["told"] += ledger["told"]
         return {**answer, "lists": True}
 
@@ -447,7 +604,12 @@ def federation(story: Story) -> dict[str, Any]:
     try:
         (run,) = federate(FEDERATED, grid, Home(story.home), heard, SiteNames(story.home / NAMES))
     except FedcacheError as error:
-        return {"code": int(error.code), "data": None, "told": [str(error)], "error": {"message": error.message}}
+        return {
+            "code": int(error.code),
+            "data": None,
+            "told": [str(error)],
+            "error": {"message": error.message},
+        }
     told = [f"left out: {m}" for m in run.result["federation"]["missed"]]
     data = (run.path / "result.json").read_text()
     return {"code": 0, "data": data, "told": [*told, *heard.warnings], "error": None, "lists": True}
@@ -477,7 +639,11 @@ def digit(raw: bytes, draw: random.Random) -> bytes:
         return flipped(raw, draw)
     while True:
         at = draw.choice(places)
-        changed = raw[:at] + str((int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10).encode() + raw[at + 1 :]
+        changed = (
+            raw[:at]
+            + str((int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10).encode()
+            + raw[at + 1 :]
+        )
         if not same_json(raw, changed):
             return changed
 
@@ -517,7 +683,9 @@ CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 MUTATIONS = (*CHANGES, "another's", "exchanged", "older", "deleted")
 
 
-def mutate(story: Story, name: str, kind: str, how: str, draw: random.Random, files: Mapping[str, bytes]) -> str:
+def mutate(
+    story: Story, name: str, kind: str, how: str, draw: random.Random, files: Mapping[str, bytes]
+) -> str:
     """Change a file; what was done, or "" where there is nothing to do."""
     path, raw = story.home / name, files[name]
     others = [n for n, r in files.items() if n != name and kind_of(n) == kind and r != raw]
@@ -545,7 +713,10 @@ def mutate(story: Story, name: str, kind: str, how: str, draw: random.Random, fi
     if made == raw:
         return ""
     _overwrite(path, made)
-    at = next((i for i, (a, b) in enumerate(zip(raw, made, strict=False)) if a != b), min(len(raw), len(made)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(raw, made, strict=False)) if a != b),
+        min(len(raw), len(made)),
+    )
     return f"{name} {how} at {at}: {raw[max(at - 20, 0) : at + 20]!r} -> {made[max(at - 20, 0) : at + 20]!r}"
 
 
@@ -565,7 +736,9 @@ def watched(story: Story) -> None:
             return
         if not os.path.isdir(details[0]):  # noqa: PTH112  (a path object would open nothing, and takes longer)
             # A file that is being written counts under the name that it gets.
-            path = re.sub(r"(^|/)\.([^/]+)\.\d+-\w+\.partial(/|$)", r"\1\2\3", details[0].removeprefix(inside))
+            path = re.sub(
+                r"(^|/)\.([^/]+)\.\d+-\w+\.partial(/|$)", r"\1\2\3", details[0].removeprefix(inside)
+            )
             story.opened.add(path)
 
     sys.addaudithook(note)
@@ -575,7 +748,9 @@ def unlisted(story: Story) -> list[str]:
     """Files of the home, and files that a command opened there, that are of no kind that is listed."""
     found = story.opened | story.files().keys()
     decides_nothing = re.compile("|".join(DECIDES_NOTHING.values()))
-    return sorted(name for name in found if kind_of(name) is None and not decides_nothing.fullmatch(name))
+    return sorted(
+        name for name in found if kind_of(name) is None and not decides_nothing.fullmatch(name)
+    )
 
 
 def kind_of(name: str) -> str | None:
@@ -602,7 +777,10 @@ def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -
         ):
             verdict = "detected"
         else:
-            return "WRONG", f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['told']}"
+            return (
+                "WRONG",
+                f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['told']}",
+            )
     return verdict, ""
 
 
@@ -613,7 +791,9 @@ def _warnings(answer: Mapping[str, Any]) -> int:
 def _differing(one: Any, other: Any) -> str:
     """Where two texts begin to differ."""
     a, b = str(one), str(other)
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    at = next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
     return f"..{a[max(at - 100, 0) : at + 100]}.. and not ..{b[max(at - 100, 0) : at + 100]}.."
 
 
@@ -654,7 +834,9 @@ def _too_long(*_: Any) -> None:
     raise TimeoutError
 
 
-def attack(story: Story, count: int, seed: int, only: str | None, by: str | None) -> list[tuple[str, str, str, str]]:
+def attack(
+    story: Story, count: int, seed: int, only: str | None, by: str | None
+) -> list[tuple[str, str, str, str]]:
     """(kind, mutation, verdict, why) of every mutation."""
     draw, done = random.Random(seed), list[tuple[str, str, str, str]]()
     files = story.files()
@@ -679,7 +861,9 @@ def attack(story: Story, count: int, seed: int, only: str | None, by: str | None
         if not what:
             continue
         try:
-            answers = forked(lambda readers=readers: {which: read(story) for which, read in readers.items()})
+            answers = forked(
+                lambda readers=readers: {which: read(story) for which, read in readers.items()}
+            )
             verdict, why = judged(answers, expected, kind)
         except TimeoutError:
             verdict, why = "WRONG", f"no end within {HANG:g} s"
@@ -708,7 +892,10 @@ def table(done: list[tuple[str, str, str, str]], column: int, heading: str) -> l
     lines = [f"| {heading} | detected | harmless | WRONG |", "|---|---|---|---|"]
     return [
         *lines,
-        *(f"| {n} | {' | '.join(str(counts[n, v]) for v in ('detected', 'harmless', 'WRONG'))} |" for n in names),
+        *(
+            f"| {n} | {' | '.join(str(counts[n, v]) for v in ('detected', 'harmless', 'WRONG'))} |"
+            for n in names
+        ),
     ]
 
 
@@ -724,7 +911,9 @@ def run(
         with search_that_prunes():
             story = tell(root)
             if names := unlisted(story):
-                raise SystemExit(f"These files of a home are of no kind that this tool knows: {', '.join(names)}")
+                raise SystemExit(
+                    f"These files of a home are of no kind that this tool knows: {', '.join(names)}"
+                )
             return attack(story, count, seed, only, by)
     finally:
         os.chdir(before)
@@ -744,7 +933,9 @@ def main() -> int:
         done = run(asked.count, asked.seed, Path(place), asked.only, asked.how)
     wrong = sum(row[2] == "WRONG" for row in done)
     print("\n".join([*table(done, 0, "file"), "", *table(done, 1, "mutation"), ""]))
-    print(f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s.")
+    print(
+        f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s."
+    )
     return 1 if wrong else 0
 
 

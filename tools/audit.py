@@ -28,10 +28,14 @@ def packages() -> int:
     """pip-audit over this environment: 1 when an advisory fits."""
     line = [sys.executable, "-m", "pip_audit", "--local", "-f", "json", "--progress-spinner", "off"]
     try:
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            line, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
         found = json.loads(done.stdout)["dependencies"]
     except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
-        print(f"pip-audit: nothing was audited, no advisories can be had here ({type(error).__name__}).")
+        print(
+            f"pip-audit: nothing was audited, no advisories can be had here ({type(error).__name__})."
+        )
         return 0
     audited = [p for p in found if "skip_reason" not in p]
     hit = [p for p in audited if p["vulns"]]
@@ -39,7 +43,9 @@ def packages() -> int:
         for advisory in package["vulns"]:
             fixed = ", ".join(advisory["fix_versions"]) or "no release"
             print(f"{package['name']} {package['version']}: {advisory['id']}, mended in {fixed}")
-    print(f"pip-audit: {len(audited)} of {len(found)} packages audited, {len(hit)} with advisories.")
+    print(
+        f"pip-audit: {len(audited)} of {len(found)} packages audited, {len(hit)} with advisories."
+    )
     return int(bool(hit))
 
 

@@ -32,9 +32,13 @@ def main() -> int:
     parser.add_argument("name", help="name of the method on the command line")
     name = parser.parse_args().name
     if name not in NAMES:
-        parser.error(f"no method {name!r}: its file would be fedcache/federate/methods/{name.replace('-', '_')}.py")
+        parser.error(
+            f"no method {name!r}: its file would be fedcache/federate/methods/{name.replace('-', '_')}.py"
+        )
     if METHODS[name].page is None:
-        parser.error(f"{name} has no documentation: give its Method a page=MethodPage(...), as fedprox.py does")
+        parser.error(
+            f"{name} has no documentation: give its Method a page=MethodPage(...), as fedprox.py does"
+        )
     page = ROOT / "docs" / "methods" / f"{name}.md"
     page.parent.mkdir(exist_ok=True)
     page.write_text(make_docs.method_page(name), encoding="utf-8")
@@ -49,7 +53,9 @@ def main() -> int:
     file = f"{module_of(name).replace('.', '/')}.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_CHANGED": file}
     words = [*quick.files_over_methods(), "-q", "-m", quick.MARKS, "-k", name]
-    return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False
+    ).returncode
 
 
 if __name__ == "__main__":

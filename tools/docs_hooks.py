@@ -16,7 +16,9 @@ import latex2mathml.converter
 sys.path.insert(0, str(Path(__file__).parent))
 import method_families  # beside this file
 
-ELSEWHERE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+href=["']?(?:https?:)?//""")
+ELSEWHERE = re.compile(
+    r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+href=["']?(?:https?:)?//"""
+)
 MARKER = re.compile(r"-\s*8\s*<\s*-")
 FORMULA = re.compile(r'<(div|span) class="arithmatex">(.*?)</\1>', re.DOTALL)
 DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]+/)?([\w-]+)\.svg" ?/?>')
@@ -49,11 +51,17 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
     """A drawing in ``currentColor`` becomes part of the page: as a picture it would be black in the dark."""
 
     def drawn(found: re.Match[str]) -> str:
-        path = Path(config.docs_dir) / Path(page.file.src_uri).parent / f"{found[2] or ''}{found[3]}.svg"
+        path = (
+            Path(config.docs_dir)
+            / Path(page.file.src_uri).parent
+            / f"{found[2] or ''}{found[3]}.svg"
+        )
         svg = path.read_text(encoding="utf-8") if path.is_file() else ""
         if "currentColor" not in svg:
             return found[0]
-        return re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)  # its colours for when it stands alone
+        return re.sub(
+            r"<style>.*?</style>", "", svg, flags=re.DOTALL
+        )  # its colours for when it stands alone
 
     return FORMULA.sub(_mathml, DRAWING.sub(drawn, html))
 
@@ -62,7 +70,9 @@ def _mathml(found: re.Match[str]) -> str:
     """A formula as MathML, which browsers draw without a script or a font of another host."""
     display = "block" if found[1] == "div" else "inline"
     tex = re.sub(r"^\\[\[(]|\\[\])]$", "", unescape(found[2]).strip()).strip()
-    tex = tex.replace("{aligned}", "{split}")  # the converter knows the same layout by this name alone
+    tex = tex.replace(
+        "{aligned}", "{split}"
+    )  # the converter knows the same layout by this name alone
     return f'<{found[1]} class="formula">{latex2mathml.converter.convert(tex, display=display)}</{found[1]}>'
 
 
@@ -71,5 +81,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     if found := ELSEWHERE.search(output):
         raise ValueError(f"{page.file.src_uri} fetches from elsewhere: {found[0]}")
     if found := MARKER.search(unescape(re.sub(r"<[^>]*>", "", output))):
-        raise ValueError(f"{page.file.src_uri} shows {found[0]!r}: an include that was not expanded")
+        raise ValueError(
+            f"{page.file.src_uri} shows {found[0]!r}: an include that was not expanded"
+        )
     return output

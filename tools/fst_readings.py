@@ -28,7 +28,10 @@ DIALS: dict[str, dict[str, str]] = {
     "lambda=0.1": {"lambda": "0.1"},
     "lambda=10": {"lambda": "10"},
     "tsamp_scope=batch": {"tsamp_scope": "batch"},
-    "tsamp_scope=iteration, tsamp_reduce=joint": {"tsamp_scope": "iteration", "tsamp_reduce": "joint"},
+    "tsamp_scope=iteration, tsamp_reduce=joint": {
+        "tsamp_scope": "iteration",
+        "tsamp_reduce": "joint",
+    },
 }
 """Rows of the second table: one switch at a time, beside the defaults."""
 
@@ -49,7 +52,9 @@ def cell(point: dict[str, Any]) -> str:
 
 def by_scale(method: str, values: dict[str, str]) -> list[str]:
     """Cells of one row: every logit scale under IID, then under shards."""
-    points = fedcache("grid", "--method", method, *DATA, *PROTOCOL, *BY_SCALE, *settings(values))["points"]
+    points = fedcache("grid", "--method", method, *DATA, *PROTOCOL, *BY_SCALE, *settings(values))[
+        "points"
+    ]
     found = {(p["sweep"]["scheme"], p["sweep"]["logit_scale"]): cell(p) for p in points}
     return [found[scheme, scale] for scheme in SCHEMES for scale in SCALES]
 
@@ -58,7 +63,9 @@ def fst_readings() -> list[str]:
     """The lines of the section."""
     extract, ready = ["extract", *DATA], ["grid", "--ready", "fst-readings", "--dataset", "digits"]
     fedcache(*extract)
-    zero = fedcache("train", "--method", "clip-zs", *DATA, "--scheme", "iid", "--clients", "100")["accuracy"]["mean"]
+    zero = fedcache("train", "--method", "clip-zs", *DATA, "--scheme", "iid", "--clients", "100")[
+        "accuracy"
+    ]["mean"]
     lines = [
         "## What FST-CBDG leaves open, reading by reading",
         "",
@@ -82,7 +89,14 @@ def fst_readings() -> list[str]:
     keys = ("tsamp_scope", "tsamp_reduce", "logit_scale", "scheme", "pseudo")
     found = {tuple(p["sweep"][k] for k in keys): cell(p) for p in points}
     rows = [
-        [*key, *(found[(*key, scheme, pseudo)] for scheme in SCHEMES for pseudo in ("text", "uniform"))]
+        [
+            *key,
+            *(
+                found[(*key, scheme, pseudo)]
+                for scheme in SCHEMES
+                for pseudo in ("text", "uniform")
+            ),
+        ]
         for key in dict.fromkeys(k[:3] for k in found)
     ]
     columns = [f"{name}: {what}" for name in SCHEMES.values() for what in ("FST-CBDG", "control")]
@@ -93,12 +107,18 @@ def fst_readings() -> list[str]:
         "",
         shown("grid", "--method", "fst-cbdg", *DATA, *PROTOCOL, *BY_SCALE),
         "",
-        *table(["", *columns], [[name, *by_scale("fst-cbdg", values)] for name, values in DIALS.items()]),
+        *table(
+            ["", *columns],
+            [[name, *by_scale("fst-cbdg", values)] for name, values in DIALS.items()],
+        ),
         "What it is compared with, which read labels:",
         "",
         shown("grid", "--method", "fedntd", *DATA, *PROTOCOL, *BY_SCALE),
         "",
-        *table(["", *columns], [[name, *by_scale(method, values)] for name, (method, values) in OTHERS.items()]),
+        *table(
+            ["", *columns],
+            [[name, *by_scale(method, values)] for name, (method, values) in OTHERS.items()],
+        ),
     ]
     return [*lines, *READING]
 

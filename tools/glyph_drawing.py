@@ -20,12 +20,17 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-CANVAS, INK, SIDE = 48, 40, 32  # a glyph's box is INK wide or high on a CANVAS; the network sees SIDE pixels
+CANVAS, INK, SIDE = (
+    48,
+    40,
+    32,
+)  # a glyph's box is INK wide or high on a CANVAS; the network sees SIDE pixels
 
 # matplotlib bundles DejaVu, STIX and Knuth's Computer Modern (cmr10, cmtt10, ...), so a test domain is drawn with them.
 # DejaVu was drawn from Vera; CMU and Latin Modern are Computer Modern in another format.
 FORBIDDEN = re.compile(
-    r"dejavu|vera|stix|computer modern|cm[a-z]{1,3}\d|cmu|latin modern|lm(roman|sans|mono|math)", re.I
+    r"dejavu|vera|stix|computer modern|cm[a-z]{1,3}\d|cmu|latin modern|lm(roman|sans|mono|math)",
+    re.I,
 )
 SKIPPED = {
     "D050000L": "dingbats in the place of letters",
@@ -62,7 +67,9 @@ class Glyphs:
     def take(self, fonts: Tensor) -> Glyphs:
         """The fonts where the mask [F] is true."""
         names = tuple(name for name, kept in zip(self.names, fonts.tolist(), strict=True) if kept)
-        return Glyphs(self.ink[fonts], self.bones[fonts], self.present[fonts], self.family[fonts], names)
+        return Glyphs(
+            self.ink[fonts], self.bones[fonts], self.present[fonts], self.family[fonts], names
+        )
 
 
 def check_family(family: str, name: str) -> None:
@@ -116,7 +123,9 @@ def _stamp(font: ImageFont.FreeTypeFont, text: str) -> NDArray[np.uint8] | None:
         return None
     cut = sheet.crop(box)
     scale = INK / max(cut.size)
-    small = cut.resize((max(1, round(cut.width * scale)), max(1, round(cut.height * scale))), Image.Resampling.BOX)
+    small = cut.resize(
+        (max(1, round(cut.width * scale)), max(1, round(cut.height * scale))), Image.Resampling.BOX
+    )
     canvas = Image.new("L", (CANVAS, CANVAS))
     canvas.paste(small, ((CANVAS - small.width) // 2, (CANVAS - small.height) // 2))
     return np.asarray(canvas)
@@ -206,14 +215,18 @@ class Artist:
         bold, light = F.max_pool2d(printed, 3, 1, 1), -F.max_pool2d(-printed, 3, 1, 1)
         much = self.uniform(-1, 1.5, half, 1, 1, 1)
         printed = torch.where(
-            much > 0, printed + much.clamp(max=1) * (bold - printed), printed - much * (light - printed)
+            much > 0,
+            printed + much.clamp(max=1) * (bold - printed),
+            printed - much * (light - printed),
         )
         bones = self.glyphs.bones[fonts[half:], label[half:]].float()[:, None] / 255
         pens = [bones]
         for _ in range(3):
             # A cross then a square grows an octagon, close enough to a round tip.
             grown = F.max_pool2d(pens[-1], 3, 1, 1)
-            cross = torch.maximum(F.max_pool2d(pens[-1], (3, 1), 1, (1, 0)), F.max_pool2d(pens[-1], (1, 3), 1, (0, 1)))
+            cross = torch.maximum(
+                F.max_pool2d(pens[-1], (3, 1), 1, (1, 0)), F.max_pool2d(pens[-1], (1, 3), 1, (0, 1))
+            )
             pens.append(cross if len(pens) % 2 else grown)
         stack = torch.cat(pens, 1)
         width = self.uniform(0.7, 3, len(bones))
@@ -238,10 +251,16 @@ class Artist:
         theta = torch.stack([torch.stack([xx, xy, dx], 1), torch.stack([yx, yy, dy], 1)], 1)
         grid = F.affine_grid(theta, [size, 1, SIDE, SIDE], align_corners=False)
         bend = F.interpolate(
-            self.normal(size, 2, 4, 4) * self.uniform(0, 0.12, size, 1, 1, 1), SIDE, mode="bicubic", align_corners=True
+            self.normal(size, 2, 4, 4) * self.uniform(0, 0.12, size, 1, 1, 1),
+            SIDE,
+            mode="bicubic",
+            align_corners=True,
         )
         bend = bend + F.interpolate(
-            self.normal(size, 2, 8, 8) * self.uniform(0, 0.05, size, 1, 1, 1), SIDE, mode="bicubic", align_corners=True
+            self.normal(size, 2, 8, 8) * self.uniform(0, 0.05, size, 1, 1, 1),
+            SIDE,
+            mode="bicubic",
+            align_corners=True,
         )
         grid = grid + bend.permute(0, 2, 3, 1)
         return F.grid_sample(mask, grid, mode="bilinear", align_corners=False)
@@ -273,7 +292,11 @@ class Artist:
         one, two = self.uniform(0, 1, size, 3, 1, 1), self.uniform(0, 1, size, 3, 1, 1)
         luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
         near = (luma * (one - two)).sum(1, keepdim=True).abs() < 0.25
-        two = torch.where(near, torch.where((luma * one).sum(1, keepdim=True) > 0.5, two * 0.2, 1 - two * 0.2), two)
+        two = torch.where(
+            near,
+            torch.where((luma * one).sum(1, keepdim=True) > 0.5, two * 0.2, 1 - two * 0.2),
+            two,
+        )
         texture = self._texture(size)
         beside = self._beside(mask)
         back = two + 0.35 * texture

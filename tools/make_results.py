@@ -98,15 +98,32 @@ def digits_fst() -> list[str]:
     base = ["train", "--dataset", "digits", "--backbones", "glyph-clip"]
     lines = ["## Unlabelled digits: FST-CBDG and its ablations", "", shown(*extract), ""]
 
-    def seeds(method: str, domain: str, scheme: list[str], values: dict[str, str], count: str) -> list[float]:
-        words = [*base, "--method", method, "--domain", domain, *scheme, *FST, "--seeds", count, *settings(values)]
+    def seeds(
+        method: str, domain: str, scheme: list[str], values: dict[str, str], count: str
+    ) -> list[float]:
+        words = [
+            *base,
+            "--method",
+            method,
+            "--domain",
+            domain,
+            *scheme,
+            *FST,
+            "--seeds",
+            count,
+            *settings(values),
+        ]
         found: list[float] = fedcache(*words)["accuracy"]["per_seed"]
         return found
 
     iid = ["--scheme", "iid"]
-    zero = {d: seeds("clip-zs", d, iid, {}, "0")[0] for d in ("mnist", "optdigits", "mnistm", "synth")}
+    zero = {
+        d: seeds("clip-zs", d, iid, {}, "0")[0] for d in ("mnist", "optdigits", "mnistm", "synth")
+    }
     lines += [
-        "Zero-shot (`clip-zs`) on the test rows: " + ", ".join(f"{d} {percent(a)} %" for d, a in zero.items()) + ".",
+        "Zero-shot (`clip-zs`) on the test rows: "
+        + ", ".join(f"{d} {percent(a)} %" for d, a in zero.items())
+        + ".",
         "",
     ]
     lines += [
@@ -125,7 +142,18 @@ def digits_fst() -> list[str]:
         "With that setting, five seeds paired, minus `clip-zs`, in points with the standard error over seeds "
         "(the partition is the same for all seeds):",
         "",
-        shown(*base, "--method", "fst-cbdg", "--domain", "mnist", *iid, *FST, "--seeds", "0-4", *settings(CHOSEN)),
+        shown(
+            *base,
+            "--method",
+            "fst-cbdg",
+            "--domain",
+            "mnist",
+            *iid,
+            *FST,
+            "--seeds",
+            "0-4",
+            *settings(CHOSEN),
+        ),
         "",
     ]
     variants = {
@@ -149,7 +177,11 @@ def digits_fst() -> list[str]:
                 mean, error = paired(got, [zero[domain]] * len(got))
                 cells.append(f"{percent(sum(got) / len(got))} ({mean:+.2f} +- {error:.2f})")
             rows.append(cells)
-        lines += [f"`{domain}`, clip-zs {percent(zero[domain])} %:", "", *table(["", *schemes], rows)]
+        lines += [
+            f"`{domain}`, clip-zs {percent(zero[domain])} %:",
+            "",
+            *table(["", *schemes], rows),
+        ]
     return [*lines, *READING]
 
 
@@ -217,7 +249,16 @@ def digits_shift() -> list[str]:
                     f"{found['seconds']['train']:.1f}",
                 ]
             )
-    columns = ["backbones", "method", *per, "mean", "std", "sends (paper)", "sends (exact)", "seconds, 3 seeds"]
+    columns = [
+        "backbones",
+        "method",
+        *per,
+        "mean",
+        "std",
+        "sends (paper)",
+        "sends (exact)",
+        "seconds, 3 seeds",
+    ]
     return [*lines, *table(columns, rows)]
 
 
@@ -228,8 +269,22 @@ def digits_presets() -> list[str]:
     """What the presets are worth, on the same four clients."""
     extract = ["extract", "--dataset", "digits", "--backbones", "efficientnet-lite0"]
     fedcache(*extract)
-    common = ["--dataset", "digits", "--backbones", "efficientnet-lite0", "--scheme", "feature-shift", "--shots", "10",
-              "--rounds", "50", "--participation", "all", "--seeds", "0-2"]  # fmt: skip
+    common = [
+        "--dataset",
+        "digits",
+        "--backbones",
+        "efficientnet-lite0",
+        "--scheme",
+        "feature-shift",
+        "--shots",
+        "10",
+        "--rounds",
+        "50",
+        "--participation",
+        "all",
+        "--seeds",
+        "0-2",
+    ]
     lines = [
         "## Whose hyperparameters: paper, official, tuned",
         "",
@@ -253,10 +308,14 @@ def digits_presets() -> list[str]:
     for label, method, changed in asked:
         cells = [label]
         for preset in PRESETS:
-            if (preset == "tuned" and not METHODS[method].tuned) or (changed and preset != "official"):
+            if (preset == "tuned" and not METHODS[method].tuned) or (
+                changed and preset != "official"
+            ):
                 cells.append("")
                 continue
-            a = fedcache("train", "--method", method, "--preset", preset, *changed, *common)["accuracy"]
+            a = fedcache("train", "--method", method, "--preset", preset, *changed, *common)[
+                "accuracy"
+            ]
             cells.append(f"{percent(a['client_mean'])} ({100 * a['std']:.2f})")
         rows.append(cells)
     return [*lines, *table(["method", *PRESETS], rows)]
@@ -265,7 +324,15 @@ def digits_presets() -> list[str]:
 def cifar(path: str) -> list[str]:
     """CIFAR-10 among 100 clients: closed form against ten rounds of FedAvg, under three partitions."""
     spec = f"folder:{path}"
-    extract = ["extract", "--dataset", spec, "--backbones", "efficientnet-lite0", "--recipe", "size=128,resize=squash"]
+    extract = [
+        "extract",
+        "--dataset",
+        spec,
+        "--backbones",
+        "efficientnet-lite0",
+        "--recipe",
+        "size=128,resize=squash",
+    ]
     fedcache(*extract)
     said = [w.replace(spec, "folder:cifar10.zip") for w in extract]
     lines = ["## CIFAR-10, 100 clients, efficientnet-lite0 at 128 px", "", shown(*said), ""]
@@ -290,14 +357,28 @@ def cifar(path: str) -> list[str]:
         ]
         for words in (
             [*common, "--method", "fed3r"],
-            [*common, "--method", "fedavg", "--set", "head=linear", "--rounds", "10", "--participation", "10"],
+            [
+                *common,
+                "--method",
+                "fedavg",
+                "--set",
+                "head=linear",
+                "--rounds",
+                "10",
+                "--participation",
+                "10",
+            ],
         ):
             if label == "iid":
                 lines += [shown(*[w.replace(spec, "folder:cifar10.zip") for w in words])]
             found = fedcache(*words)
             cells += [repr(found["accuracy"]["mean"]), f"{found['seconds']['train']:.2f}"]
         rows.append(cells)
-    return [*lines, "", *table(["partition", "fed3r", "seconds", "fedavg, 10 rounds", "seconds"], rows)]
+    return [
+        *lines,
+        "",
+        *table(["partition", "fed3r", "seconds", "fedavg, 10 rounds", "seconds"], rows),
+    ]
 
 
 FLESD_SIZES = {"channels": "8", "batch": "64"}
@@ -316,19 +397,44 @@ FLESD_READING = [
     "",
 ]
 FLESD_ROWS = [
-    ("random encoder", "flesd", ["--rounds", "1"],
-     {"epochs": "0", "esd_epochs": "0", "esd_batch": "64", "queue": "512"}),
+    (
+        "random encoder",
+        "flesd",
+        ["--rounds", "1"],
+        {"epochs": "0", "esd_epochs": "0", "esd_batch": "64", "queue": "512"},
+    ),
     ("min-local", "min-local", [], {"encoder": "conv", "epochs": "30"}),
-    ("flesd, 2 rounds, zeta .999", "flesd", ["--rounds", "2"],
-     {"epochs": "15", "esd_epochs": "30", "esd_batch": "64", "queue": "512"}),
-    ("flesd, 2 rounds, zeta .99", "flesd", ["--rounds", "2"],
-     {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "15", "esd_epochs": "45"}),
-    ("flesd, 1 round, zeta .99", "flesd", ["--rounds", "1"],
-     {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "30", "esd_epochs": "80"}),
-    ("min-local, seed 1", "min-local", ["--seed", "1", "--seeds", "1"], {"encoder": "conv", "epochs": "30"}),
-    ("flesd, 1 round, zeta .99, seed 1", "flesd", ["--rounds", "1", "--seed", "1", "--seeds", "1"],
-     {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "30", "esd_epochs": "80"}),
-]  # fmt: skip
+    (
+        "flesd, 2 rounds, zeta .999",
+        "flesd",
+        ["--rounds", "2"],
+        {"epochs": "15", "esd_epochs": "30", "esd_batch": "64", "queue": "512"},
+    ),
+    (
+        "flesd, 2 rounds, zeta .99",
+        "flesd",
+        ["--rounds", "2"],
+        {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "15", "esd_epochs": "45"},
+    ),
+    (
+        "flesd, 1 round, zeta .99",
+        "flesd",
+        ["--rounds", "1"],
+        {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "30", "esd_epochs": "80"},
+    ),
+    (
+        "min-local, seed 1",
+        "min-local",
+        ["--seed", "1", "--seeds", "1"],
+        {"encoder": "conv", "epochs": "30"},
+    ),
+    (
+        "flesd, 1 round, zeta .99, seed 1",
+        "flesd",
+        ["--rounds", "1", "--seed", "1", "--seeds", "1"],
+        {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "30", "esd_epochs": "80"},
+    ),
+]
 """Row of the table, method, rounds and switches; the local epochs of all rows but the first are 30 in all."""
 
 
@@ -336,7 +442,18 @@ def cifar_flesd(path: str) -> list[str]:
     """FLESD's ResNet, narrow, on 5,000 images of CIFAR-10, beside what it is measured against."""
     extract = ["extract", "--dataset", f"folder:{path}", "--limit", "6000", "--backbones", "pixels"]
     store = str(fedcache(*extract)["path"])
-    common = ["--backbones", "pixels", "--scheme", "flesd", "--clients", "3", "--alpha", "1", "--preset", "official"]
+    common = [
+        "--backbones",
+        "pixels",
+        "--scheme",
+        "flesd",
+        "--clients",
+        "3",
+        "--alpha",
+        "1",
+        "--preset",
+        "official",
+    ]
     lines = ["## CIFAR-10, 5,000 images, 3 clients: FLESD on images", ""]
     lines += [shown(*[w.replace(path, "cifar10.zip") for w in extract])]
     rows = []
@@ -345,20 +462,34 @@ def cifar_flesd(path: str) -> list[str]:
         found = fedcache("train", "--store", store, *common, *words)
         lines.append(shown("train", "--store", Path(store).name, *common, *words))
         clients = found["accuracy"]["per_client"] if method == "min-local" else []
-        error = math.sqrt(found["accuracy"]["mean"] * (1 - found["accuracy"]["mean"]) / found["partition"]["test_rows"])
-        rows.append([
-            label, f"{percent(found['accuracy']['mean'])} ({100 * error:.1f})", ", ".join(map(percent, clients)) or "-",
-            f"{found['seconds']['train']:.0f}",
-        ])  # fmt: skip
+        error = math.sqrt(
+            found["accuracy"]["mean"]
+            * (1 - found["accuracy"]["mean"])
+            / found["partition"]["test_rows"]
+        )
+        rows.append(
+            [
+                label,
+                f"{percent(found['accuracy']['mean'])} ({100 * error:.1f})",
+                ", ".join(map(percent, clients)) or "-",
+                f"{found['seconds']['train']:.0f}",
+            ]
+        )
     head = ["encoder", "probe (standard error of the test rows)", "every client", "seconds"]
     return [*lines, "", *table(head, rows), *FLESD_READING]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--home", help="FEDCACHE_HOME of the runs")
-    parser.add_argument("--cifar", help="CIFAR-10 as a zip or folder of cifar10/{train,test}/<class>/*.jpg")
-    parser.add_argument("--only", default="digits-fst,fst-readings,digits-shift,digits-presets,cifar,cifar-flesd")
+    parser.add_argument(
+        "--cifar", help="CIFAR-10 as a zip or folder of cifar10/{train,test}/<class>/*.jpg"
+    )
+    parser.add_argument(
+        "--only", default="digits-fst,fst-readings,digits-shift,digits-presets,cifar,cifar-flesd"
+    )
     options = parser.parse_args()
     if options.home:
         os.environ["FEDCACHE_HOME"] = options.home

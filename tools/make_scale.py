@@ -84,12 +84,24 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
     x = torch.from_numpy(draw.standard_normal((rows, 1, width), np.float32))
     text = torch.from_numpy(draw.standard_normal((classes, width), np.float32))
     y = torch.arange(rows) % classes
-    data = Data(x / x.norm(dim=-1, keepdim=True), y, classes, text=text / text.norm(dim=-1, keepdim=True),
-                widths=(width,), domain=torch.zeros(rows, dtype=torch.int64))  # fmt: skip
+    data = Data(
+        x / x.norm(dim=-1, keepdim=True),
+        y,
+        classes,
+        text=text / text.norm(dim=-1, keepdim=True),
+        widths=(width,),
+        domain=torch.zeros(rows, dtype=torch.int64),
+    )
     everything, nothing = np.arange(rows), np.empty(0, np.int64)
     method = find_method(name)
-    run = RunState(method, method.resolve("paper", METHODS.get(name, {})), data,
-                 [Client(f"client-{i}", everything, nothing) for i in range(2)], 0, torch.float32)  # fmt: skip
+    run = RunState(
+        method,
+        method.resolve("paper", METHODS.get(name, {})),
+        data,
+        [Client(f"client-{i}", everything, nothing) for i in range(2)],
+        0,
+        torch.float32,
+    )
     run.start()
     for _ in range(1 if method.one_shot else 2):
         tree = run.down()
@@ -98,7 +110,13 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
         for client, up in enumerate(ups):
             pipeline.add(up, client)
         run.finish([0, 1], tree, run.pooled(pipeline, [0, 1]), [run.upload_size(up) for up in ups])
-    return Wire(pack(SiteMessage({}, [tree])).bytes, pack(SiteMessage({}, [ups[0]])).bytes, run, tree, ups[0])
+    return Wire(
+        pack(SiteMessage({}, [tree])).bytes,
+        pack(SiteMessage({}, [ups[0]])).bytes,
+        run,
+        tree,
+        ups[0],
+    )
 
 
 def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
@@ -119,7 +137,11 @@ def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
         for client in range(2):
             pipeline.add(made.upload, client)
 
-    return typical(lambda: pack(SiteMessage({}, [made.tree]))), typical(lambda: unpack(packed)), typical(pooled) / 2
+    return (
+        typical(lambda: pack(SiteMessage({}, [made.tree]))),
+        typical(lambda: unpack(packed)),
+        typical(pooled) / 2,
+    )
 
 
 def section() -> str:
@@ -127,7 +149,9 @@ def section() -> str:
     lines = [
         f"One round over sites, D = {WIDTH}, C = {CLASSES}, every class at every site; words of the messages left out:",
         "",
-        "| method | down, bytes a site | up, bytes a site | " + " | ".join(f"{n:,} sites" for n in SITES) + " |",
+        "| method | down, bytes a site | up, bytes a site | "
+        + " | ".join(f"{n:,} sites" for n in SITES)
+        + " |",
         "|---|---|---|" + "---|" * len(SITES),
     ]
     for name in METHODS:

@@ -24,7 +24,9 @@ POWERS = tuple(itertools.product(range(3), range(3)))
 
 def polynomial(values: dict[tuple[int, int], int]) -> list[list[int]]:
     """The polynomial of degree two in W and in C with these values at (W, C), solved exactly."""
-    rows = [[Fraction(w**i * c**j) for i, j in POWERS] + [Fraction(v)] for (w, c), v in values.items()]
+    rows = [
+        [Fraction(w**i * c**j) for i, j in POWERS] + [Fraction(v)] for (w, c), v in values.items()
+    ]
     for k in range(len(POWERS)):  # Gauss and Jordan
         pivot = next(r for r in range(k, len(rows)) if rows[r][k])
         rows[k], rows[pivot] = rows[pivot], rows[k]
@@ -32,7 +34,11 @@ def polynomial(values: dict[tuple[int, int], int]) -> list[list[int]]:
         for r in range(len(rows)):
             if r != k and rows[r][k]:
                 rows[r] = [x - rows[r][k] * y for x, y in zip(rows[r], rows[k], strict=True)]
-    return [[row[-1].numerator, row[-1].denominator, i, j] for row, (i, j) in zip(rows, POWERS, strict=True) if row[-1]]
+    return [
+        [row[-1].numerator, row[-1].denominator, i, j]
+        for row, (i, j) in zip(rows, POWERS, strict=True)
+        if row[-1]
+    ]
 
 
 def counted(method: Method, width: int, classes: int) -> dict[str, int]:
@@ -62,9 +68,14 @@ def is_current() -> bool:
 def write(names: Collection[str] = NAMES) -> None:
     """Count the traffic of these methods and write the catalogue, one method a line; other entries stay as they are."""
     stored = {found["name"]: found for found in json.loads(PATH.read_bytes())["methods"]}
-    entries = [entry(METHODS[name]) if name in names or name not in stored else stored[name] for name in NAMES]
+    entries = [
+        entry(METHODS[name]) if name in names or name not in stored else stored[name]
+        for name in NAMES
+    ]
     lines = ",\n".join(json.dumps(found, ensure_ascii=False) for found in entries)
-    PATH.write_text(f'{{"sources": "{sources_digest()}",\n"methods": [\n{lines}\n]}}\n', encoding="utf-8")
+    PATH.write_text(
+        f'{{"sources": "{sources_digest()}",\n"methods": [\n{lines}\n]}}\n', encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

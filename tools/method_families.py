@@ -81,4 +81,7 @@ def line(text: str) -> str:
 def papers() -> Mapping[str, str]:
     """Key -> BibTeX."""
     text = PAPERS.read_text(encoding="utf-8")
-    return {m[1]: m[0].strip() for m in re.finditer(r"^@\w+\{([^,]+),.*?^\}$", text, re.MULTILINE | re.DOTALL)}
+    return {
+        m[1]: m[0].strip()
+        for m in re.finditer(r"^@\w+\{([^,]+),.*?^\}$", text, re.MULTILINE | re.DOTALL)
+    }

@@ -23,7 +23,9 @@ def bench() -> Mapping[str, Any]:
 
 def treatments(method: str) -> dict[str, Mapping[str, Any]]:
     """The treatments of the comparison that are of a method: the method with some of its settings fixed."""
-    return {name: t for name, t in bench()["protocol"]["treatments"].items() if t["method"] == method}
+    return {
+        name: t for name, t in bench()["protocol"]["treatments"].items() if t["method"] == method
+    }
 
 
 def measured(method: str) -> list[str]:
@@ -54,11 +56,15 @@ def measured(method: str) -> list[str]:
 
 
 def _row(name: str, treatment: Mapping[str, Any], partitions: list[str]) -> tuple[str, ...]:
-    scores = [score for score in bench()["scores"] if score["treatment"] == name and score["values"]]
+    scores = [
+        score for score in bench()["scores"] if score["treatment"] == name and score["values"]
+    ]
     if not scores:
         return ()
     by = {part: [s for s in scores if s["block"]["partition"] == part] for part in partitions}
-    accuracy = [f"{100 * fmean(fmean(s['values']) for s in of):.1f}" if of else "" for of in by.values()]
+    accuracy = [
+        f"{100 * fmean(fmean(s['values']) for s in of):.1f}" if of else "" for of in by.values()
+    ]
     setting = ", ".join(settings(treatment)) or "as in the paper"
     sent, seconds = (fmean(score[key] for score in scores) for key in ("bytes_up", "seconds"))
     return (setting, *accuracy, _rank(name), byte_size(round(sent)), f"{seconds:.2f}")

@@ -13,30 +13,81 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
 COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.BitXor: ast.BitOr,
-    ast.LShift: ast.RShift, ast.RShift: ast.LShift,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.BitXor: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
 CALLED = {
-    "min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "argmin": "argmax", "argmax": "argmin",
-    "amin": "amax", "amax": "amin", "sum": "mean", "mean": "sum", "nansum": "nanmean", "any": "all", "all": "any",
-    "floor": "ceil", "ceil": "floor", "zeros": "ones", "ones": "zeros", "zeros_like": "ones_like",
-    "ones_like": "zeros_like", "add_": "sub_", "sub_": "add_", "mul_": "div_", "div_": "mul_", "union1d": "intersect1d",
-    "startswith": "endswith", "endswith": "startswith",
-}  # fmt: skip
+    "min": "max",
+    "max": "min",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "argmin": "argmax",
+    "argmax": "argmin",
+    "amin": "amax",
+    "amax": "amin",
+    "sum": "mean",
+    "mean": "sum",
+    "nansum": "nanmean",
+    "any": "all",
+    "all": "any",
+    "floor": "ceil",
+    "ceil": "floor",
+    "zeros": "ones",
+    "ones": "zeros",
+    "zeros_like": "ones_like",
+    "ones_like": "zeros_like",
+    "add_": "sub_",
+    "sub_": "add_",
+    "mul_": "div_",
+    "div_": "mul_",
+    "union1d": "intersect1d",
+    "startswith": "endswith",
+    "endswith": "startswith",
+}
 EITHER_WAY = {"minimum", "maximum", "union1d", "intersect1d"}
 """Of ``CALLED``, what gives the same of two arguments whichever comes first, as do the built-in min and max."""
 BUILT_IN = {"min", "max", "any", "all"}
 """Of ``CALLED``, what exists as a plain name; ``sum(x)`` has no plain ``mean`` beside it."""
 WORDS = {
-    "note", "warn", "print", "echo", "info", "debug", "warning", "told", "tell", "unknown", "TypeVar", "NewType",
-    "ParamSpec", "namedtuple", "Option", "Argument",
-}  # fmt: skip
+    "note",
+    "warn",
+    "print",
+    "echo",
+    "info",
+    "debug",
+    "warning",
+    "told",
+    "tell",
+    "unknown",
+    "TypeVar",
+    "NewType",
+    "ParamSpec",
+    "namedtuple",
+    "Option",
+    "Argument",
+}
 """Calls whose arguments are words for a person or names for a type checker."""
 MODULE = "<module>"
 """Stands for the name that a statement at the top of a module does not define."""
@@ -82,7 +133,9 @@ class Mutant:
 
 def mutants_of(source: str, file: str) -> list[Mutant]:
     """Every mutant of a module."""
-    return list(dict.fromkeys(_Finder(source, file).block(ast.parse(source).body, _At("", (), 0, 0, False))))
+    return list(
+        dict.fromkeys(_Finder(source, file).block(ast.parse(source).body, _At("", (), 0, 0, False)))
+    )
 
 
 @dataclass(frozen=True)
@@ -118,8 +171,19 @@ class _Finder:
         a, z = self.begins[node.lineno - 1], self.begins[end_line]
         before = self.raw[a:z].decode()
         after = (self.raw[a : span[0]] + text.encode() + self.raw[span[1] : z]).decode()
-        return Mutant(self.file, at.where, node.lineno, end_line, at.first, at.stop, at.names, span, text,
-                      " ".join(before.split()), " ".join(after.split()))  # fmt: skip
+        return Mutant(
+            self.file,
+            at.where,
+            node.lineno,
+            end_line,
+            at.first,
+            at.stop,
+            at.names,
+            span,
+            text,
+            " ".join(before.split()),
+            " ".join(after.split()),
+        )
 
     def block(self, body: Sequence[ast.stmt], at: _At) -> Iterator[Mutant]:
         """Statements of one level."""
@@ -136,12 +200,17 @@ class _Finder:
         names = () if at.inside else (*at.names, *_defined(node)) or (MODULE,)
         at = _At(at.where, names, node.lineno, stop, at.inside)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for default in [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]:
+            for default in [
+                *node.args.defaults,
+                *(d for d in node.args.kw_defaults if d is not None),
+            ]:
                 yield from self.expression(default, at)
             yield from self.block(node.body, _At(_dotted(at.where, node.name), (), 0, 0, True))
             return
         if isinstance(node, ast.ClassDef):
-            yield from self.block(node.body, _At(_dotted(at.where, node.name), names, 0, 0, at.inside))
+            yield from self.block(
+                node.body, _At(_dotted(at.where, node.name), names, 0, 0, at.inside)
+            )
             return
         for text in _other_statements(node, known):
             yield self.made(node, text, at)
@@ -170,19 +239,25 @@ class _Finder:
             yield self.made(node, ast.unparse(other), at)
         if isinstance(node, ast.Slice):
             for bound in (node.lower, node.upper):
-                if bound is not None and not isinstance(bound, ast.Constant):  # a constant changes by itself
+                if bound is not None and not isinstance(
+                    bound, ast.Constant
+                ):  # a constant changes by itself
                     yield self.made(bound, f"({ast.unparse(bound)}) + 1", at)
         if isinstance(node, ast.Lambda):
             yield from self.expression(node.body, _At(at.where, (), at.first, at.stop, True))
             return
-        types = node.args[:1] if isinstance(node, ast.Call) and _name_of(node.func) == "cast" else ()
+        types = (
+            node.args[:1] if isinstance(node, ast.Call) and _name_of(node.func) == "cast" else ()
+        )
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.comprehension):
                 for test in child.ifs:
                     yield self.made(test, f"not ({ast.unparse(test)})", at)
                 for part in (child.iter, *child.ifs):
                     yield from self.expression(part, at)
-            elif isinstance(child, ast.keyword) and child.arg != "strict":  # of zip: says what always holds
+            elif (
+                isinstance(child, ast.keyword) and child.arg != "strict"
+            ):  # of zip: says what always holds
                 yield from self.expression(child.value, at)
             elif isinstance(child, ast.expr) and child not in types:
                 yield from self.expression(child, at)
@@ -190,13 +265,17 @@ class _Finder:
 
 def _other_statements(node: ast.stmt, known: set[str]) -> Iterator[str]:
     """Texts that may stand for a whole statement; ``known`` are names that have a value already."""
-    calls = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _wording(node.value)
+    calls = (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _wording(node.value)
+    )
     if isinstance(node, ast.Raise | ast.Delete) or calls:
         yield "pass"
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = _targets(node)
         plain = all(isinstance(t, ast.Name) for t in targets)
-        if node.value is not None and (not plain or all(isinstance(t, ast.Name) and t.id in known for t in targets)):
+        if node.value is not None and (
+            not plain or all(isinstance(t, ast.Name) and t.id in known for t in targets)
+        ):
             yield "pass"
     elif isinstance(node, ast.AugAssign):
         yield "pass"
@@ -216,7 +295,11 @@ def _other_expressions(node: ast.expr) -> Iterator[ast.expr]:
         for i, op in enumerate(node.ops):
             for kind in COMPARED[type(op)]:
                 yield _with(node, ops=[*node.ops[:i], kind(), *node.ops[i + 1 :]])
-    elif isinstance(node, ast.BinOp) and not _text_or_list(node.left) and not _text_or_list(node.right):
+    elif (
+        isinstance(node, ast.BinOp)
+        and not _text_or_list(node.left)
+        and not _text_or_list(node.right)
+    ):
         if (other := COMPUTED.get(type(node.op))) is not None:
             yield _with(node, op=other())
     elif isinstance(node, ast.BoolOp):
@@ -254,9 +337,15 @@ def _other_calls(node: ast.Call) -> Iterator[ast.expr]:
     if isinstance(func, ast.Name) and func.id in {"abs", "sorted", "reversed"} and node.args:
         yield ast.Call(ast.Name("list"), node.args[:1], []) if func.id != "abs" else node.args[0]
     largest = isinstance(func, ast.Name) and func.id in {"min", "max"}
-    commutes = (largest or _name_of(func) in EITHER_WAY) and len(node.args) == 2 and not node.keywords
+    commutes = (
+        (largest or _name_of(func) in EITHER_WAY) and len(node.args) == 2 and not node.keywords
+    )
     for i, (a, b) in enumerate(() if commutes else zip(node.args, node.args[1:], strict=False)):
-        if not isinstance(a, ast.Starred) and not isinstance(b, ast.Starred) and ast.dump(a) != ast.dump(b):
+        if (
+            not isinstance(a, ast.Starred)
+            and not isinstance(b, ast.Starred)
+            and ast.dump(a) != ast.dump(b)
+        ):
             yield _with(node, args=[*node.args[:i], b, a, *node.args[i + 2 :]])
     for keyword in node.keywords:
         if keyword.arg not in (None, "strict") and not _is_text(keyword.value):
@@ -295,7 +384,13 @@ def _wording(node: ast.expr) -> bool:
 def _name_of(node: ast.expr) -> str:
     if isinstance(node, ast.Call | ast.Subscript):
         return _name_of(node.func if isinstance(node, ast.Call) else node.value)
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def _targets(node: ast.stmt) -> list[ast.expr]:
@@ -315,7 +410,9 @@ def _dotted(where: str, name: str) -> str:
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def _is_none(node: ast.expr) -> bool:

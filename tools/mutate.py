@@ -51,7 +51,16 @@ from mutate_watch import DATA, SOURCE, TESTS  # noqa: E402
 OPTIONAL = ("*/engines/*", "*/flower/*", "*/commands/flower.py", "*/ray_*.py")
 """Modules of optional engines: their tests start real clusters, which the default marks leave out."""
 MARKS = "not slow and not durability and not browser and not engines"
-LEFT_OUT = (".git", ".venv*", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "site")
+LEFT_OUT = (
+    ".git",
+    ".venv*",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+    "site",
+)
 PAGES = "pages_are_those_of_the_code"
 """Part of the name of the test that compares pages made from tables of the code, which no test reads line by line."""
 NOTHING_RAN, NO_SUCH_TEST = 5, 4
@@ -80,13 +89,27 @@ class Copies:
         self.memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (count + 1)
         self.watching = folder / "watching"
         self.watching.mkdir()
-        (self.watching / "sitecustomize.py").write_text("import mutate_watch\nmutate_watch.begin()\n")
+        (self.watching / "sitecustomize.py").write_text(
+            "import mutate_watch\nmutate_watch.begin()\n"
+        )
         for i in range(count):
             tree = folder / str(i) / root.name
             shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
             # Compiled files that are checked by content: two versions of a module may be written within one second.
-            subprocess.run([sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."],
-                           cwd=tree, check=False, capture_output=True)  # fmt: skip
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "compileall",
+                    "-q",
+                    "--invalidation-mode",
+                    "checked-hash",
+                    ".",
+                ],
+                cwd=tree,
+                check=False,
+                capture_output=True,
+            )
             self._free.put(tree)
         self.first = folder / "0" / root.name
 
@@ -106,19 +129,40 @@ class Copies:
             _end_group(run)
         raise KeyboardInterrupt
 
-    def pytest(self, tree: Path, words: Sequence[str], limit: float, **env: str) -> tuple[int | None, str]:
+    def pytest(
+        self, tree: Path, words: Sequence[str], limit: float, **env: str
+    ) -> tuple[int | None, str]:
         """Exit code (None when ``limit`` seconds were over) and what pytest said."""
         path = os.pathsep.join([str(tree), *([str(self.watching), str(TOOLS)] if env else [])])
-        own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "250", "OMP_NUM_THREADS": "1", **env}
+        own = {
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COLUMNS": "250",
+            "OMP_NUM_THREADS": "1",
+            **env,
+        }
         temporary = tree.parent / "tmp"
-        always = ["-q", "-p", "no:cacheprovider", f"--basetemp={temporary}", "-rfE", "--tb=no", "--no-header"]
+        always = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={temporary}",
+            "-rfE",
+            "--tb=no",
+            "--no-header",
+        ]
         if self._ended:
             raise KeyboardInterrupt
         run = subprocess.Popen(
             [sys.executable, "-m", "pytest", *always, *words],
-            cwd=tree, env={**os.environ, **own}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (self.memory,) * 2),
-        )  # fmt: skip
+            cwd=tree,
+            env={**os.environ, **own},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (self.memory,) * 2),
+        )
         self._running.add(run)
         try:
             said, _ = run.communicate(timeout=limit)
@@ -185,12 +229,17 @@ class Map:
 
         rows = []
         for place, i in enumerate(sorted(hits, key=share)):
-            mine = sorted((t for bit, t in enumerate(self.files[i].tests) if hits[i] >> bit & 1), key=lambda t: t[1])
+            mine = sorted(
+                (t for bit, t in enumerate(self.files[i].tests) if hits[i] >> bit & 1),
+                key=lambda t: t[1],
+            )
             rows += [(turn, place, test) for turn, test in enumerate(mine)]
         return [test for _, _, test in sorted(rows)]
 
 
-def measure(copies: Copies, package: str, cache: Path, chosen: Sequence[str], marks: str, jobs: int) -> Map:
+def measure(
+    copies: Copies, package: str, cache: Path, chosen: Sequence[str], marks: str, jobs: int
+) -> Map:
     """What every test file executes: from the cache, or by running it."""
     root = copies.first
     files = sorted(
@@ -198,7 +247,11 @@ def measure(copies: Copies, package: str, cache: Path, chosen: Sequence[str], ma
         for p in (root / "tests").rglob("*.py")
         if p.name.startswith("test_") or p.name.endswith("_test.py")
     )
-    helpers = [p for p in sorted((root / "tests").rglob("*.py")) if p.relative_to(root).as_posix() not in files]
+    helpers = [
+        p
+        for p in sorted((root / "tests").rglob("*.py"))
+        if p.relative_to(root).as_posix() not in files
+    ]
     common = hashlib.sha256(repr((sys.version, marks, package)).encode())
     for path in helpers:
         common.update(path.read_bytes())
@@ -210,17 +263,25 @@ def measure(copies: Copies, package: str, cache: Path, chosen: Sequence[str], ma
         entry = cache / f"{file.replace('/', '--')}.json.gz"
         if entry.is_file():
             stored = json.loads(gzip.decompress(entry.read_bytes()))
-            if stored["own"] == own and all(_digest(root / f) == d for f, d in stored["modules"].items()):
+            if stored["own"] == own and all(
+                _digest(root / f) == d for f, d in stored["modules"].items()
+            ):
                 return _read(stored)
         begun = time.monotonic()
         with copies.one() as tree:
             tests, lines, said = _watched(copies, tree, file, package, marks)
-        print(f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{said}", flush=True)
+        print(
+            f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{said}",
+            flush=True,
+        )
         stored = {
             "own": own,
             "modules": {f: _digest(root / f) for f in sorted(lines)},
             "tests": tests,
-            "lines": {f: {str(n): hex(bits) for n, bits in by_line.items()} for f, by_line in lines.items()},
+            "lines": {
+                f: {str(n): hex(bits) for n, bits in by_line.items()}
+                for f, by_line in lines.items()
+            },
         }
         if not said:
             partial = entry.with_suffix(f".{os.getpid()}")
@@ -237,7 +298,10 @@ def _digest(path: Path) -> str:
 
 
 def _read(stored: dict[str, Any]) -> TestFile:
-    lines = {f: {int(n): int(bits, 16) for n, bits in by_line.items()} for f, by_line in stored["lines"].items()}
+    lines = {
+        f: {int(n): int(bits, 16) for n, bits in by_line.items()}
+        for f, by_line in stored["lines"].items()
+    }
     return TestFile([(t, s) for t, s in stored["tests"]], lines)
 
 
@@ -257,7 +321,9 @@ def _watched(
         known = json.loads(told.read_text(encoding="utf-8"))
         good = {name: e for name, e in known.items() if e["passed"] and e["ran"]}
         bit = {name: 1 << i for i, name in enumerate(good)}
-        uses: dict[str, int] = defaultdict(int)  # also by shared fixtures: context -> bits of the tests
+        uses: dict[str, int] = defaultdict(
+            int
+        )  # also by shared fixtures: context -> bits of the tests
         for name, entry in good.items():
             for context in (name, *entry["fixtures"]):
                 uses[context] |= bit[name]
@@ -269,14 +335,28 @@ def _watched(
             except DataError:  # of a process that was killed while it wrote
                 continue
             for module in data.measured_files():
-                executed = data.contexts_by_lineno(module)  # empty for a module that was not even imported
-                mine = lines.setdefault(Path(module).relative_to(tree).as_posix(), {}) if executed else {}
+                executed = data.contexts_by_lineno(
+                    module
+                )  # empty for a module that was not even imported
+                mine = (
+                    lines.setdefault(Path(module).relative_to(tree).as_posix(), {})
+                    if executed
+                    else {}
+                )
                 for line, contexts in executed.items():
                     for context in contexts:  # of processes that a test starts also "test|"
-                        mine[line] = mine.get(line, 0) | uses.get(context, 0) | uses.get(context.rstrip("|"), 0)
+                        mine[line] = (
+                            mine.get(line, 0)
+                            | uses.get(context, 0)
+                            | uses.get(context.rstrip("|"), 0)
+                        )
     failed = [name for name, e in known.items() if not e["passed"]]
     wrong = f"; {len(failed)} fail unchanged, the first {failed[0]}" if failed else ""
-    return [(n, e["seconds"]) for n, e in good.items()], lines, wrong if status is not None else "; took too long"
+    return (
+        [(n, e["seconds"]) for n, e in good.items()],
+        lines,
+        wrong if status is not None else "; took too long",
+    )
 
 
 # One mutant -----------------------------------------------------------------------------------------------------------
@@ -297,7 +377,11 @@ class Readers:
                     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                         body = node.body if isinstance(node.body, list) else [node.body]
                         inside.update(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
-                read = [(node.lineno, name) for node in ast.walk(statement) if (name := _name_read(node))]
+                read = [
+                    (node.lineno, name)
+                    for node in ast.walk(statement)
+                    if (name := _name_read(node))
+                ]
                 for line, name in read:
                     if file in package and line in inside:
                         self.lines[name].add((file, line))
@@ -315,7 +399,13 @@ def _name_read(node: ast.AST) -> str:
 
 
 def _assigned(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
     return [t.id for t in targets if isinstance(t, ast.Name)]
 
 
@@ -337,7 +427,9 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
         for file, line in readers.lines.get(name, ()):
             for i, bits in known.executing(file, range(line, line + 1)).items():
                 direct[i] = direct.get(i, 0) | bits
-    module = {n for f in known.files for n in f.lines.get(mutant.file, {})} - readers.at_import[mutant.file]
+    module = {n for f in known.files for n in f.lines.get(mutant.file, {})} - readers.at_import[
+        mutant.file
+    ]
     executing = known.in_turn(direct, mutant.file)
     executing += known.in_turn(known.executing(mutant.file, iter(module)), mutant.file)
     functions = {function for name in names for function in readers.tests.get(name, ())}
@@ -347,15 +439,23 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
             if "::".join(test.partition("[")[0].split("::")[:2]) in functions:
                 reading[i] = reading.get(i, 0) | 1 << bit
     name = Path(mutant.file).stem
-    own = re.compile(rf"[\[-]({name}|{name.replace('_', '-')})[]-]")  # of a table, the cases of this module
-    about = sorted(known.in_turn(reading, mutant.file), key=lambda test: own.search(test[0]) is None)
+    own = re.compile(
+        rf"[\[-]({name}|{name.replace('_', '-')})[]-]"
+    )  # of a table, the cases of this module
+    about = sorted(
+        known.in_turn(reading, mutant.file), key=lambda test: own.search(test[0]) is None
+    )
     both = zip_longest(executing, about)
     chosen = list(dict.fromkeys(t for pair in both for t in pair if t is not None))
     pages = [t for f in known.files for t in f.tests if PAGES in t[0]]
-    return chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]  # the first five run whatever they cost
+    return (
+        chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]
+    )  # the first five run whatever they cost
 
 
-def judge(copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str, float]], budget: float) -> Verdict:
+def judge(
+    copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str, float]], budget: float
+) -> Verdict:
     """Run the tests on the changed copy, as many as fit into ``budget`` seconds (at least five)."""
     begun, chosen, total = time.monotonic(), [], 0.0
     for name, seconds in tests:
@@ -374,13 +474,31 @@ def judge(copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str
             status, said = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
         finally:
             target.write_text(source, encoding="utf-8")
-        if status in (NO_SUCH_TEST, NOTHING_RAN):  # the mutant may have taken them away, but they must be there without
+        if status in (
+            NO_SUCH_TEST,
+            NOTHING_RAN,
+        ):  # the mutant may have taken them away, but they must be there without
             unchanged, words = copies.pytest(tree, ["--collect-only", f"@{listed}"], 600)
             if unchanged != 0:
-                sys.exit(f"The tests chosen for {mutant.file}:{mutant.line} cannot be collected: {words[-500:]}")
+                sys.exit(
+                    f"The tests chosen for {mutant.file}:{mutant.line} cannot be collected: {words[-500:]}"
+                )
     failed = re.search(r"^(?:FAILED|ERROR):? (.*)$", said, re.MULTILINE)
-    why = "time was over" if status is None else failed[1] if failed else " ".join(said.split())[-200:]
-    return Verdict(mutant, status != 0, why if status != 0 else "", chosen, len(tests), time.monotonic() - begun)
+    why = (
+        "time was over"
+        if status is None
+        else failed[1]
+        if failed
+        else " ".join(said.split())[-200:]
+    )
+    return Verdict(
+        mutant,
+        status != 0,
+        why if status != 0 else "",
+        chosen,
+        len(tests),
+        time.monotonic() - begun,
+    )
 
 
 # All of them ----------------------------------------------------------------------------------------------------------
@@ -388,11 +506,19 @@ def judge(copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str
 
 def accepted_rows(file: Path) -> list[dict[str, str]]:
     """What a person found to be equivalent: file, where, before, after and why."""
-    return list(tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", [])) if file.is_file() else []
+    return (
+        list(tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", []))
+        if file.is_file()
+        else []
+    )
 
 
 def draw(
-    sources: dict[str, str], equivalent: set[tuple[str, str, str, str]], count: int, seed: int, at: str
+    sources: dict[str, str],
+    equivalent: set[tuple[str, str, str, str]],
+    count: int,
+    seed: int,
+    at: str,
 ) -> list[Mutant]:
     """``count`` mutants on lines drawn without repeats, or all of the line ``at``."""
     by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
@@ -427,8 +553,14 @@ def _compiles(source: str) -> bool:
 def shown(v: Verdict) -> str:
     """A survivor, for a person."""
     m = v.mutant
-    ran = f"{len(v.ran)} of the {v.executing} tests that execute it ran" if v.executing else "no test executes it"
-    names = "".join(f"\n      {name}" for name in v.ran[:8]) + ("\n      ..." if len(v.ran) > 8 else "")
+    ran = (
+        f"{len(v.ran)} of the {v.executing} tests that execute it ran"
+        if v.executing
+        else "no test executes it"
+    )
+    names = "".join(f"\n      {name}" for name in v.ran[:8]) + (
+        "\n      ..." if len(v.ran) > 8 else ""
+    )
     return f"{m.file}:{m.line} in {m.where or 'the module'}\n    - {m.before}\n    + {m.after}\n    {ran}{names}"
 
 
@@ -440,8 +572,14 @@ def table(verdicts: Sequence[Verdict], head: str) -> str:
         for v in verdicts
     ]
     left = "".join(f"\n```\n{shown(v)}\n```\n" for v in verdicts if not v.noticed)
-    titles = "| place | before | after | noticed by | tests chosen | s |\n|---|---|---|---|---|---|\n"
-    return f"# Mutants\n\n{head}\n\n{titles}" + "\n".join(rows) + f"\n\n## Survivors\n{left or chr(10) + 'None.'}\n"
+    titles = (
+        "| place | before | after | noticed by | tests chosen | s |\n|---|---|---|---|---|---|\n"
+    )
+    return (
+        f"# Mutants\n\n{head}\n\n{titles}"
+        + "\n".join(rows)
+        + f"\n\n## Survivors\n{left or chr(10) + 'None.'}\n"
+    )
 
 
 def _cell(text: str) -> str:
@@ -452,25 +590,50 @@ def main(words: Sequence[str] | None = None) -> int:
     """Draw, judge, tell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=40, help="how many mutants")
-    parser.add_argument("--seed", type=int, default=None, help="of the draw; default: another every time")
-    parser.add_argument("--paths", nargs="+", metavar="GLOB", default=[], help="modules, as pkg/heads/*; default all")
-    parser.add_argument("--at", metavar="FILE:LINE", default="", help="all mutants of this line instead of a draw")
-    parser.add_argument("--tests", nargs="+", metavar="GLOB", default=[], help="test files to look at; default all")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the draw; default: another every time"
+    )
+    parser.add_argument(
+        "--paths",
+        nargs="+",
+        metavar="GLOB",
+        default=[],
+        help="modules, as pkg/heads/*; default all",
+    )
+    parser.add_argument(
+        "--at", metavar="FILE:LINE", default="", help="all mutants of this line instead of a draw"
+    )
+    parser.add_argument(
+        "--tests", nargs="+", metavar="GLOB", default=[], help="test files to look at; default all"
+    )
     parser.add_argument("--marks", default=MARKS, help="tests to look at, as pytest -m")
-    parser.add_argument("--optional", action="store_true", help="also modules of the optional engines")
+    parser.add_argument(
+        "--optional", action="store_true", help="also modules of the optional engines"
+    )
     parser.add_argument("--budget", type=float, default=90, help="seconds of tests per mutant")
-    parser.add_argument("--more", type=float, default=300, help="more seconds of tests for one that survives these")
+    parser.add_argument(
+        "--more", type=float, default=300, help="more seconds of tests for one that survives these"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="copies that work at the same time")
     parser.add_argument("--least", type=float, default=0.85, help="share that must be noticed")
     parser.add_argument("--report", type=Path, help="Markdown file with every mutant")
     parser.add_argument("--root", type=Path, default=TOOLS.parent, help="the repository")
     parser.add_argument("--package", default="fedcache", help="its package")
-    parser.add_argument("--equivalent", type=Path, help="default: tools/mutants-equivalent.toml of the repository")
-    parser.add_argument("--cache", type=Path, help="folder for what tests execute; default: the user's cache")
+    parser.add_argument(
+        "--equivalent", type=Path, help="default: tools/mutants-equivalent.toml of the repository"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="folder for what tests execute; default: the user's cache"
+    )
     parser.add_argument("--only-measure", action="store_true", help="fill the cache and stop")
     o = parser.parse_args(words)
-    root, seed = o.root.resolve(), random.SystemRandom().randrange(10**6) if o.seed is None else o.seed
-    at_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mutate" / o.package
+    root, seed = (
+        o.root.resolve(),
+        random.SystemRandom().randrange(10**6) if o.seed is None else o.seed,
+    )
+    at_home = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mutate" / o.package
+    )
     listed = accepted_rows(o.equivalent or root / "tools" / "mutants-equivalent.toml")
     equivalent = {(r["file"], r["where"], r["before"], r["after"]) for r in listed if r["why"]}
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
@@ -479,7 +642,8 @@ def main(words: Sequence[str] | None = None) -> int:
             signal.signal(number, copies.end)
         tree = copies.first  # all is read from the copy, so the repository may change meanwhile
         sources = {
-            p.relative_to(tree).as_posix(): p.read_text("utf-8") for p in sorted((tree / o.package).rglob("*.py"))
+            p.relative_to(tree).as_posix(): p.read_text("utf-8")
+            for p in sorted((tree / o.package).rglob("*.py"))
         }
         inside = {
             n: s
@@ -493,7 +657,10 @@ def main(words: Sequence[str] | None = None) -> int:
         known = measure(copies, o.package, o.cache or at_home, o.tests, o.marks, o.jobs)
         if o.only_measure:
             return 0
-        tests = {p.relative_to(tree).as_posix(): p.read_text("utf-8") for p in sorted((tree / "tests").rglob("*.py"))}
+        tests = {
+            p.relative_to(tree).as_posix(): p.read_text("utf-8")
+            for p in sorted((tree / "tests").rglob("*.py"))
+        }
         readers = Readers(sources, tests)
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 
@@ -502,7 +669,12 @@ def main(words: Sequence[str] | None = None) -> int:
             v = judge(copies, mutant, source, chosen, o.budget)
             if not v.noticed and (left_out := [t for t in chosen if t[0] not in set(v.ran)]):
                 again = judge(copies, mutant, source, left_out, o.more)
-                v = replace(again, ran=[*v.ran, *again.ran], executing=v.executing, seconds=v.seconds + again.seconds)
+                v = replace(
+                    again,
+                    ran=[*v.ran, *again.ran],
+                    executing=v.executing,
+                    seconds=v.seconds + again.seconds,
+                )
             line = f"noticed   {mutant.file}:{mutant.line}  {mutant.after[:70]}  by {v.by[:90]}  {v.seconds:.0f} s"
             print(line if v.noticed else f"SURVIVES  {shown(v)}", flush=True)
             return v

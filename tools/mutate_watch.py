@@ -24,9 +24,21 @@ def begin() -> None:
         return
     from coverage import Coverage
 
-    watch = Coverage(os.environ[DATA], data_suffix=True, config_file=False, source=[os.environ[SOURCE]],
-                     context=os.environ.get(TEST), messages=False)  # fmt: skip
-    quiet = ["no-data-collected", "module-not-measured", "module-not-imported", "couldnt-parse", "no-ctracer"]
+    watch = Coverage(
+        os.environ[DATA],
+        data_suffix=True,
+        config_file=False,
+        source=[os.environ[SOURCE]],
+        context=os.environ.get(TEST),
+        messages=False,
+    )
+    quiet = [
+        "no-data-collected",
+        "module-not-measured",
+        "module-not-imported",
+        "couldnt-parse",
+        "no-ctracer",
+    ]
     watch.set_option("run:disable_warnings", quiet)
     watch.start()
 
@@ -65,7 +77,12 @@ class Watch:
                 for d in definitions
                 if d.scope != "function"
             }
-            self.tests[item.nodeid] = {"seconds": 0.0, "passed": True, "fixtures": sorted(shared), "ran": False}
+            self.tests[item.nodeid] = {
+                "seconds": 0.0,
+                "passed": True,
+                "fixtures": sorted(shared),
+                "ran": False,
+            }
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         entry = self.tests[report.nodeid]

@@ -23,9 +23,20 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = (
-    "lint", "types", "docs", "audit", "unit", "slow", "numeric", "browser", "notebooks", "test-engines", "lint-files",
-    "smoke-wheel", "trust",
-)  # fmt: skip
+    "lint",
+    "types",
+    "docs",
+    "audit",
+    "unit",
+    "slow",
+    "numeric",
+    "browser",
+    "notebooks",
+    "test-engines",
+    "lint-files",
+    "smoke-wheel",
+    "trust",
+)
 """Targets of the Makefile, the quick ones first. ``trust`` runs the durability tests."""
 
 
@@ -38,7 +49,14 @@ def steps() -> dict[str, list[str]]:
     own = {
         "break-laws": [python, "tools/break_laws.py"],
         "mutate": [python, "tools/mutate.py", "--count", "60"],
-        "attack-home": [python, "tools/attack_home.py", "--count", "2000", "--seed", date.today().strftime("%j")],
+        "attack-home": [
+            python,
+            "tools/attack_home.py",
+            "--count",
+            "2000",
+            "--seed",
+            date.today().strftime("%j"),
+        ],
     }
     return {target: ["make", target] for target in TARGETS} | own
 
@@ -46,12 +64,16 @@ def steps() -> dict[str, list[str]]:
 def commit() -> str:
     """The commit of the checkout, with ``CHANGED`` where files differ from it."""
     words = ["git", "describe", "--always", "--abbrev=12", f"--dirty={CHANGED}", "--exclude=*"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def report(name: str, done: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of what ran."""
-    rows = [f"| {step} | {found['result']} | {found['seconds']:,} |" for step, found in done.items()]
+    rows = [
+        f"| {step} | {found['result']} | {found['seconds']:,} |" for step, found in done.items()
+    ]
     total = sum(found["seconds"] for found in done.values())
     return "\n".join(
         [
@@ -72,8 +94,13 @@ def run(step: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
     began = time.monotonic()
     environment = {**os.environ, "FEDCACHE_CASES": "full", "OMP_NUM_THREADS": "1"}
     with (folder / f"{step}.log").open("wb") as log:
-        done = subprocess.run(words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-    return {"result": "passed" if done.returncode == 0 else "failed", "seconds": round(time.monotonic() - began)}
+        done = subprocess.run(
+            words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+        )
+    return {
+        "result": "passed" if done.returncode == 0 else "failed",
+        "seconds": round(time.monotonic() - began),
+    }
 
 
 def main() -> int:

@@ -83,7 +83,11 @@ def tests_of(module: Path) -> list[Path]:
     ring = {dotted}
     seen = {dotted}
     while ring and len(importing) < FILES:
-        direct = [file for file in test_files() if file not in importing and not ring.isdisjoint(imports_of(file))]
+        direct = [
+            file
+            for file in test_files()
+            if file not in importing and not ring.isdisjoint(imports_of(file))
+        ]
         importing += sorted(direct, key=lambda file: len(imports_of(file)))
         # Nothing imports the module itself, or too little: what imports its users comes next.
         users = {name for name, file in modules().items() if not ring.isdisjoint(imports_of(file))}
@@ -94,7 +98,11 @@ def tests_of(module: Path) -> list[Path]:
         return found
     # It is imported by a name made at run time, as commands are: tests that spell its name, or of its folder.
     spelt = (stem, stem.replace("_", "-"))
-    found = [file for file in test_files() if any(word in file.read_text(encoding="utf-8") for word in spelt)]
+    found = [
+        file
+        for file in test_files()
+        if any(word in file.read_text(encoding="utf-8") for word in spelt)
+    ]
     return found or [file for file in test_files() if file.parent.name in module.parts]
 
 
@@ -103,13 +111,16 @@ def files_over_methods() -> list[str]:
     return [
         file.relative_to(ROOT).as_posix()
         for file in test_files()
-        if file.name == "test_golden.py" or "from methods_tried import tried" in file.read_text(encoding="utf-8")
+        if file.name == "test_golden.py"
+        or "from methods_tried import tried" in file.read_text(encoding="utf-8")
     ]
 
 
 def choose(changed: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Test files to run, test files that are left out, and changed methods."""
-    chosen = [path for path in changed if Path(path).name.startswith("test_") and (ROOT / path).is_file()]
+    chosen = [
+        path for path in changed if Path(path).name.startswith("test_") and (ROOT / path).is_file()
+    ]
     left_out: list[str] = []
     for path in changed:
         if not (path.startswith("fedcache/") and path.endswith(".py")):
@@ -136,7 +147,9 @@ def words_of(chosen: Sequence[str], methods: Sequence[str]) -> list[str]:
 def main() -> int:
     """Choose, run, and say what is left out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="*", metavar="FILE", help="changed files; default: what git says")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="changed files; default: what git says"
+    )
     parser.add_argument("--list", action="store_true", help="print the test files and run none")
     asked = parser.parse_args()
     if missing := [file for file in asked.files if not (ROOT / file).is_file()]:
@@ -149,8 +162,12 @@ def main() -> int:
     if asked.list or not chosen:
         return 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_CHANGED": " ".join(changed)}
-    return subprocess.run([sys.executable, "-m", "pytest", *words_of(chosen, methods)], cwd=ROOT, env=environment,
-                          check=False).returncode  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *words_of(chosen, methods)],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    ).returncode
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ def disagreements(root: Path = ROOT) -> list[str]:
     section = re.search(r"^## (.+)$", read("CHANGELOG.md", root), re.MULTILINE)
     first = section[1] if section else "nothing"
     dated = re.fullmatch(rf"{re.escape(version)} - (\d{{4}}-\d\d-\d\d)", first)
-    if version.endswith(".dev0") != (first == "Unreleased") or (first != "Unreleased" and dated is None):
+    if version.endswith(".dev0") != (first == "Unreleased") or (
+        first != "Unreleased" and dated is None
+    ):
         wrong.append(f"CHANGELOG.md begins with {first!r}, the version is {version}")
     released = re.search(r"^date-released: (.+)$", read("CITATION.cff", root), re.MULTILINE)
     if (released[1] if released else None) != (dated[1] if dated else None):
@@ -75,9 +77,13 @@ def missing(root: Path = ROOT) -> list[str]:
     project = tomllib.loads(read("pyproject.toml", root))["project"]
     wrong = disagreements(root)
     if project["version"].endswith(".dev0"):
-        wrong.append(f"{project['version']} is under way: python tools/release.py set {project['version'][:-5]}")
+        wrong.append(
+            f"{project['version']} is under way: python tools/release.py set {project['version'][:-5]}"
+        )
     if "urls" not in project:
-        wrong.append("no address of the repository is known: python tools/release.py address https://HOST/OWNER/NAME")
+        wrong.append(
+            "no address of the repository is known: python tools/release.py address https://HOST/OWNER/NAME"
+        )
     return wrong
 
 
@@ -115,7 +121,9 @@ def set_version(version: str, date: str, root: Path = ROOT) -> None:
     )
     under_way = version.endswith(".dev0")
     dated = "" if under_way else f"\ndate-released: {date}"
-    replace("CITATION.cff", r"^version: .+$(\ndate-released: .+$)?", f"version: {version}{dated}", root)
+    replace(
+        "CITATION.cff", r"^version: .+$(\ndate-released: .+$)?", f"version: {version}{dated}", root
+    )
     if not under_way:
         notes = collect_notes(root)
         heading = f"## {version} - {date}"
@@ -124,7 +132,9 @@ def set_version(version: str, date: str, root: Path = ROOT) -> None:
         replace("CHANGELOG.md", r"^## Unreleased$", heading, root)
     elif "\n## Unreleased\n" not in read("CHANGELOG.md", root):
         text = read("CHANGELOG.md", root)
-        (root / "CHANGELOG.md").write_text(text.replace("\n## ", "\n## Unreleased\n\n## ", 1), encoding="utf-8")
+        (root / "CHANGELOG.md").write_text(
+            text.replace("\n## ", "\n## Unreleased\n\n## ", 1), encoding="utf-8"
+        )
 
 
 def set_address(address: str, root: Path = ROOT) -> None:
@@ -132,7 +142,9 @@ def set_address(address: str, root: Path = ROOT) -> None:
     if not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]+", address):
         raise SystemExit(f"{address!r} is no address like https://HOST/OWNER/NAME")
     places = {"Repository": "", "Issues": "/issues", "Changelog": "/blob/main/CHANGELOG.md"}
-    table = "\n".join(["[project.urls]", *(f'{name} = "{address}{end}"' for name, end in places.items())])
+    table = "\n".join(
+        ["[project.urls]", *(f'{name} = "{address}{end}"' for name, end in places.items())]
+    )
     text = re.sub(r"\[project\.urls\]\n(?:\w+ = .*\n)+\n", "", read("pyproject.toml", root))
     (root / "pyproject.toml").write_text(
         text.replace("[project.scripts]\n", f"{table}\n\n[project.scripts]\n"), encoding="utf-8"
@@ -142,7 +154,9 @@ def set_address(address: str, root: Path = ROOT) -> None:
         ("mkdocs.yml", "repo_url", "docs_dir: "),
     ):
         text = re.sub(rf"^{key}: .*\n", "", read(name, root), flags=re.MULTILINE)
-        (root / name).write_text(text.replace(f"\n{after}", f"\n{key}: {address}\n{after}", 1), encoding="utf-8")
+        (root / name).write_text(
+            text.replace(f"\n{after}", f"\n{key}: {address}\n{after}", 1), encoding="utf-8"
+        )
 
 
 def main() -> None:
@@ -153,7 +167,9 @@ def main() -> None:
     setting = commands.add_parser("set", help="write a version")
     setting.add_argument("version")
     setting.add_argument("--date", default=datetime.date.today().isoformat(), help="of the release")
-    commands.add_parser("address", help="write the address of the repository").add_argument("address")
+    commands.add_parser("address", help="write the address of the repository").add_argument(
+        "address"
+    )
     asked = parser.parse_args()
     if asked.command == "set":
         set_version(asked.version, asked.date)

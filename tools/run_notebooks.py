@@ -47,7 +47,9 @@ def page(book: nbformat.NotebookNode, name: str, home: str = "") -> str:
             if output.output_type != "stream" and "text/plain" not in output.get("data", {}):
                 raise ValueError(f"{name}: an output of {output.output_type} that is no text")
             said += output.text if output.output_type == "stream" else output.data["text/plain"]
-        said = re.sub(r"/\S*/(?=\w+\.npz)", "", said.replace(home, "$FEDCACHE_HOME") if home else said)
+        said = re.sub(
+            r"/\S*/(?=\w+\.npz)", "", said.replace(home, "$FEDCACHE_HOME") if home else said
+        )
         lines += ["```text", said.rstrip(), "```", ""] if said.strip() else []
     first, *rest = lines
     title, _, text = first.partition("\n")
@@ -63,20 +65,26 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     """
     began = time.perf_counter()
     book = nbformat.read(path, as_version=4)
-    client = NotebookClient(book, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": path.parent}})
+    client = NotebookClient(
+        book, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    )
     manager = client.create_kernel_manager()
     # Sockets in a folder of this user's, where TCP would be open to everybody on the machine.
     manager.transport, manager.ip = "ipc", str(home / "kernel")
     quiet = {"FEDCACHE_HOME": str(home), "FEDCACHE_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     client.execute(env={**os.environ, **quiet})
     if write:
-        PAGES.joinpath(f"{path.stem}.md").write_text(page(book, path.name, str(home)), encoding="utf-8")
+        PAGES.joinpath(f"{path.stem}.md").write_text(
+            page(book, path.name, str(home)), encoding="utf-8"
+        )
     return time.perf_counter() - began
 
 
 def main() -> None:
     write = "--write" in sys.argv
-    wanted = [EXAMPLES / name for name in sys.argv[1:] if name != "--write"] or sorted(EXAMPLES.glob("*.ipynb"))
+    wanted = [EXAMPLES / name for name in sys.argv[1:] if name != "--write"] or sorted(
+        EXAMPLES.glob("*.ipynb")
+    )
     failed = []
     for path in wanted:
         with tempfile.TemporaryDirectory() as home:

@@ -66,7 +66,9 @@ def pairs(page: str) -> Iterator[tuple[Block, Block | None]]:
     found = blocks(page)
     for block, following in zip(found, [*found[1:], None], strict=True):
         if block.kind not in ("sh", "python", "text", "console", "bibtex", "toml", "math"):
-            raise PageError(f"a block of {block.kind or 'no kind'}: say sh, python, text, or console for one not run")
+            raise PageError(
+                f"a block of {block.kind or 'no kind'}: say sh, python, text, or console for one not run"
+            )
         if block.kind in ("sh", "python"):
             near = following is not None and following.kind == "text"
             near = near and page[block.end : following.start].split() == ["```", "```text"]
@@ -112,10 +114,17 @@ def shell(body: str, work: Path, environment: dict[str, str]) -> str:
     lines = [line for line in body.splitlines() if not line.startswith(SETUP)]
     code = "\n".join(lines)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", code], cwd=work, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        raise PageError(f"exit {done.returncode} of\n{code}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise PageError(
+            f"exit {done.returncode} of\n{code}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -139,8 +148,17 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     for name, words in (("fedcache", "-m fedcache"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
-    given = {"FEDCACHE_HOME": str(home), "FEDCACHE_OFFLINE": "1", "COLUMNS": "110", "OMP_NUM_THREADS": "1"}
-    given |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    given = {
+        "FEDCACHE_HOME": str(home),
+        "FEDCACHE_OFFLINE": "1",
+        "COLUMNS": "110",
+        "OMP_NUM_THREADS": "1",
+    }
+    given |= {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "NO_COLOR": "1",
+    }
     namespace: dict[str, Any] = {"__name__": "page"}
     out, done = [], 0
     before, old = Path.cwd(), {key: os.environ.get(key) for key in given}
@@ -150,11 +168,17 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     try:
         for block, shown in pairs(page):
             try:
-                said = shell(block.body, work, {**os.environ}) if block.kind == "sh" else python(block.body, namespace)
+                said = (
+                    shell(block.body, work, {**os.environ})
+                    if block.kind == "sh"
+                    else python(block.body, namespace)
+                )
                 said = said.replace(str(home), "$FEDCACHE_HOME")
                 text = matched(shown.body, said, check=not write) if shown else ""
             except Exception as error:
-                raise PageError(f"{path.name}, line {page[: block.start].count(chr(10)) + 1}: {error}") from error
+                raise PageError(
+                    f"{path.name}, line {page[: block.start].count(chr(10)) + 1}: {error}"
+                ) from error
             if shown:
                 out += [page[done : shown.start], text]
                 done = shown.end
@@ -199,7 +223,9 @@ def every(home: Path, *words: str) -> Iterator[str]:
         # Only digits: the photos of a page would be taken for a later version of the README's.
         for store in (home / first.stem / "stores").glob("digits-*"):
             shutil.copytree(store, home / path.stem / "stores" / store.name, copy_function=os.link)
-        shutil.copytree(home / first.stem / "digests", home / path.stem / "digests", copy_function=os.link)
+        shutil.copytree(
+            home / first.stem / "digests", home / path.stem / "digests", copy_function=os.link
+        )
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(lambda path: apart(path, home / path.stem, *words), others)
 

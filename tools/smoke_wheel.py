@@ -33,11 +33,29 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 EXTRA = "demo"
 SDIST = (
-    "tests/conftest.py", "tests/project/test_release.py", "tests/golden.json", "tools/smoke_wheel.py", "benchmarks",
-    "docs/index.md", "examples", "mkdocs.yml", "Makefile", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE",
-    "CONTRIBUTING.md", "SECURITY.md", "Dockerfile", ".dockerignore", ".pre-commit-config.yaml", ".ci/run",
-    ".github/workflows/test.yml", "uv.lock", "pyproject.toml",
-)  # fmt: skip
+    "tests/conftest.py",
+    "tests/project/test_release.py",
+    "tests/golden.json",
+    "tools/smoke_wheel.py",
+    "benchmarks",
+    "docs/index.md",
+    "examples",
+    "mkdocs.yml",
+    "Makefile",
+    "README.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "Dockerfile",
+    ".dockerignore",
+    ".pre-commit-config.yaml",
+    ".ci/run",
+    ".github/workflows/test.yml",
+    "uv.lock",
+    "pyproject.toml",
+)
 """What the sdist holds beside the package: the tests pass in it."""
 
 PROVE = """
@@ -62,16 +80,24 @@ finally:
 
 def contents_missing(wheel: Path, sdist: Path, root: Path = ROOT) -> list[str]:
     """What the wheel and the sdist lack of the repository: all files of the package, and all that the tests read."""
-    package = [p for p in (root / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    package = [
+        p for p in (root / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    ]
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
     missing = [f"wheel: {n}" for p in package if (n := p.relative_to(root).as_posix()) not in held]
     missing += [] if any(name.endswith("licenses/LICENSE") for name in held) else ["wheel: LICENSE"]
-    missing += [f"wheel: {name} does not belong there" for name in held if not name.startswith("fedcache")]
+    missing += [
+        f"wheel: {name} does not belong there" for name in held if not name.startswith("fedcache")
+    ]
     with tarfile.open(sdist) as archive:
         there = {name.partition("/")[2] for name in archive.getnames()}
     wanted = [*(p.relative_to(root).as_posix() for p in package), *SDIST]
-    missing += [f"sdist: {name}" for name in wanted if not any(n == name or n.startswith(f"{name}/") for n in there)]
+    missing += [
+        f"sdist: {name}"
+        for name in wanted
+        if not any(n == name or n.startswith(f"{name}/") for n in there)
+    ]
     return sorted(missing)
 
 
@@ -95,7 +121,9 @@ def needed(requirements: Sequence[str], extras: Sequence[str]) -> set[str]:
 
 def requirements_of(wheel: Path, python: Path) -> list[str]:
     """What a wheel requires, as it stands in its METADATA."""
-    code = "import sys, zipfile; from email.parser import Parser; z = zipfile.ZipFile(sys.argv[1]); "
+    code = (
+        "import sys, zipfile; from email.parser import Parser; z = zipfile.ZipFile(sys.argv[1]); "
+    )
     code += "m = next(n for n in z.namelist() if n.endswith('.dist-info/METADATA')); "
     code += "print('\\n'.join(Parser().parsestr(z.read(m).decode()).get_all('Requires-Dist')))"
     return run([python, "-c", code, wheel], quiet=True).splitlines()
@@ -111,13 +139,29 @@ def link(names: set[str], site: Path) -> None:
                 (site / top).symlink_to(source)
 
 
-def run(words: Sequence[object], *, quiet: bool = False, folder: Path | None = None, home: Path | None = None) -> str:
+def run(
+    words: Sequence[object],
+    *,
+    quiet: bool = False,
+    folder: Path | None = None,
+    home: Path | None = None,
+) -> str:
     """The output of a program that must succeed; this repository and this environment are not on its path."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "FEDCACHE_"))}
-    clean |= {"PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "2"} | ({"FEDCACHE_HOME": str(home)} if home else {})
-    done = subprocess.run([str(w) for w in words], cwd=folder, env=clean, capture_output=True, text=True, check=False)
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTHON", "VIRTUAL_ENV", "FEDCACHE_"))
+    }
+    clean |= {"PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "2"} | (
+        {"FEDCACHE_HOME": str(home)} if home else {}
+    )
+    done = subprocess.run(
+        [str(w) for w in words], cwd=folder, env=clean, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, words))[:200]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{' '.join(map(str, words))[:200]} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     if not quiet:
         print(done.stdout.rstrip())
     return done.stdout
@@ -128,7 +172,11 @@ def install(wheel: Path, python: Path, *, borrow: bool) -> None:
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     uv = Path(sysconfig.get_path("scripts")) / "uv"
     if borrow:
-        site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], quiet=True).strip())
+        site = Path(
+            run(
+                [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], quiet=True
+            ).strip()
+        )
         link(needed(requirements_of(wheel, python), [EXTRA]), site)
         run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], quiet=True)
     elif uv.exists():
@@ -151,9 +199,15 @@ def smoke(wheel: Path, interpreter: str, demo: Sequence[str], *, borrow: bool) -
         version = run([command, "--version"], folder=outside, home=home, quiet=True).strip()
         if wheel.name.split("-")[1] != version:
             raise SystemExit(f"{wheel.name} says that it is {version}")
-        looked = json.loads(run([command, "doctor", "--json"], folder=outside, home=home, quiet=True))
+        looked = json.loads(
+            run([command, "doctor", "--json"], folder=outside, home=home, quiet=True)
+        )
         if looked["data"]["problems"]:
-            raise SystemExit(json.dumps([e for e in looked["data"]["entries"] if e["status"] == "fail"], indent=1))
+            raise SystemExit(
+                json.dumps(
+                    [e for e in looked["data"]["entries"] if e["status"] == "fail"], indent=1
+                )
+            )
         proof = folder / "prove.py"
         proof.write_text(PROVE, encoding="utf-8")
         run([python, proof, "demo", *demo], folder=outside, home=home)
@@ -165,30 +219,46 @@ def smoke(wheel: Path, interpreter: str, demo: Sequence[str], *, borrow: bool) -
 
 def runs(interpreter: str) -> bool:
     """Whether it is there: a version manager leaves names of versions on the path that are not installed."""
-    return bool(shutil.which(interpreter)) and subprocess.run([interpreter, "-V"], capture_output=True).returncode == 0
+    return (
+        bool(shutil.which(interpreter))
+        and subprocess.run([interpreter, "-V"], capture_output=True).returncode == 0
+    )
 
 
 def main() -> None:
     """Smoke-test the wheel of a folder on every interpreter that is there."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheel")
-    parser.add_argument("--python", action="append", default=[], help="interpreter; passed over if not there")
-    parser.add_argument("--borrow", action="store_true", help="packages from the environment that runs this")
+    parser.add_argument(
+        "--python", action="append", default=[], help="interpreter; passed over if not there"
+    )
+    parser.add_argument(
+        "--borrow", action="store_true", help="packages from the environment that runs this"
+    )
     parser.add_argument("--methods", help="of fedcache demo")
     parser.add_argument("--rounds", help="of fedcache demo")
     asked = parser.parse_args()
     wheels = sorted(asked.dist.glob("fedcache-*.whl"))
     if len(wheels) != 1:
-        raise SystemExit(f"{asked.dist} holds {len(wheels)} wheels of fedcache, expected one: make wheels")
+        raise SystemExit(
+            f"{asked.dist} holds {len(wheels)} wheels of fedcache, expected one: make wheels"
+        )
     sdists = sorted(asked.dist.glob("fedcache-*.tar.gz"))
     if len(sdists) != 1:
         raise SystemExit(f"{asked.dist} holds {len(sdists)} sdists, expected one: make wheels")
     if missing := contents_missing(wheels[0], sdists[0]):
         raise SystemExit("\n".join(missing))
-    demo = [w for name in ("methods", "rounds") if getattr(asked, name) for w in (f"--{name}", getattr(asked, name))]
+    demo = [
+        w
+        for name in ("methods", "rounds")
+        if getattr(asked, name)
+        for w in (f"--{name}", getattr(asked, name))
+    ]
     wanted = asked.python or [sys.executable]
     there = [name for name in wanted if runs(name)]
-    print(f"not found here, and not tried: {', '.join(n for n in wanted if n not in there) or 'none'}")
+    print(
+        f"not found here, and not tried: {', '.join(n for n in wanted if n not in there) or 'none'}"
+    )
     if not there:
         raise SystemExit("No interpreter was found.")
     for name in there:

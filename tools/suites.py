@@ -49,12 +49,26 @@ def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
 
 
 STAGES = (
-    ((
-        Suite("long", PACKAGE),
-        Suite("numeric", ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/")),
-        Suite("notebooks", ("docs/", "examples/", "README.md", "fedcache/__init__.py", "fedcache/api.py",
-                            "fedcache/commands/")),
-    ),),
+    (
+        (
+            Suite("long", PACKAGE),
+            Suite(
+                "numeric",
+                ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
+            ),
+            Suite(
+                "notebooks",
+                (
+                    "docs/",
+                    "examples/",
+                    "README.md",
+                    "fedcache/__init__.py",
+                    "fedcache/api.py",
+                    "fedcache/commands/",
+                ),
+            ),
+        ),
+    ),
     # Federations and clusters wait for one another more than they compute: what needs one core runs beside them.
     (
         (Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),),
@@ -66,7 +80,7 @@ STAGES = (
             Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
         ),
     ),
-)  # fmt: skip
+)
 """Stages run one after another, the rows of a stage beside each other, the suites of a row one after another."""
 
 SUITES = tuple(suite for stage in STAGES for row in stage for suite in row)
@@ -78,7 +92,12 @@ def run_row(row: Sequence[Suite]) -> list[str]:
     for suite in row:
         began = time.monotonic()
         done = subprocess.run(
-            ["make", suite.target], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+            ["make", suite.target],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         shown = done.stdout if done.returncode else "\n".join(done.stdout.splitlines()[-2:])
         print(f"{shown}\n-- make {suite.target}: {time.monotonic() - began:.0f} s", flush=True)
@@ -90,7 +109,9 @@ def run_row(row: Sequence[Suite]) -> list[str]:
 def main() -> int:
     """Choose, run, and say what was skipped and what failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="run every suite, whatever differs from main")
+    parser.add_argument(
+        "--all", action="store_true", help="run every suite, whatever differs from main"
+    )
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     asked = parser.parse_args()
     changed = None if asked.all else changed_files()

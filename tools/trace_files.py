@@ -36,7 +36,11 @@ def trace(arguments: list[str], imports: bool = False) -> dict[str, str]:
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
-        if event != "call" or code.co_filename in entered or not code.co_filename.startswith(PACKAGE):
+        if (
+            event != "call"
+            or code.co_filename in entered
+            or not code.co_filename.startswith(PACKAGE)
+        ):
             return
         if code.co_name != "<module>" and (imports or not importing(frame)):
             entered[code.co_filename] = code.co_name

@@ -115,10 +115,18 @@ def font_files(packages: list[str]) -> list[Path]:
     """The TrueType and OpenType files of installed Debian packages."""
     found = []
     for package in packages:
-        listing = subprocess.run(["dpkg", "-L", package], capture_output=True, text=True, check=False)
+        listing = subprocess.run(
+            ["dpkg", "-L", package], capture_output=True, text=True, check=False
+        )
         if listing.returncode:
-            sys.exit(f"The package {package} is not installed.\napt-get install {' '.join(packages)}")
-        found += [Path(line) for line in listing.stdout.splitlines() if line.lower().endswith((".ttf", ".otf"))]
+            sys.exit(
+                f"The package {package} is not installed.\napt-get install {' '.join(packages)}"
+            )
+        found += [
+            Path(line)
+            for line in listing.stdout.splitlines()
+            if line.lower().endswith((".ttf", ".otf"))
+        ]
     return found
 
 
@@ -156,7 +164,9 @@ def encode_text(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def encode_image(model: nn.Module, pixels: Tensor) -> Tensor:
     """Unit features of [B, 3, 32, 32] images on [0, 1], normalised as the recipe does."""
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (BACKBONE.recipe.mean, BACKBONE.recipe.std))
+    mean, std = (
+        torch.tensor(v).view(1, 3, 1, 1) for v in (BACKBONE.recipe.mean, BACKBONE.recipe.std)
+    )
     x = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
     return F.normalize(model.encode_image(x), dim=-1)
 
@@ -187,7 +197,9 @@ def train(glyphs: Glyphs, *, steps: int, batch: int, lr: float, seed: int) -> nn
         text = encode_text(model, tokenize(captions(draw)))
         anchor = F.normalize(anchors, dim=-1)
         own = F.one_hot(label, len(CHARACTERS)).bool()
-        logits = (model.logit_scale.exp().clamp(max=100) * image @ text.T).masked_fill(pairs[label], -1e9)
+        logits = (model.logit_scale.exp().clamp(max=100) * image @ text.T).masked_fill(
+            pairs[label], -1e9
+        )
         back = logits.logsumexp(0) - logits.masked_fill(~own, -1e9).logsumexp(0)
         loss = F.cross_entropy(logits, label) + 0.2 * back[own.any(0)].mean()
         pull = F.cross_entropy((20 * image @ anchor.T).masked_fill(pairs[label], -1e9), label)
@@ -200,7 +212,8 @@ def train(glyphs: Glyphs, *, steps: int, batch: int, lr: float, seed: int) -> nn
             digit = label < 10
             right = (logits[digit, :10].argmax(1) == label[digit]).float().mean()
             print(
-                f"step {step:4d}  loss {loss:.3f}  digits {right:.1%}  {time.perf_counter() - start:.0f} s", flush=True
+                f"step {step:4d}  loss {loss:.3f}  digits {right:.1%}  {time.perf_counter() - start:.0f} s",
+                flush=True,
             )
     return model.eval()
 
@@ -224,18 +237,28 @@ def save(model: nn.Module, names: tuple[str, ...], out: Path) -> None:
     path = out / "glyph_clip.safetensors"
     path.write_bytes(to_bytes({k: v.contiguous() for k, v in state.items()}))
     (out / "glyph_clip_fonts.txt").write_text("".join(f"{name}\n" for name in sorted(set(names))))
-    print(f"{path}  {path.stat().st_size:,} bytes  sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    print(
+        f"{path}  {path.stat().st_size:,} bytes  sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for glyph_clip.safetensors and glyph_clip_fonts.txt")
-    parser.add_argument("--packages", action="store_true", help="print the Debian packages of the fonts, and stop")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for glyph_clip.safetensors and glyph_clip_fonts.txt"
+    )
+    parser.add_argument(
+        "--packages", action="store_true", help="print the Debian packages of the fonts, and stop"
+    )
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="of torch; another number gives other last bits")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch; another number gives other last bits"
+    )
     options = parser.parse_args()
     if options.packages:
         print(" ".join(PACKAGES))
@@ -249,9 +272,20 @@ def main() -> None:
     except ForbiddenFontError as error:
         sys.exit(str(error))
     held = glyphs.family % HELD_OUT == 0
-    print(f"{len(glyphs.names)} fonts of {len(glyphs.family.unique())} families, {int(held.sum())} fonts held out")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), seed {options.seed}", flush=True)
-    model = train(glyphs.take(~held), steps=options.steps, batch=options.batch, lr=options.lr, seed=options.seed)
+    print(
+        f"{len(glyphs.names)} fonts of {len(glyphs.family.unique())} families, {int(held.sum())} fonts held out"
+    )
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), seed {options.seed}",
+        flush=True,
+    )
+    model = train(
+        glyphs.take(~held),
+        steps=options.steps,
+        batch=options.batch,
+        lr=options.lr,
+        seed=options.seed,
+    )
     report(model, glyphs.take(held), options.seed)
     save(model, glyphs.names, options.out)
     print(f"{time.process_time() / 60:.1f} CPU minutes in all")

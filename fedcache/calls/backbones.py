@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 
 def backbone(
-    module: nn.Module | str, name: str | None = None, *, transform: Callable[[Any], Tensor] | None = None,
-    size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-) -> str:  # fmt: skip
+    module: nn.Module | str,
+    name: str | None = None,
+    *,
+    transform: Callable[[Any], Tensor] | None = None,
+    size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> str:
     """Make a torch module a backbone of this process: ``fc.extract("digits", [fc.backbone(net, "mine", size=64)])``.
 
     Args:
@@ -48,13 +53,20 @@ def backbone(
 
 def backbone_names(backbones: Any) -> tuple[str, ...]:
     """Names of backbones, with modules among them made known to this process; UsageError for two of one name."""
-    given = [backbones] if isinstance(backbones, str) or not isinstance(backbones, list | tuple) else list(backbones)
+    given = (
+        [backbones]
+        if isinstance(backbones, str) or not isinstance(backbones, list | tuple)
+        else list(backbones)
+    )
     made: dict[str, Any] = {}
     for one in given:
         for name in one.split(",") if isinstance(one, str) else (own_module.register(one),):
-            if made.get(name, one) is not one and not (isinstance(one, str) and isinstance(made[name], str)):
+            if made.get(name, one) is not one and not (
+                isinstance(one, str) and isinstance(made[name], str)
+            ):
                 raise UsageError(
-                    f"Two backbones are called {name}.", "fc.backbone(module, name='another') gives one another name."
+                    f"Two backbones are called {name}.",
+                    "fc.backbone(module, name='another') gives one another name.",
                 )
             made[name] = one
     return tuple(name.strip() for name in made if name.strip())

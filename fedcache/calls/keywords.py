@@ -19,7 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)((?:'[^']*'|\"[^\"]*\"|[^\s'\"])+))?")
+_OPTION = re.compile(
+    r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)((?:'[^']*'|\"[^\"]*\"|[^\s'\"])+))?"
+)
 _OPTIONS = re.compile(rf"{_OPTION.pattern}(?: {_OPTION.pattern})*")
 _COMMAND = re.compile(r"\bfedcache [a-z]")
 
@@ -53,7 +55,9 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
             with usual_torch_state():
                 return function(*args, **words)
         except FedcacheError as error:
-            error.message, error.hint = (as_keywords(text, is_keyword) for text in (error.message, error.hint))
+            error.message, error.hint = (
+                as_keywords(text, is_keyword) for text in (error.message, error.hint)
+            )
             raise
 
     return checked
@@ -92,13 +96,17 @@ def _literal(value: str) -> str:
     """A value as Python writes it; a word in capitals stands for one and is left."""
     if "," in value:
         return f"[{', '.join(map(_literal, value.split(',')))}]"
-    return value if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value) else repr(value)
+    return (
+        value if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value) else repr(value)
+    )
 
 
 def current_names(words: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords with ``lift`` called ``execution``. Raises UsageError for both."""
     if "lift" in words and "execution" in words:
-        raise UsageError("lift and execution are one option, and both are given.", "Leave lift out.")
+        raise UsageError(
+            "lift and execution are one option, and both are given.", "Leave lift out."
+        )
     return {"execution" if name == "lift" else name: value for name, value in words.items()}
 
 
@@ -120,8 +128,15 @@ def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -
     note_named([given.get("backbones"), given.get("client_backbones")])
     if strict and (wrong := [name for name in given if name not in known]):
         raise unknown("option", wrong[0], known)
-    made = {name: given[name] for name in known if name not in ("method", "store", "seeds", "set") and name in given}
+    made = {
+        name: given[name]
+        for name in known
+        if name not in ("method", "store", "seeds", "set") and name in given
+    }
     # A template holds commas, so a text is one value; lists of names may be written with commas.
     made["text"] = (made["text"],) if isinstance(made.get("text"), str) else made.get("text")
-    made = {k: str(v) if isinstance(v, Path) else tuple(v) if isinstance(v, list) else v for k, v in made.items()}
+    made = {
+        k: str(v) if isinstance(v, Path) else tuple(v) if isinstance(v, list) else v
+        for k, v in made.items()
+    }
     return {k: v for k, v in made.items() if v is not None}

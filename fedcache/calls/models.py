@@ -38,11 +38,20 @@ def place_of(source: object) -> Path:
             hint = 'model.save("m.safetensors") writes a file that is taken.'
         raise UsageError(f"A model is read of a run, and a {kind} was given.", hint)
     place = Path(source)
-    return place if place.exists() or place.suffix else find_one(str(source), Home.from_environment().runs)
+    return (
+        place
+        if place.exists() or place.suffix
+        else find_one(str(source), Home.from_environment().runs)
+    )
 
 
 def load_model(
-    source: object, client: str | None, seed: int | str | None, method: Method | None, *, one_for_all: bool
+    source: object,
+    client: str | None,
+    seed: int | str | None,
+    method: Method | None,
+    *,
+    one_for_all: bool,
 ) -> Model:
     """The model of what ``place_of`` takes; arguments and errors as of ``fedcache.load_model``."""
     return predict_run.load_model(place_of(source), client, seed, method, one_for_all=one_for_all)
@@ -61,7 +70,9 @@ def path_of(store: Store | str | Path | None) -> str | None:
 def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     """The figures of a run's model; ``given`` are the arguments of ``fedcache.evaluate``."""
     if isinstance(given["dataset"], Store):
-        raise UsageError("The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)")
+        raise UsageError(
+            "The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)"
+        )
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:
@@ -71,16 +82,28 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         )
     options = fields_of(ExtractConfig, given["options"] or {}, strict=True)
     config = replace(resolve(ExtractConfig, options, {}, "evaluate()"), dataset=given["dataset"])
-    out, with_images = None if given["out"] is None else Path(given["out"]), bool(given["with_images"])
+    out, with_images = (
+        None if given["out"] is None else Path(given["out"]),
+        bool(given["with_images"]),
+    )
     check_asked(out, with_images=with_images)
     asked = ModelOptions(
-        given["client"], given["one_for_all"], _word(given["seed"]), given["temperature"], config.weights
+        given["client"],
+        given["one_for_all"],
+        _word(given["seed"]),
+        given["temperature"],
+        config.weights,
     )
-    wanted, home = EvaluateOptions(**rows, split=given["split"], with_images=with_images), Home.from_environment()
+    wanted, home = (
+        EvaluateOptions(**rows, split=given["split"], with_images=with_images),
+        Home.from_environment(),
+    )
     place, observer = place_of(given["source"]), given["observer"] or Silent()
     (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
     if out is not None:
-        write_evaluations(out, [found], ImagePlaces(home, config.data) if with_images else None, observer)
+        write_evaluations(
+            out, [found], ImagePlaces(home, config.data) if with_images else None, observer
+        )
     return found
 
 
@@ -88,10 +111,16 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
     """The model of a new client; ``given`` are the arguments of ``fedcache.personalise``."""
     asked = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
     wanted = PersonaliseOptions(
-        path_of(given["store"]), given["name"], given["settings"] or {}, given["rounds"], path_of(given["out"])
+        path_of(given["store"]),
+        given["name"],
+        given["settings"] or {},
+        given["rounds"],
+        path_of(given["out"]),
     )
     place, observer = place_of(given["source"]), given["observer"] or Silent()
-    return personalise_run(place, asked, wanted, given["device"] or "auto", Home.from_environment(), observer, Stop())
+    return personalise_run(
+        place, asked, wanted, given["device"] or "auto", Home.from_environment(), observer, Stop()
+    )
 
 
 def _word(seed: int | str | None) -> str | None:

@@ -22,9 +22,16 @@ def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
 
 
 def report(
-    runs: Queries, out: str | Path, title: str, embed: str, score: str | None, data: Mapping[str, str] | None
+    runs: Queries,
+    out: str | Path,
+    title: str,
+    embed: str,
+    score: str | None,
+    data: Mapping[str, str] | None,
 ) -> Report:
     """The written report of runs, with images where ``data`` (dataset -> folder) is given."""
     home = Home.from_environment()
     places = None if data is None else ImagePlaces(home, data)
-    return write_report(several(runs), Path(out), home.runs, title=title, embed=embed, score=score, images=places)
+    return write_report(
+        several(runs), Path(out), home.runs, title=title, embed=embed, score=score, images=places
+    )

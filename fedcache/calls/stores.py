@@ -29,17 +29,29 @@ def opened(store: Store | str | Path | None) -> Store:
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
     """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images in the place of a dataset."""
-    named = {**given, "backbones": backbone_names(given["backbones"])} if given.get("backbones") else dict(given)
+    named = (
+        {**given, "backbones": backbone_names(given["backbones"])}
+        if given.get("backbones")
+        else dict(given)
+    )
     images = None if isinstance(named.get("dataset"), str) else named.pop("dataset", None)
     config = resolve(ExtractConfig, named, {}, "extract()")
     place = Path(store) if store else None
-    return extract_dataset(config, Home.from_environment(), store=place, observer=observer, images=images).store
+    return extract_dataset(
+        config, Home.from_environment(), store=place, observer=observer, images=images
+    ).store
 
 
 def ingest(
-    file: str | Path, name: str, store: str | Path | None, keys: tuple[Any, ...], *, replace: bool, drop_nan: bool,
+    file: str | Path,
+    name: str,
+    store: str | Path | None,
+    keys: tuple[Any, ...],
+    *,
+    replace: bool,
+    drop_nan: bool,
     observer: Observer | None,
-) -> Store:  # fmt: skip
+) -> Store:
     """The store of embeddings from a file; ``keys`` are the columns of features, labels, split, names, domains, groups,
     the labels that mean none, and whether there are none.
 
@@ -48,17 +60,32 @@ def ingest(
     features, label, split, row_name, domain, groups, no_label, unlabelled = keys
     for key in (label, split, row_name, domain):
         if key is not None and not isinstance(key, str):
-            raise UsageError(f"{key!r} is no name of a column.", 'For example label_key="diagnosis"')
+            raise UsageError(
+                f"{key!r} is no name of a column.", 'For example label_key="diagnosis"'
+            )
     only = None if groups is None else _names(groups)
     values = [no_label] if isinstance(no_label, str | int | float) else list(no_label)
     choice = ColumnChoice(
-        _names(features), label, split, row_name, domain, only, tuple(str(value) for value in values), unlabelled
+        _names(features),
+        label,
+        split,
+        row_name,
+        domain,
+        only,
+        tuple(str(value) for value in values),
+        unlabelled,
     )
     place = Path(store) if store else None
     return ingest_file(
-        Home.from_environment(), Path(file), name, place,
-        replace=replace, choice=choice, drop_nan=drop_nan, observer=observer,
-    ).store  # fmt: skip
+        Home.from_environment(),
+        Path(file),
+        name,
+        place,
+        replace=replace,
+        choice=choice,
+        drop_nan=drop_nan,
+        observer=observer,
+    ).store
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -73,11 +100,16 @@ def partition(
     made = opened(store)
     if is_given(scheme):
         return given_partition(made, scheme, seed=seed, name=name, **options)
-    return make_partition(made, None if scheme is None else str(scheme), seed=seed, name=name, **options)
+    return make_partition(
+        made, None if scheme is None else str(scheme), seed=seed, name=name, **options
+    )
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:
     """The directory of one store per client. Raises UsageError for the name of a partition in its place."""
     if isinstance(parts, str):
-        raise UsageError(f"parts is {parts!r}, expected a partition.", "fc.shard(store, fc.partition(store, 'iid'))")
+        raise UsageError(
+            f"parts is {parts!r}, expected a partition.",
+            "fc.shard(store, fc.partition(store, 'iid'))",
+        )
     return write_shards(opened(store), parts, out, Silent())

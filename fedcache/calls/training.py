@@ -42,10 +42,14 @@ def train_config(
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
     if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
         raise UsageError(
-            f"parts is {parts!r}, expected a partition or the name of a saved one.", "fc.partition(store, 'iid')"
+            f"parts is {parts!r}, expected a partition or the name of a saved one.",
+            "fc.partition(store, 'iid')",
         )
     if not (settings is None or hasattr(settings, "items")):
-        raise UsageError(f"settings is {settings!r}, expected names and values.", "For example settings={'lr': 0.1}")
+        raise UsageError(
+            f"settings is {settings!r}, expected names and values.",
+            "For example settings={'lr': 0.1}",
+        )
     path = store if store is None or isinstance(store, str | Path) else store.path
     flags: dict[str, Any] = {
         **given,
@@ -66,20 +70,37 @@ def train_config(
 
 
 def train(
-    method: str | Method, store: Store | str | Path | None, parts: Partition | str | None, seeds: int | Iterable[int],
-    settings: Mapping[str, Any] | None, given: Mapping[str, Any], save: SaveModels, *,
-    observer: Observer | None, on_round: OnRound | None, track: str | Sequence[str] | None, fresh: bool,
-) -> Run:  # fmt: skip
+    method: str | Method,
+    store: Store | str | Path | None,
+    parts: Partition | str | None,
+    seeds: int | Iterable[int],
+    settings: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+    save: SaveModels,
+    *,
+    observer: Observer | None,
+    on_round: OnRound | None,
+    track: str | Sequence[str] | None,
+    fresh: bool,
+) -> Run:
     """One run; ``given`` are fields of ``TrainConfig``, the other arguments as of ``fedcache.train``."""
     if not isinstance(method, str) and not hasattr(method, "fit"):
-        raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
+        raise UsageError(
+            f"method is {method!r}, expected the name of a method or a Method.",
+            "fedcache methods list",
+        )
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
     name = method if isinstance(method, str) else method.name
     own = None if isinstance(method, str) or METHODS.get(name) is method else method
-    config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
+    config, home = (
+        train_config(store, parts, seeds, settings, {**given, "method": name}),
+        Home.from_environment(),
+    )
     with tracking(track, home, None, observer) as hooks:
         every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
-        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save)
+        return run_training(
+            config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save
+        )
 
 
 def named(method: str | Method, jobs: int) -> str:
@@ -90,7 +111,10 @@ def named(method: str | Method, jobs: int) -> str:
     if isinstance(method, str):
         return method
     if not isinstance(method, Method):
-        raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
+        raise UsageError(
+            f"method is {method!r}, expected the name of a method or a Method.",
+            "fedcache methods list",
+        )
     if METHODS.get(method.name) is method:
         return method.name
     if jobs > 1:
@@ -102,28 +126,49 @@ def named(method: str | Method, jobs: int) -> str:
 
 
 def grid(
-    methods: Methods, config: TrainConfig, sweeps: Mapping[str, Any], *,
-    observer: Observer | None, on_round: OnRound | None, track: str | Sequence[str] | None, jobs: int,
-    sampling: tuple[str, int | None, str], **request: Any,
-) -> Grid:  # fmt: skip
+    methods: Methods,
+    config: TrainConfig,
+    sweeps: Mapping[str, Any],
+    *,
+    observer: Observer | None,
+    on_round: OnRound | None,
+    track: str | Sequence[str] | None,
+    jobs: int,
+    sampling: tuple[str, int | None, str],
+    **request: Any,
+) -> Grid:
     """A trained grid; ``sampling`` as of ``Sampling``, ``request`` of ``request_grid``. Raises as ``fedcache.grid``."""
-    names = tuple(named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,)))
+    names = tuple(
+        named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,))
+    )
     if not names:
-        raise UsageError("No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)")
+        raise UsageError(
+            "No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
+        )
     words = {
-        key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
+        key: tuple(
+            str(v) for v in (values if isinstance(values, list | tuple | range) else [values])
+        )
         for key, values in sweeps.items()
     }
     home = Home.from_environment()
     if words.get("hold_out") == (EACH,):
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
-            raise UsageError(f"hold_out='each' takes one column, and by names {len(words['by'])}.", "by='domain'")
+            raise UsageError(
+                f"hold_out='each' takes one column, and by names {len(words['by'])}.", "by='domain'"
+            )
         least = words["min_rows"][0] if len(words.get("min_rows", ())) == 1 else "1"
-        words["hold_out"] = every_value(words["by"][0], config, home, min_rows=least, observer=observer)
+        words["hold_out"] = every_value(
+            words["by"][0], config, home, min_rows=least, observer=observer
+        )
     with tracking(track, home, None, observer) as hooks:
-        asked = grids.request_grid(names, words, config, home, sampler=Sampling(*sampling), **request)
-        done = train_points(asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
+        asked = grids.request_grid(
+            names, words, config, home, sampler=Sampling(*sampling), **request
+        )
+        done = train_points(
+            asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else []))
+        )
     lost = [*done.damaged, *done.failed]
     if done.code is not Exit.OK:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

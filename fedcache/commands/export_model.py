@@ -28,11 +28,22 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     from fedcache.report.export_model import export_model as write_model
 
     done = write_model(place, model, wanted, Home.from_environment(), observer)
-    data: dict[str, Any] = {"path": str(done.path), "format": done.kind, "bytes": done.bytes, **done.said}
+    data: dict[str, Any] = {
+        "path": str(done.path),
+        "format": done.kind,
+        "bytes": done.bytes,
+        **done.said,
+    }
     lines = [f"{done.kind}, {done.bytes / 1e6:,.2f} MB: {done.path}"]
     for one in done.said.get("inputs", []):
-        shape = f"uint8 [N, 3, {one['height']}, {one['width']}]" if one["kind"] == "images" else f"[N, {one['width']}]"
-        lines.append(f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})")
+        shape = (
+            f"uint8 [N, 3, {one['height']}, {one['width']}]"
+            if one["kind"] == "images"
+            else f"[N, {one['width']}]"
+        )
+        lines.append(
+            f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})"
+        )
     if "difference" in done.said:
         gap, moved = done.said["difference"], done.said["moved_by_libraries"]
         lines.append(

@@ -40,7 +40,12 @@ SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""
 
 
-@command("extract", pick(ExtractConfig), pick(PartitionConfig, "clients", "seed", "options"), pick(SchemeArguments))
+@command(
+    "extract",
+    pick(ExtractConfig),
+    pick(PartitionConfig, "clients", "seed", "options"),
+    pick(SchemeArguments),
+)
 def extract(
     observer: TerminalObserver,
     given: Given,
@@ -76,17 +81,33 @@ def extract(
     ray_address: RayAddress = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan, bytes and time; compute nothing.", rich_help_panel=RESULTS),
+        typer.Option(
+            "--dry-run",
+            help="Print the plan, bytes and time; compute nothing.",
+            rich_help_panel=RESULTS,
+        ),
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for another writer of the same array.", rich_help_panel=RESULTS)
+        bool,
+        typer.Option(
+            "--wait", help="Wait for another writer of the same array.", rich_help_panel=RESULTS
+        ),
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Reuse nothing: no unfinished arrays, no earlier store.", rich_help_panel=RESULTS),
+        typer.Option(
+            "--fresh",
+            help="Reuse nothing: no unfinished arrays, no earlier store.",
+            rich_help_panel=RESULTS,
+        ),
     ] = False,
     rehash: Annotated[
-        bool, typer.Option("--rehash", help="Forget remembered digests of data and weights.", rich_help_panel=RESULTS)
+        bool,
+        typer.Option(
+            "--rehash",
+            help="Forget remembered digests of data and weights.",
+            rich_help_panel=RESULTS,
+        ),
     ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
@@ -103,9 +124,17 @@ def extract(
     cluster, stop = engine_of(engine, ray_address), Stop()
     with stop_on_signals(stop.ask, observer.note):
         done = run(
-            resolved, Home.from_environment(), store=store, observer=observer, stop=stop, dry_run=dry_run, wait=wait,
-            fresh=fresh, rehash=rehash, engine=cluster,
-        )  # fmt: skip
+            resolved,
+            Home.from_environment(),
+            store=store,
+            observer=observer,
+            stop=stop,
+            dry_run=dry_run,
+            wait=wait,
+            fresh=fresh,
+            rehash=rehash,
+            engine=cluster,
+        )
     data = done.to_dict()
     lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
     lines += bad_lines(done.bad, done.path, done.holds)
@@ -114,7 +143,11 @@ def extract(
         data["shards"] = str(target)
         lines.append(f"{count} client stores: {target}")
     code = Exit.QUARANTINED if done.images > done.ok and not dry_run else Exit.OK
-    skipped = [f"Skipped for missing weights: {', '.join(done.skipped)}"] if done.skipped and not dry_run else []
+    skipped = (
+        [f"Skipped for missing weights: {', '.join(done.skipped)}"]
+        if done.skipped and not dry_run
+        else []
+    )
     lines += [*skipped, str(done.path)]
     return CommandResult(data, lines, code, [arrays_table(done)])
 
@@ -134,14 +167,18 @@ def write_client_stores(
 ) -> tuple[int, Path]:
     """One store per client by a scheme; how many, and the directory of them."""
     clients = {} if given["clients"] is None else {"clients": given["clients"]}
-    made = make_partition(done.store, scheme, seed=given["seed"] or 0, **clients, **scheme_arguments(given))
+    made = make_partition(
+        done.store, scheme, seed=given["seed"] or 0, **clients, **scheme_arguments(given)
+    )
     return len(made.clients), write_shards(done.store, made, out, observer)
 
 
 def describe_line(done: Extraction) -> str:
     """One sentence on what was computed."""
     holds = done.holds
-    quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
+    quarantined = (
+        f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
+    )
     if done.decoded:
         return (
             f"{done.decoded:,} {holds if done.decoded != 1 else one_of(holds)} in {done.seconds:,.1f} s: "
@@ -166,7 +203,9 @@ def growth_lines(done: Extraction) -> list[str]:
     if done.growth is not None:
         return [f"Since the store it grows from: {describe_growth(done.growth, done.holds)}."]
     if done.vanished:
-        return [f"{done.vanished:,} rows of {done.holds} that are no longer in the dataset are kept and never used."]
+        return [
+            f"{done.vanished:,} rows of {done.holds} that are no longer in the dataset are kept and never used."
+        ]
     return []
 
 
@@ -198,7 +237,9 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES
     if not bad:
         return []
     what = counted(len(bad), one_of(holds))
-    lines = [f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"]
+    lines = [
+        f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"
+    ]
     lines += [f"  {visible(entry['name'])}: {entry['reason']}" for entry in bad[:SHOWN]]
     more = f"and {len(bad) - SHOWN:,} more: " if len(bad) > SHOWN else ""
     return [*lines, f"  {more}{store / QUARANTINE}"]

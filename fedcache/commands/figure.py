@@ -16,18 +16,33 @@ from fedcache.report.figure_file import LISTED, write_figure
 @command("figure")
 def figure(
     observer: TerminalObserver,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{' | '.join(LISTED)}.", show_default=False)],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"{' | '.join(LISTED)}.", show_default=False)
+    ],
     runs: RunQuery = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file: .pdf, .svg or .png; default KIND.pdf here.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The file: .pdf, .svg or .png; default KIND.pdf here.",
+            show_default=False,
+        ),
     ] = None,
-    columns: Annotated[int, typer.Option("--columns", help="1 or 2: as wide as so many columns of a paper.")] = 1,
+    columns: Annotated[
+        int, typer.Option("--columns", help="1 or 2: as wide as so many columns of a paper.")
+    ] = 1,
     score: Annotated[
         str | None,
-        typer.Option("--score", help="client-mean | pooled, for all runs; as in `report`.", show_default=False),
+        typer.Option(
+            "--score",
+            help="client-mean | pooled, for all runs; as in `report`.",
+            show_default=False,
+        ),
     ] = None,
-    embed: Annotated[str, typer.Option("--embed", help="pca | tsne | umap, of the kind features.")] = "pca",
+    embed: Annotated[
+        str, typer.Option("--embed", help="pca | tsne | umap, of the kind features.")
+    ] = "pca",
     root: Root = None,
 ) -> CommandResult:
     """Draw one figure of runs into a file for a paper, with its fonts inside.
@@ -39,7 +54,15 @@ def figure(
     Example: fedcache figure curves -o curves.pdf
     """
     path = out or Path(f"{kind}.pdf")
-    made = write_figure(kind, runs or [], path, runs_directory(root), columns=columns, score=score, embed=embed)
+    made = write_figure(
+        kind, runs or [], path, runs_directory(root), columns=columns, score=score, embed=embed
+    )
     observer.note(made.says)
-    found = {"path": str(path), "kind": kind, "title": made.title, "says": made.says, "rows": len(made.rows)}
+    found = {
+        "path": str(path),
+        "kind": kind,
+        "title": made.title,
+        "says": made.says,
+        "rows": len(made.rows),
+    }
     return CommandResult(found, [f"{path}: {made.title}, {len(made.rows)} rows of data."])

@@ -11,7 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, RunOptions, check_methods, command, pairs, pick, split_list, train_config
+from fedcache.commands.options import (
+    Given,
+    RunOptions,
+    check_methods,
+    command,
+    pairs,
+    pick,
+    split_list,
+    train_config,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import model_lines
 from fedcache.config import Home, TrainConfig
@@ -30,38 +39,73 @@ flower = typer.Typer(
 
 RUN_FIELDS = [
     *pick(
-        TrainConfig, "method", "preset", "backbones", "rounds", "participation", "seeds", "set", "eval_every", "dtype",
-        "aggregate", "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
+        TrainConfig,
+        "method",
+        "preset",
+        "backbones",
+        "rounds",
+        "participation",
+        "seeds",
+        "set",
+        "eval_every",
+        "dtype",
+        "aggregate",
+        "on_bad_update",
+        "byzantine",
+        "max_update_norm",
+        "max_rows_per_client",
+        "max_share",
         "max_row_norm",
     ),
     *pick(RunOptions, "runs", "fresh"),
-]  # fmt: skip
+]
 """What of a run can be chosen where each client is a site; ``federate.engines.flower.plan`` says why no more."""
 
 Sweep = Annotated[
     list[str] | None,
-    typer.Option("--sweep", help="key=v1,v2: a hyperparameter; all points travel in one message. Repeatable."),
+    typer.Option(
+        "--sweep", help="key=v1,v2: a hyperparameter; all points travel in one message. Repeatable."
+    ),
 ]
 Sites = Annotated[int, typer.Option("--sites", min=1, help="How many sites the federation is of.")]
 StartWith = Annotated[
-    int | None, typer.Option("--start-with", min=1, help="Sites that are enough when --wait is over; default all.")
+    int | None,
+    typer.Option(
+        "--start-with", min=1, help="Sites that are enough when --wait is over; default all."
+    ),
 ]
 Like = Annotated[
-    str, typer.Option("--like", help="Site the others must agree with in classes and recipes; default more than half.")
+    str,
+    typer.Option(
+        "--like",
+        help="Site the others must agree with in classes and recipes; default more than half.",
+    ),
 ]
-Quorum = Annotated[int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")]
+Quorum = Annotated[
+    int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")
+]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds for the sites to come.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for a site's answer.")]
 Secure = Annotated[
     bool,
-    typer.Option("--secure", help="The server is given sums of uploads alone (Flower's SecAgg+), of 3 sites or more."),
+    typer.Option(
+        "--secure",
+        help="The server is given sums of uploads alone (Flower's SecAgg+), of 3 sites or more.",
+    ),
 ]
 SecureBound = Annotated[
-    float, typer.Option("--secure-bound", help="Within which every number of an upload lies under --secure.")
+    float,
+    typer.Option(
+        "--secure-bound", help="Within which every number of an upload lies under --secure."
+    ),
 ]
 Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen at.")]
-KeysDir = Annotated[Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying on loopback alone.")]
+KeysDir = Annotated[
+    Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without TLS and keys: for trying on loopback alone.")
+]
 SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the server.")]
 
 
@@ -83,7 +127,9 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
 @command("flower app", RUN_FIELDS)
 def app(
     given: Given,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Its directory; default ./fedcache-METHOD.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Its directory; default ./fedcache-METHOD.")
+    ] = None,
     sweep: Sweep = None,
     sites: Sites = 2,
     start_with: StartWith = None,
@@ -101,23 +147,40 @@ def app(
     from fedcache.federate.engines.flower.plan import write_app
 
     plan = plan_of(
-        given, sweep, sites=sites, start_with=start_with, like=like, quorum=quorum, wait=wait, timeout=timeout,
-        secure=secure, secure_bound=secure_bound,
-    )  # fmt: skip
+        given,
+        sweep,
+        sites=sites,
+        start_with=start_with,
+        like=like,
+        quorum=quorum,
+        wait=wait,
+        timeout=timeout,
+        secure=secure,
+        secure_bound=secure_bound,
+    )
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
     return CommandResult(
-        data, [f"{made.path}", f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"]
+        data,
+        [
+            f"{made.path}",
+            f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS",
+        ],
     )
 
 
 @flower.command()
 @command("flower keys")
 def keys(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the keys; what is there stays.")],
-    sites: Annotated[list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the keys; what is there stays.")
+    ],
+    sites: Annotated[
+        list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")
+    ] = None,
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="Addresses or names at which sites reach the server.")
+        list[str] | None,
+        typer.Option("--host", help="Addresses or names at which sites reach the server."),
     ] = None,
 ) -> CommandResult:
     """Make a local certificate authority, the server's certificate and a key for every site.
@@ -127,7 +190,9 @@ def keys(
     names, hosts = split_list(sites, "--sites"), split_list(host, "--host")
     made = make_keys(out, names, hosts)
     lines = [f"{made.path}", f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
-    lines += [f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes]
+    lines += [
+        f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes
+    ]
     known = {name: str(made.site(name)) for name in made.nodes}
     return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
 
@@ -139,7 +204,8 @@ def server(
     keys: KeysDir = None,
     insecure: Insecure = False,
     host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen at; all with keys, else loopback.")
+        str | None,
+        typer.Option("--host", help="Address to listen at; all with keys, else loopback."),
     ] = None,
     port: Port = 8000,
 ) -> CommandResult:
@@ -161,13 +227,22 @@ def server(
 @command("flower site")
 def site(
     observer: TerminalObserver,
-    shard: Annotated[Path, typer.Option("--shard", help="The client's own store (fedcache shard, or extract).")],
+    shard: Annotated[
+        Path, typer.Option("--shard", help="The client's own store (fedcache shard, or extract).")
+    ],
     superlink: SuperLink,
-    keys: Annotated[Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")
+    ] = None,
     insecure: Insecure = False,
-    name: Annotated[str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")
+    ] = None,
     masked_only: Annotated[
-        bool, typer.Option("--masked-only", help="Send no upload but under secure aggregation (app --secure).")
+        bool,
+        typer.Option(
+            "--masked-only", help="Send no upload but under secure aggregation (app --secure)."
+        ),
     ] = False,
     port: Port = None,
 ) -> CommandResult:
@@ -182,7 +257,9 @@ def site(
     _one_of(keys, insecure)
     with _until_stopped(observer) as asked:
         home = Home.from_environment()
-        attend(shard, superlink, keys, name, port, home, observer.note, asked, masked_only=masked_only)
+        attend(
+            shard, superlink, keys, name, port, home, observer.note, asked, masked_only=masked_only
+        )
     return CommandResult({"stopped": True}, ["The site has stopped."])
 
 
@@ -191,7 +268,8 @@ def site(
 def names(
     port: Port = 8000,
     forget: Annotated[
-        list[str] | None, typer.Option("--forget", help="Names that are free again, comma-separated.")
+        list[str] | None,
+        typer.Option("--forget", help="Names that are free again, comma-separated."),
     ] = None,
 ) -> CommandResult:
     """List the names of sites that belong to a key at this machine's server, or forget some.
@@ -206,10 +284,16 @@ def names(
     if gone:
         table.forget(gone)
     rows = sorted(table.known().items())
-    shown = [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])] if rows else []
+    shown = (
+        [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])]
+        if rows
+        else []
+    )
     lines = [f"Forgotten: {', '.join(gone)}."] if gone else []
     lines += [] if rows else ["No name belongs to a key."]
-    return CommandResult({"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True)
+    return CommandResult(
+        {"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True
+    )
 
 
 @flower.command()
@@ -243,8 +327,12 @@ def run(
 def up(
     observer: TerminalObserver,
     given: Given,
-    shards: Annotated[Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")],
-    tls: Annotated[bool, typer.Option("--tls", help="With certificates and node keys, made for it.")] = False,
+    shards: Annotated[
+        Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")
+    ],
+    tls: Annotated[
+        bool, typer.Option("--tls", help="With certificates and node keys, made for it.")
+    ] = False,
     sweep: Sweep = None,
     like: Like = "",
     wait: Wait = 120.0,
@@ -271,14 +359,29 @@ def up(
     }
     plan = plan_of(given, sweep, sites=len(list(shards.glob("*.zarr"))) or 100_000, **terms)
     with _taking_all_along():
-        return _ended(start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs))
+        return _ended(
+            start(
+                plan,
+                shards,
+                Home.from_environment(),
+                _telling(observer),
+                tls=tls,
+                port=port,
+                keep=logs,
+            )
+        )
 
 
 def _one_of(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
-        said = "Both --keys and --insecure are given." if insecure else "Neither --keys nor --insecure is given."
+        said = (
+            "Both --keys and --insecure are given."
+            if insecure
+            else "Neither --keys nor --insecure is given."
+        )
         raise UsageError(
-            said, "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone."
+            said,
+            "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone.",
         )
 
 

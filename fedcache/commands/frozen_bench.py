@@ -28,7 +28,11 @@ def wanted_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
         lookup(name, home=Home.from_environment().root)
     if options.backbones:  # who names a backbone wants it on all data
         study = replace(study, backbones={name: BenchBackbone() for name in options.backbones})
-    changed: dict[str, Any] = {"rounds": options.rounds, "seeds": options.seeds, "limit": options.limit}
+    changed: dict[str, Any] = {
+        "rounds": options.rounds,
+        "seeds": options.seeds,
+        "limit": options.limit,
+    }
     return replace(study, **{k: v for k, v in changed.items() if v is not None}).only(only)
 
 
@@ -52,7 +56,13 @@ def describe_bench() -> CommandResult:
         f"Settings are chosen on {study.validation} of every client's training rows, with seed {study.search_seeds}.",
     ]
     rows = [
-        (label, t.method, t.family, _pairs(t.set), "; ".join(f"{k} {', '.join(v)}" for k, v in t.search.items()))
+        (
+            label,
+            t.method,
+            t.family,
+            _pairs(t.set),
+            "; ".join(f"{k} {', '.join(v)}" for k, v in t.search.items()),
+        )
         for label, t in study.treatments.items()
     ]
     deals = [(k, d.scheme, d.clients or "", _pairs(d.options)) for k, d in study.partitions.items()]
@@ -75,7 +85,9 @@ def _command(study: Study) -> str:
     words = [COMMAND, *(f"--on {label}=..." for label in study.data if study.data != usual.data)]
     if any(usual.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
         words.append(f"--backbones {shell_word(','.join(study.backbones))}")
-    elif study.backbones.keys() != usual.backbones.keys():  # on the data that the study has for them
+    elif (
+        study.backbones.keys() != usual.backbones.keys()
+    ):  # on the data that the study has for them
         words += [f"--only backbone={label}" for label in study.backbones]
     for axis in ("partition", "treatment"):
         part = getattr(study, f"{axis}s")
@@ -85,7 +97,9 @@ def _command(study: Study) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in values.items())
+    return ", ".join(
+        f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in values.items()
+    )
 
 
 def run_bench(
@@ -99,9 +113,13 @@ def run_bench(
     stop, began = Stop(), time.monotonic()
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note):
-        scores = measure.run_study(study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop)
+        scores = measure.run_study(
+            study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
+        )
     if not any(s.values for s in scores):
-        why = next((s.why_not for s in scores), "no block of data, backbone and partition could be made")
+        why = next(
+            (s.why_not for s in scores), "no block of data, backbone and partition could be made"
+        )
         raise MachineError(f"Nothing was compared: {why}", f"fedcache reproduce info {NAME}")
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
@@ -112,6 +130,10 @@ def run_bench(
     shown = []
     for ranked in data["rankings"]:
         shown += [plain_line(text) for text in page.sentences(ranked)]
-        shown.append(TextTable(ranked["title"], page.SUMMARY, page.summary_rows(ranked), right=page.SUMMARY[2:]))
+        shown.append(
+            TextTable(
+                ranked["title"], page.SUMMARY, page.summary_rows(ranked), right=page.SUMMARY[2:]
+            )
+        )
     observer.note(f"{len(scores)} comparisons in {time.monotonic() - began:,.0f} s")
     return CommandResult(data, [str(out)] if out is not None else [], renderables=shown)

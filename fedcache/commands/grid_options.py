@@ -18,9 +18,10 @@ class GridOptions:
     """What ``grid`` takes besides what ``train`` does."""
 
     retrain: bool = option(
-        False, "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
+        False,
+        "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
         POINTS,
-    )  # fmt: skip
+    )
     score: str | None = option(
         None,
         "What points are ranked and shown by: the mean over clients, or pooled over test rows.",
@@ -36,11 +37,17 @@ class GridOptions:
         said=str(TRIALS),
     )
     pruner: str = option(
-        "none", "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
-        "scores.", POINTS, choices=PRUNERS,
-    )  # fmt: skip
+        "none",
+        "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
+        "scores.",
+        POINTS,
+        choices=PRUNERS,
+    )
     jobs: int = option(
-        1, "Processes that train points alone; for what cannot be computed together.", COMPUTING, minimum=1
+        1,
+        "Processes that train points alone; for what cannot be computed together.",
+        COMPUTING,
+        minimum=1,
     )
 
 
@@ -85,7 +92,9 @@ Sampler = Annotated[
 Exact = Annotated[
     bool,
     typer.Option(
-        "--exact", help="Compute every point alone, with the bits of its single run.", rich_help_panel=COMPUTING
+        "--exact",
+        help="Compute every point alone, with the bits of its single run.",
+        rich_help_panel=COMPUTING,
     ),
 ]
 WhichModels = Annotated[

@@ -15,7 +15,9 @@ from fedcache.plugins import find, plugins
 from fedcache.report.methods.catalogue import method_entries
 from fedcache.report.methods.sizes import current_sizes
 
-methods = typer.Typer(name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True)
+methods = typer.Typer(
+    name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
@@ -48,7 +50,9 @@ def methods_list() -> CommandResult:
     shown = TextTable("", names, rows, right=("sends", "bytes"))
     said = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
     others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
-    rows += [(other["name"], f"from outside: {other['origin']}", "", "", "", "", "") for other in others]
+    rows += [
+        (other["name"], f"from outside: {other['origin']}", "", "", "", "", "") for other in others
+    ]
     said += [f"From outside: {other['name']} ({other['origin']})" for other in others]
     return CommandResult({"methods": [*entries, *others]}, said, renderables=[shown], listing=True)
 
@@ -81,7 +85,11 @@ def methods_info(name: Name) -> CommandResult:
     when = "" if page is None else " ".join(page.when.split())
     waits = facts.why_it_waits(m)
     d, sizes = m.defaults, current_sizes(Home.from_environment())
-    sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), facts.leaving(m, sizes)
+    sends, sides, parts = (
+        facts.traffic_of(m, sizes),
+        facts.disagreements(m),
+        facts.leaving(m, sizes),
+    )
     origin = plugin.origin if (plugin := find("methods", name)) is not None else ""
     data = {
         "name": m.name,
@@ -100,9 +108,16 @@ def methods_info(name: Name) -> CommandResult:
         "disagreements": sides,
         "traffic": {**sends, "counted_at": sizes.source},
         "leaves": [asdict(p) for p in parts],
-        "defaults": {"rounds": d.rounds, "participation": d.participation, "clients": d.clients, "scheme": d.scheme},
+        "defaults": {
+            "rounds": d.rounds,
+            "participation": d.participation,
+            "clients": d.clients,
+            "scheme": d.scheme,
+        },
     }
-    first = f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
+    first = (
+        f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
+    )
     among = f", {sends['clients']} clients" if sends["clients"] else ""
     share = "all" if d.participation is None else d.participation
     lines = [
@@ -120,12 +135,16 @@ def methods_info(name: Name) -> CommandResult:
     ]
     # A column for values that were tuned, where some were.
     presets = ("official", "tuned") if m.tuned else ("official",)
-    rows = [(e["name"], e["default"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries]
+    rows = [
+        (e["name"], e["default"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries
+    ]
     columns = ("key", "paper", *presets, "legal", "meaning")
     shown = [TextTable("--set key=value", columns, rows)] if rows else []
     if sides:
         decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
-        shown.append(TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided))
+        shown.append(
+            TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided)
+        )
     if parts:
         columns = ("tensors", "dtype", "what they are", "what they tell", "with --dp-noise")
         shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))

@@ -22,17 +22,23 @@ from fedcache.extract.datasets.specs import READERS
 from fedcache.federate.methods import METHODS
 
 new = typer.Typer(
-    name="new", help="Start a package of your own: a method, a backbone or a dataset.", no_args_is_help=True
+    name="new",
+    help="Start a package of your own: a method, a backbone or a dataset.",
+    no_args_is_help=True,
 )
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 60
 
 Name = Annotated[
-    str, typer.Argument(help="Its name on the command line, and of the package: letters, digits, hyphens.")
+    str,
+    typer.Argument(
+        help="Its name on the command line, and of the package: letters, digits, hyphens."
+    ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Folder to write, which must not exist; ./NAME by default.")
+    Path | None,
+    typer.Option("--out", "-o", help="Folder to write, which must not exist; ./NAME by default."),
 ]
 
 
@@ -59,7 +65,12 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
     Example: fedcache new backbone my-encoder
     """
     folder = write_package("backbone", name, out, BACKBONES)
-    return written("backbone", name, folder, f"fedcache extract --dataset digits --backbones {shell_word(name)}")
+    return written(
+        "backbone",
+        name,
+        folder,
+        f"fedcache extract --dataset digits --backbones {shell_word(name)}",
+    )
 
 
 @new.command("dataset")
@@ -85,14 +96,17 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     folder = (out if out is not None else Path(name)).expanduser().absolute()
     if folder.exists():
         raise StoreError(
-            f"{folder} exists already; nothing was written.", f"Name another folder: --out {shell_word(name)}-2"
+            f"{folder} exists already; nothing was written.",
+            f"Name another folder: --out {shell_word(name)}-2",
         )
     words = {
         "name": name,
         "package": package,
         "kind": kind,
         "title": name.replace("-", " ").capitalize(),
-        "place": {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}[kind],
+        "place": {"method": "method:METHOD", "backbone": "encoder:build", "dataset": "reader"}[
+            kind
+        ],
         "description": {
             "method": "A federated method for fedcache: FedAvg whose server goes a part of the way to the average.",
             "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
@@ -117,7 +131,8 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
             shutil.move(whole, folder)
     except OSError as error:
         raise MachineError(
-            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder: --out FOLDER"
+            f"{folder} cannot be written: {error.strerror or error}.",
+            "Name another folder: --out FOLDER",
         ) from error
     return folder
 
@@ -126,15 +141,24 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
     """The Python package of a name. Raises UsageError, with one that works, for a name that cannot be one."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
-        likely = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("0123456789-")[:LONGEST] or f"my-{kind}"
+        likely = (
+            re.sub("[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("0123456789-")[:LONGEST]
+            or f"my-{kind}"
+        )
         raise UsageError(
             f"{name!r} cannot be a name: it begins with a small letter, and small letters, digits and single hyphens "
             f"follow, {LONGEST} at most.",
             f"fedcache new {kind} {shell_word(likely)}",
         )
     if name in taken:
-        raise UsageError(f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}")
-    if keyword.iskeyword(package) or package in sys.stdlib_module_names or package in ("fedcache", "torch", "tests"):
+        raise UsageError(
+            f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}"
+        )
+    if (
+        keyword.iskeyword(package)
+        or package in sys.stdlib_module_names
+        or package in ("fedcache", "torch", "tests")
+    ):
         raise UsageError(
             f"A package called {package} would hide Python's or another's.",
             f"fedcache new {kind} my-{shell_word(name)}",
@@ -152,5 +176,9 @@ def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
     lines = [f"{folder}:", *(f"  {file}" for file in files), "", "Next:"]
-    lines += [f"  pip install -e {shell_word(folder)}", f"  python -m pytest {shell_word(folder)}", f"  {first}"]
+    lines += [
+        f"  pip install -e {shell_word(folder)}",
+        f"  python -m pytest {shell_word(folder)}",
+        f"  {first}",
+    ]
     return CommandResult(data, lines)

@@ -14,9 +14,22 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import OF_FIELDS, complete_backbones, complete_datasets, complete_words
+from fedcache.commands.complete import (
+    OF_FIELDS,
+    complete_backbones,
+    complete_datasets,
+    complete_words,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
-from fedcache.config import ADDRESSES, ExtractConfig, Home, PartitionConfig, TrainConfig, refuse_remote, resolve
+from fedcache.config import (
+    ADDRESSES,
+    ExtractConfig,
+    Home,
+    PartitionConfig,
+    TrainConfig,
+    refuse_remote,
+    resolve,
+)
 from fedcache.errors import UsageError, all_at_once, shell_word
 from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
@@ -40,9 +53,14 @@ class SchemeArguments:
     alpha: float | None = option(
         None, "Concentration of Dirichlet schemes; small is skewed.", CLIENTS, said="the scheme's"
     )
-    shards: int | None = option(None, "Label shards per client (scheme shards).", CLIENTS, said="the scheme's")
+    shards: int | None = option(
+        None, "Label shards per client (scheme shards).", CLIENTS, said="the scheme's"
+    )
     shots: int | None = option(
-        None, "Examples per class (few-shot, feature-shift, feature-label-shift).", CLIENTS, said="the scheme's"
+        None,
+        "Examples per class (few-shot, feature-shift, feature-label-shift).",
+        CLIENTS,
+        said="the scheme's",
     )
     by: str | None = option(
         None,
@@ -52,12 +70,20 @@ class SchemeArguments:
         said="clients are made by --scheme",
     )
     hold_out: str | None = option(
-        None, "All rows of these values of --by are the test set, comma-separated.", CLIENTS, said="none"
+        None,
+        "All rows of these values of --by are the test set, comma-separated.",
+        CLIENTS,
+        said="none",
     )
     min_rows: int | None = option(
-        None, "With --by: leave out clients with fewer rows, their own test rows counted.", CLIENTS, said="1"
+        None,
+        "With --by: leave out clients with fewer rows, their own test rows counted.",
+        CLIENTS,
+        said="1",
     )
-    max_clients: int | None = option(None, "With --by: draw so many of the clients.", CLIENTS, said="all")
+    max_clients: int | None = option(
+        None, "With --by: draw so many of the clients.", CLIENTS, said="all"
+    )
     tests: str | None = option(
         None,
         "With --by: within, held-out-clients or global. Of feature-shift and others: rows of each class.",
@@ -93,7 +119,9 @@ class RunOptions:
         said="nowhere",
         whole=True,
     )
-    no_model: bool = option(False, "Save no trained model, with which fedcache predict works.", RESULTS)
+    no_model: bool = option(
+        False, "Save no trained model, with which fedcache predict works.", RESULTS
+    )
     save_clients: str | None = option(
         None,
         "Clients whose own models are saved: all, none, or names, comma-separated.",
@@ -101,7 +129,9 @@ class RunOptions:
         said="all, up to 256 MB a seed",
     )
     no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
-    dry_run: bool = option(False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS)
+    dry_run: bool = option(
+        False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS
+    )
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
@@ -113,7 +143,10 @@ def info_of(kind: type, name: str) -> OptionInfo:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="Configuration file.", show_default="./fedcache.toml, when there is one")
+    Path | None,
+    typer.Option(
+        "--config", help="Configuration file.", show_default="./fedcache.toml, when there is one"
+    ),
 ]
 Dataset = Annotated[
     str | None,
@@ -126,24 +159,50 @@ Dataset = Annotated[
     ),
 ]
 StoreDir = Annotated[
-    Path | None, typer.Option("--store", help=info_of(TrainConfig, "store").meaning, autocompletion=OF_FIELDS["store"])
+    Path | None,
+    typer.Option(
+        "--store", help=info_of(TrainConfig, "store").meaning, autocompletion=OF_FIELDS["store"]
+    ),
 ]
 Backbones = Annotated[
     list[str] | None,
     typer.Option(
-        "--backbones", "-b", help=info_of(ExtractConfig, "backbones").meaning, autocompletion=complete_backbones
+        "--backbones",
+        "-b",
+        help=info_of(ExtractConfig, "backbones").meaning,
+        autocompletion=complete_backbones,
     ),
 ]
-Weights = Annotated[list[str] | None, typer.Option("--weights", help=info_of(ExtractConfig, "weights").meaning)]
-Data = Annotated[list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)]
-ImagesKey = Annotated[str | None, typer.Option("--images-key", help=info_of(ExtractConfig, "images_key").meaning)]
-LabelKey = Annotated[str | None, typer.Option("--label-key", help=info_of(ExtractConfig, "label_key").meaning)]
-SplitKey = Annotated[str | None, typer.Option("--split-key", help=info_of(ExtractConfig, "split_key").meaning)]
-DomainKey = Annotated[str | None, typer.Option("--domain-key", help=info_of(ExtractConfig, "domain_key").meaning)]
-GroupKey = Annotated[str | None, typer.Option("--group-key", help=info_of(ExtractConfig, "group_key").meaning)]
-NoLabel = Annotated[str | None, typer.Option("--no-label", help=info_of(ExtractConfig, "no_label").meaning)]
-Unlabelled = Annotated[bool, typer.Option("--unlabelled", help=info_of(ExtractConfig, "unlabelled").meaning)]
-Layout = Annotated[str | None, typer.Option("--layout", help=info_of(ExtractConfig, "layout").meaning)]
+Weights = Annotated[
+    list[str] | None, typer.Option("--weights", help=info_of(ExtractConfig, "weights").meaning)
+]
+Data = Annotated[
+    list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)
+]
+ImagesKey = Annotated[
+    str | None, typer.Option("--images-key", help=info_of(ExtractConfig, "images_key").meaning)
+]
+LabelKey = Annotated[
+    str | None, typer.Option("--label-key", help=info_of(ExtractConfig, "label_key").meaning)
+]
+SplitKey = Annotated[
+    str | None, typer.Option("--split-key", help=info_of(ExtractConfig, "split_key").meaning)
+]
+DomainKey = Annotated[
+    str | None, typer.Option("--domain-key", help=info_of(ExtractConfig, "domain_key").meaning)
+]
+GroupKey = Annotated[
+    str | None, typer.Option("--group-key", help=info_of(ExtractConfig, "group_key").meaning)
+]
+NoLabel = Annotated[
+    str | None, typer.Option("--no-label", help=info_of(ExtractConfig, "no_label").meaning)
+]
+Unlabelled = Annotated[
+    bool, typer.Option("--unlabelled", help=info_of(ExtractConfig, "unlabelled").meaning)
+]
+Layout = Annotated[
+    str | None, typer.Option("--layout", help=info_of(ExtractConfig, "layout").meaning)
+]
 EngineName = Annotated[
     str,
     typer.Option(
@@ -222,7 +281,9 @@ def command(
                     older.append(item.metadata["option"].names)
                     given[item.name] = value if given[item.name] is None else given[item.name]
             as_json = values.pop("json")
-            note_named([value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS])
+            note_named(
+                [value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS]
+            )
 
             def call(observer: TerminalObserver) -> CommandResult:
                 for key, value in {**values, **given}.items():
@@ -235,8 +296,16 @@ def command(
 
             run_command(name if isinstance(name, str) else name(**values), as_json, call)
 
-        called.__name__, called.__doc__, called.__module__ = function.__name__, function.__doc__, __name__
-        last = [p for p in own if getattr(p.annotation.__metadata__[0], "rich_help_panel", None) == COMPUTING]
+        called.__name__, called.__doc__, called.__module__ = (
+            function.__name__,
+            function.__doc__,
+            __name__,
+        )
+        last = [
+            p
+            for p in own
+            if getattr(p.annotation.__metadata__[0], "rich_help_panel", None) == COMPUTING
+        ]
         every = [*(p for p in own if p not in last), *generated, *last, json, *hidden]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
@@ -269,7 +338,9 @@ def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
     made = typer.Option(
         *names,
         *([info.short] if info.short else []),
-        help=info.meaning if fits else f"{' | '.join(info.choices)}: {info.meaning[:1].lower()}{info.meaning[1:]}",
+        help=info.meaning
+        if fits
+        else f"{' | '.join(info.choices)}: {info.meaning[:1].lower()}{info.meaning[1:]}",
         metavar=(words if fits else "<word>") or None,
         min=info.minimum,
         show_default=False if is_flag or not shown else shown,
@@ -280,7 +351,9 @@ def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
     kind = value_type(item)
     default = False if is_flag else None
     annotation = Annotated[kind, made]  # type: ignore[valid-type]
-    return inspect.Parameter(alias or item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(
+        alias or item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def value_type(item: Field[Any]) -> Any:
@@ -290,7 +363,9 @@ def value_type(item: Field[Any]) -> Any:
         return Path | None
     if declared == "bool":
         return bool
-    return {"int": int | None, "float": float | None, "str": str | None}.get(declared, list[str] | None)
+    return {"int": int | None, "float": float | None, "str": str | None}.get(
+        declared, list[str] | None
+    )
 
 
 def flags_of(kind: type, given: Given) -> dict[str, Any]:
@@ -340,7 +415,10 @@ def scheme_arguments(given: Given) -> dict[str, Any]:
     """The arguments of the scheme that were given: those with an option of their own, and those of ``--option``."""
     named = {item.name: given.get(item.name) for item in fields(SchemeArguments)}
     others = pairs(given.get("options"), "--option")
-    return {**{k: v for k, v in named.items() if v is not None}, **{k.replace("-", "_"): v for k, v in others.items()}}
+    return {
+        **{k: v for k, v in named.items() if v is not None},
+        **{k.replace("-", "_"): v for k, v in others.items()},
+    }
 
 
 def check_methods(names: Sequence[str]) -> None:
@@ -349,7 +427,8 @@ def check_methods(names: Sequence[str]) -> None:
     def check_one(name: str) -> None:
         if "," in name:
             raise UsageError(
-                f"{name!r} is not one method.", f"fedcache grid {shell_word(name)}   trains several on the same rows"
+                f"{name!r} is not one method.",
+                f"fedcache grid {shell_word(name)}   trains several on the same rows",
             )
         if name not in METHODS:
             raise unknown_method(name)
@@ -379,11 +458,15 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
     """
     found = tuple(part for value in values or () for part in listed(value))
     if values and not found:
-        raise UsageError(f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out")
+        raise UsageError(
+            f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
+        )
     return found
 
 
-def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False) -> dict[str, str]:
+def pairs(
+    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
+) -> dict[str, str]:
     """``key=value`` options as a dict.
 
     Args:

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedcache.commands.live_view import SignOfLife, Stretch, animated, bar
-from fedcache.errors import Exit, FedcacheError, InternalError, MachineError, StoppedError, memory_error
+from fedcache.errors import (
+    Exit,
+    FedcacheError,
+    InternalError,
+    MachineError,
+    StoppedError,
+    memory_error,
+)
 from fedcache.progress import Round
 from fedcache.store.files import FULL
 from fedcache.store.machine import full_disk
@@ -95,7 +102,11 @@ class TerminalObserver:
         self._stretch.advance(units, now)
         if self._bar is None and not self.quiet and now - self._said >= LINE_EVERY:
             self._said = now
-            print(f"{self._stretch.what}: {visible(self._stretch.words(now))}", file=sys.stderr, flush=True)
+            print(
+                f"{self._stretch.what}: {visible(self._stretch.words(now))}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def stop(self) -> None:
         """End the bar."""
@@ -145,9 +156,18 @@ class TextTable:
         """Of every column the width of its longest word, and of its longest line."""
         from rich.cells import cell_len
 
-        columns = [[name, *map(_cell, cells)] for name, *cells in zip(self.columns, *self.rows, strict=True)]
-        words = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in columns]
-        lines = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+        columns = [
+            [name, *map(_cell, cells)]
+            for name, *cells in zip(self.columns, *self.rows, strict=True)
+        ]
+        words = [
+            max(cell_len(word) for text in column for word in text.split() or [""])
+            for column in columns
+        ]
+        lines = [
+            max(cell_len(line) for text in column for line in text.split("\n"))
+            for column in columns
+        ]
         return words, lines
 
     def widths(self, most: int) -> list[int] | None:
@@ -159,7 +179,9 @@ class TextTable:
         room, widest = most + 1 - BETWEEN * len(words), max(lines)
         if sum(words) > room:
             return None
-        while sum(made := [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]) > room:
+        while (
+            sum(made := [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]) > room
+        ):
             widest -= 1
         return made
 
@@ -172,7 +194,12 @@ class TextTable:
         title = Text(visible(self.title), style="table.title") if self.title else None
         made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
         for column, width in zip(self.columns, widths, strict=True):
-            made.add_column(column, justify="right" if column in self.right else "left", overflow="fold", width=width)
+            made.add_column(
+                column,
+                justify="right" if column in self.right else "left",
+                overflow="fold",
+                width=width,
+            )
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
@@ -213,7 +240,9 @@ class CommandResult:
     listing: bool = False
 
 
-def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], CommandResult]) -> None:
+def run_command(
+    command: str, as_json: bool, call: Callable[[TerminalObserver], CommandResult]
+) -> None:
     """Run a command's call and leave with its exit code.
 
     A reader that has enough (``| head -1``) changes nothing but what is printed: the exit code stays the command's own.
@@ -244,7 +273,10 @@ def as_told(error: BaseException) -> FedcacheError:
     if isinstance(error, FedcacheError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return StoppedError("Stopped at once.", "Run the same command again: what it has kept is not computed again.")
+        return StoppedError(
+            "Stopped at once.",
+            "Run the same command again: what it has kept is not computed again.",
+        )
     if isinstance(error, OSError) and error.errno in FULL:
         return full_disk(error)
     if isinstance(error, OSError):
@@ -271,7 +303,10 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
     elif result.listing and not sys.stdout.isatty():
         for line in result.lines:
             print(visible(line, lines=True), file=sys.stderr)
-        print("\n\n".join(table.tsv() for table in result.renderables), end="\n" if result.renderables else "")
+        print(
+            "\n\n".join(table.tsv() for table in result.renderables),
+            end="\n" if result.renderables else "",
+        )
     else:
         for line in result.lines:
             print(visible(line, lines=True))
@@ -296,10 +331,15 @@ def unwritable(error: OSError) -> Exit:
     Returns:
         OK for a pipe closed by its reader, which is no error; ENVIRONMENT for all else (a full device), said on stderr.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more when it ends
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+    )  # the interpreter flushes once more when it ends
     if isinstance(error, BrokenPipeError):
         return Exit.OK
-    print(f"fedcache: The answer could not be written to stdout: {error.strerror or error}.", file=sys.stderr)
+    print(
+        f"fedcache: The answer could not be written to stdout: {error.strerror or error}.",
+        file=sys.stderr,
+    )
     return Exit.ENVIRONMENT
 
 
@@ -307,7 +347,12 @@ def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[s
     """Print an error: the message and the next command on stderr, and the envelope on stdout with ``--json``."""
     print(visible(f"fedcache: {error.message}\n{error.hint}", lines=True), file=sys.stderr)
     if as_json:
-        detail = {"code": int(error.code), "name": error.code.name, "message": error.message, "hint": error.hint}
+        detail = {
+            "code": int(error.code),
+            "name": error.code.name,
+            "message": error.message,
+            "hint": error.hint,
+        }
         try:
             envelope(command, "error", {"error": detail}, warnings)
             sys.stdout.flush()
@@ -317,7 +362,13 @@ def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[s
 
 def envelope(command: str, status: str, body: dict[str, Any], warnings: Iterable[str]) -> None:
     """One JSON object on stdout; NaN becomes null, because JSON has none."""
-    whole = {"schema": SCHEMA, "command": command, "status": status, **body, "warnings": list(warnings)}
+    whole = {
+        "schema": SCHEMA,
+        "command": command,
+        "status": status,
+        **body,
+        "warnings": list(warnings),
+    }
     print(escape_json(json.dumps(_plain(whole), ensure_ascii=False, allow_nan=False)))
 
 

@@ -26,7 +26,14 @@ from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw
 from fedcache.runs.given_partition import given_partition
 from fedcache.runs.partition_hints import hints_name_the_store
-from fedcache.runs.partitions import columns_of, load_partition, make_partition, need_scheme, report_notes, write_shards
+from fedcache.runs.partitions import (
+    columns_of,
+    load_partition,
+    make_partition,
+    need_scheme,
+    report_notes,
+    write_shards,
+)
 from fedcache.runs.store_choice import train_example
 
 LISTED, SHOWN = 100_000, 24
@@ -48,12 +55,17 @@ def partition(
     observer: TerminalObserver,
     given: Given,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name to save it under.", show_default="scheme, clients and seed")
+        str | None,
+        typer.Option(
+            "--name", help="Name to save it under.", show_default="scheme, clients and seed"
+        ),
     ] = None,
     clients_csv: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="A CSV of name,client[,split] that says who holds which rows.", show_default="none"
+            "--from",
+            help="A CSV of name,client[,split] that says who holds which rows.",
+            show_default="none",
         ),
     ] = None,
     dataset: Dataset = None,
@@ -61,14 +73,18 @@ def partition(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Also write the partition here, to share without the data; a name in .json as JSON."
+            "--out",
+            "-o",
+            help="Also write the partition here, to share without the data; a name in .json as JSON.",
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf).")
+        Path | None,
+        typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf)."),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="In the place of a partition of that name with other rows.")
+        bool,
+        typer.Option("--replace", help="In the place of a partition of that name with other rows."),
     ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
@@ -112,7 +128,13 @@ def partition(
         "notes": list(made.notes),
         "store": str(opened.path),
         "clients": [
-            {"name": r.client, "train": r.train, "test": r.test, "classes": r.classes, "counts": list(r.counts)}
+            {
+                "name": r.client,
+                "train": r.train,
+                "test": r.test,
+                "classes": r.classes,
+                "counts": list(r.counts),
+            }
             | ({} if made.validation is None else {"validation": r.validation})
             for r in rows
         ],
@@ -158,7 +180,10 @@ def shard(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the client stores.", show_default="beside the store")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder of the client stores.", show_default="beside the store"
+        ),
     ] = None,
     dataset: Dataset = None,
     store: StoreDir = None,
@@ -175,4 +200,6 @@ def shard(
     if all(a.dtype == "uint8" for a in opened.arrays.values()):
         more = more_features(opened, "efficientnet-lite0")
         following = f"Client stores are trained on features, and these hold none. First {more}, then shard again."
-    return CommandResult({"path": str(target), "stores": made}, [f"{len(made)} client stores in {target}", following])
+    return CommandResult(
+        {"path": str(target), "stores": made}, [f"{len(made)} client stores in {target}", following]
+    )

@@ -26,18 +26,31 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
     wanted = resolve(PersonaliseOptions, {}, flags_of(PersonaliseOptions, given))
     if wanted.store is None:
-        raise UsageError("--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr")
+        raise UsageError(
+            "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
+        )
     place = find_model(run, model)
     from fedcache.runs.personalise_run import personalise_run
 
     home, stop = Home.from_environment(), Stop()
     with stop_on_signals(stop.ask, observer.note):
-        found = personalise_run(place, model, wanted, given.get("device") or "auto", home, observer, stop)
+        found = personalise_run(
+            place, model, wanted, given.get("device") or "auto", home, observer, stop
+        )
     trained = f" in {found.rounds} rounds" if found.rounds else ""
     lines = [f"{found.client}: a model of {found.method} from {found.rows:,} rows{trained}"]
     m = found.measures
     if m is not None:
-        interval = "" if m.all.interval is None else f" ({' to '.join(percent(v) for v in m.all.interval)})"
-        lines.append(f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store")
-    lines += [str(found.path), f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg"]
+        interval = (
+            ""
+            if m.all.interval is None
+            else f" ({' to '.join(percent(v) for v in m.all.interval)})"
+        )
+        lines.append(
+            f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store"
+        )
+    lines += [
+        str(found.path),
+        f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg",
+    ]
     return CommandResult(found.to_dict(), lines, Exit.OK)

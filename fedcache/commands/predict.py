@@ -23,7 +23,9 @@ from fedcache.runs.directory import is_of_run
 from fedcache.store.manifest import was_store
 
 COMPUTED = worded(
-    pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links"), "batch", default=BATCH_OF_THE_RUN
+    pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links"),
+    "batch",
+    default=BATCH_OF_THE_RUN,
 )
 SHOWN = 20
 """Rows that are printed; -o writes all of them."""
@@ -50,7 +52,8 @@ def predict(
     images: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="IMAGE", help="Images, folders, .zip or .tar files; of a model of texts, tables of texts."
+            metavar="IMAGE",
+            help="Images, folders, .zip or .tar files; of a model of texts, tables of texts.",
         ),
     ] = None,
 ) -> CommandResult:
@@ -67,7 +70,9 @@ def predict(
     places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
     check_one_named(places, "what is classified", "fedcache predict RUN photo.jpg")
     if rows.split != "all" and rows.store is None:
-        raise UsageError("--split is of the rows of --store, and none is named.", "Leave --split out.")
+        raise UsageError(
+            "--split is of the rows of --store, and none is named.", "Leave --split out."
+        )
     out = None if rows.out is None else Path(rows.out)
     if out is not None:
         check_out(out)
@@ -79,7 +84,9 @@ def predict(
     with stop_on_signals(stop.ask, observer.note):
         answer = Answer(keep_all=observer.as_json)
         predictor = predict_run.open_predictor(place, model, home, observer, config.device)
-        predictions = predict_run.predict_rows(predictor, images or (), model, rows, config, home, observer, stop)
+        predictions = predict_run.predict_rows(
+            predictor, images or (), model, rows, config, home, observer, stop
+        )
         found = answer.told(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
@@ -95,7 +102,9 @@ class Answer:
     rows: int = 0
     lost: int = 0  # that could not be read
     first_lost: Prediction | None = None
-    shown: list[Prediction] = field(default_factory=list)  # the first ``SHOWN``; with ``keep_all`` all
+    shown: list[Prediction] = field(
+        default_factory=list
+    )  # the first ``SHOWN``; with ``keep_all`` all
 
     def told(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
         """The rows as they are, each counted."""
@@ -132,7 +141,9 @@ def find_model(run: str, model: ModelOptions) -> Path:
     return find_one(run, runs_directory(None if model.runs is None else Path(model.runs)))
 
 
-def check_apart(out: Path | None, place: Path, model: ModelOptions, files: Iterable[str | Path | None] = ()) -> None:
+def check_apart(
+    out: Path | None, place: Path, model: ModelOptions, files: Iterable[str | Path | None] = ()
+) -> None:
     """Refuse to write over what a command reads, and over files of any run or store. Raises UsageError.
 
     Beside them a new file takes nothing away, nor does one that these commands wrote there before.
@@ -146,9 +157,17 @@ def check_apart(out: Path | None, place: Path, model: ModelOptions, files: Itera
     if out is None:
         return
     target = out.resolve()
-    read = [place, *(Path(path).expanduser() for path in (*model.weights.values(), *files) if path is not None)]
+    read = [
+        place,
+        *(
+            Path(path).expanduser()
+            for path in (*model.weights.values(), *files)
+            if path is not None
+        ),
+    ]
     owned = target.is_file() and any(
-        was_store(above) or (is_of_run(target.name) and (above / "result.json").is_file()) for above in target.parents
+        was_store(above) or (is_of_run(target.name) and (above / "result.json").is_file())
+        for above in target.parents
     )
     named = target in [path.resolve() for path in read]
     if owned or named:
@@ -156,7 +175,9 @@ def check_apart(out: Path | None, place: Path, model: ModelOptions, files: Itera
         raise UsageError(f"-o {out} would write over {what}.", "Choose another -o.")
 
 
-def predictions_answer(answer: Answer, top: int, out: Path | None, *, calibrated: bool) -> CommandResult:
+def predictions_answer(
+    answer: Answer, top: int, out: Path | None, *, calibrated: bool
+) -> CommandResult:
     """Predictions for a person: the first of them, and how many there are.
 
     Raises CorruptionError, when none of the rows could be read.
@@ -169,7 +190,9 @@ def predictions_answer(answer: Answer, top: int, out: Path | None, *, calibrated
     """
     first, lost = answer.first_lost, answer.lost
     if first is not None and lost == answer.rows == 1:
-        raise CorruptionError(f"{first.name} could not be read: {first.reason}.", "Give an image that a viewer opens.")
+        raise CorruptionError(
+            f"{first.name} could not be read: {first.reason}.", "Give an image that a viewer opens."
+        )
     if first is not None and lost == answer.rows:
         raise CorruptionError(
             f"None of {lost:,} rows could be read; the first: {first.name}: {first.reason}.",
@@ -177,15 +200,22 @@ def predictions_answer(answer: Answer, top: int, out: Path | None, *, calibrated
         )
     rows = answer.shown[:SHOWN]
     word = "probability" if calibrated else "score"
-    ranks = [name for rank in range(top) for name in ((f"class {rank + 1}" if top > 1 else "class"), word)]
+    ranks = [
+        name
+        for rank in range(top)
+        for name in ((f"class {rank + 1}" if top > 1 else "class"), word)
+    ]
     # Reasons are long, and most tables have none.
     why = ("reason",) if any(row.reason for row in rows) else ()
     cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows]
     shown = TextTable("", ("name", *ranks, *why), cells)
-    lines = [f"{answer.rows - lost:,} classified" + (f", {lost:,} could not be read" if lost else "")]
+    lines = [
+        f"{answer.rows - lost:,} classified" + (f", {lost:,} could not be read" if lost else "")
+    ]
     if answer.rows > SHOWN:
         lines.append(
-            f"{answer.rows - SHOWN:,} more" + (f" in {out}" if out is not None else "; -o FILE.csv writes all.")
+            f"{answer.rows - SHOWN:,} more"
+            + (f" in {out}" if out is not None else "; -o FILE.csv writes all.")
         )
     elif out is not None:
         lines.append(str(out))
@@ -200,5 +230,9 @@ def _cells(row: Prediction, top: int) -> list[Any]:
     """A row for a person, without its reason."""
     if row.reason:
         return [row.name, "-", *[""] * (2 * top - 1)]
-    cells = [c for name, p in zip(row.classes, row.probabilities, strict=True) for c in (name, f"{p:.3f}")]
+    cells = [
+        c
+        for name, p in zip(row.classes, row.probabilities, strict=True)
+        for c in (name, f"{p:.3f}")
+    ]
     return [row.name, *cells, *[""] * (2 * top - len(cells))]

@@ -28,7 +28,8 @@ RunQuery = Annotated[
     ),
 ]
 Root = Annotated[
-    Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
+    Path | None,
+    typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME."),
 ]
 
 
@@ -36,12 +37,17 @@ Root = Annotated[
 def report(
     observer: TerminalObserver,
     runs: RunQuery = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file; an earlier one is replaced.")] = Path(
-        "report.html"
-    ),
-    title: Annotated[str, typer.Option("--title", help="Heading of the page.", show_default=False)] = "",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file; an earlier one is replaced.")
+    ] = Path("report.html"),
+    title: Annotated[
+        str, typer.Option("--title", help="Heading of the page.", show_default=False)
+    ] = "",
     embed: Annotated[
-        str, typer.Option("--embed", help="pca | tsne | umap | none: how features come to two dimensions.")
+        str,
+        typer.Option(
+            "--embed", help="pca | tsne | umap | none: how features come to two dimensions."
+        ),
     ] = "pca",
     score: Annotated[
         str | None,
@@ -53,7 +59,8 @@ def report(
         ),
     ] = None,
     with_images: Annotated[
-        bool, typer.Option("--with-images", help="Also show the images of the most confident mistakes.")
+        bool,
+        typer.Option("--with-images", help="Also show the images of the most confident mistakes."),
     ] = False,
     data: Data = None,
     root: Root = None,
@@ -72,12 +79,26 @@ def report(
     root = runs_directory(root)
     with seldom_collected():
         made = write_report(
-            runs or [], out, root, title=title, embed=embed, score=score, images=places, observer=observer
+            runs or [],
+            out,
+            root,
+            title=title,
+            embed=embed,
+            score=score,
+            images=places,
+            observer=observer,
         )
     lines = [f"{made.path}: {counted(made.runs, 'run')}, {made.bytes / 1e6:.2f} MB."]
     if with_images:
-        held = f"{made.images} of {made.mistakes} images of mistakes" if made.mistakes else "no image of mistakes"
-        lines.append(f"It holds {held}" + (": give it to nobody who may not see them." if made.images else "."))
+        held = (
+            f"{made.images} of {made.mistakes} images of mistakes"
+            if made.mistakes
+            else "no image of mistakes"
+        )
+        lines.append(
+            f"It holds {held}"
+            + (": give it to nobody who may not see them." if made.images else ".")
+        )
     if made.left_out:
         lines.append(f"{made.left_out} left out: the page says why and what helps.")
     return CommandResult(made.to_dict(), lines, Exit.OK)

@@ -23,11 +23,18 @@ from fedcache.store.outputs import write_output
 
 PROTOCOL = "Protocol"
 
-What = Annotated[str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)]
-Which = Annotated[str | None, typer.Argument(help="The table or figure, after info.", show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Also write the report as Markdown here.")]
+What = Annotated[
+    str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)
+]
+Which = Annotated[
+    str | None, typer.Argument(help="The table or figure, after info.", show_default=False)
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Also write the report as Markdown here.")
+]
 Runs = Annotated[
-    Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
+    Path | None,
+    typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME."),
 ]
 
 
@@ -50,7 +57,12 @@ class DepartureOptions:
         said="the paper's",
     )
     rounds: int | None = option(
-        None, "Rounds of every row: a departure.", PROTOCOL, short="-r", minimum=1, said="the paper's"
+        None,
+        "Rounds of every row: a departure.",
+        PROTOCOL,
+        short="-r",
+        minimum=1,
+        said="the paper's",
     )
     seeds: str | None = option(
         None, "Seeds of every row (0,1,2 or 0-4): a departure.", PROTOCOL, said="the paper's number"
@@ -59,7 +71,11 @@ class DepartureOptions:
         None, "Only so many images, evenly spaced: a proxy.", PROTOCOL, minimum=1, said="all images"
     )
     only: tuple[str, ...] = option(
-        (), "LABEL=VALUE: only rows with that label; repeatable.", PROTOCOL, whole=True, said="all rows"
+        (),
+        "LABEL=VALUE: only rows with that label; repeatable.",
+        PROTOCOL,
+        whole=True,
+        said="all rows",
     )
 
 
@@ -87,15 +103,23 @@ def reproduce(
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
     if what in ("list", "info"):
-        others = {"engine": None if engine == "local" else engine, "ray_address": ray_address, "runs": runs}
+        others = {
+            "engine": None if engine == "local" else engine,
+            "ray_address": ray_address,
+            "runs": runs,
+        }
         refuse_options(what, {**given, **others, "out": out})
     if what == "list":
         if name is not None:
-            raise UsageError(f"list takes no name, got {name!r}.", f"fedcache reproduce info {shell_word(name)}")
+            raise UsageError(
+                f"list takes no name, got {name!r}.", f"fedcache reproduce info {shell_word(name)}"
+            )
         return list_entries()
     if what == "info":
         if name is None:
-            raise UsageError("info takes a name.", "For example fedcache reproduce info fedpcl-table2")
+            raise UsageError(
+                "info takes a name.", "For example fedcache reproduce info fedpcl-table2"
+            )
         return frozen_bench.describe_bench() if name == FROZEN_BENCH else describe_entry(name)
     known = (*registry.names(), FROZEN_BENCH)
     if what not in known:
@@ -106,7 +130,9 @@ def reproduce(
     on, only = flags.pop("on", ()), wanted_labels(given["only"])
     if what == FROZEN_BENCH:
         if engine != "local":
-            raise UsageError(f"{what} trains in this process, not on {engine}.", "Leave --engine out.")
+            raise UsageError(
+                f"{what} trains in this process, not on {engine}.", "Leave --engine out."
+            )
         options = Options(**{**flags, "only": {}, "device": given["device"] or "auto"})
         study = frozen_bench.wanted_study(on, only, options)
         return frozen_bench.run_bench(study, options, runs, out, observer)
@@ -115,13 +141,17 @@ def reproduce(
             f"{what} runs on one dataset, got {len(on)}.",
             f"fedcache reproduce {shell_word(what)} --on {shell_word(on[0])}",
         )
-    chosen = Options(**{**flags, "on": on[0] if on else None, "only": only, "device": given["device"] or "auto"})
+    chosen = Options(
+        **{**flags, "on": on[0] if on else None, "only": only, "device": given["device"] or "auto"}
+    )
     return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
 
 def refuse_options(what: str, given: dict[str, Any]) -> None:
     """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
-    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [])]
+    named = [
+        f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [])
+    ]
     if named:
         raise UsageError(
             f"{what} takes no {', '.join(named)}: it runs nothing.",
@@ -147,11 +177,16 @@ def list_entries() -> CommandResult:
         per_cell = [looker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)
         missing = looker.all_missing(entry)
-        status = "ready" if not missing else f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
+        status = (
+            "ready"
+            if not missing
+            else f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
+        )
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
         commands |= {
-            (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0]) for n in missing
+            (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0])
+            for n in missing
         }
         found.append(
             {
@@ -164,13 +199,25 @@ def list_entries() -> CommandResult:
                 "command": f"fedcache reproduce {shell_word(entry.name)}",
             }
         )
-        rows.append((entry.name, entry.title, f"{ready}/{len(per_cell)}", status, ", ".join(n.name for n in missing)))
-    shown = [TextTable("", ("name", "what it is", "rows", "status", "missing"), rows, right=("rows",))]
+        rows.append(
+            (
+                entry.name,
+                entry.title,
+                f"{ready}/{len(per_cell)}",
+                status,
+                ", ".join(n.name for n in missing),
+            )
+        )
+    shown = [
+        TextTable("", ("name", "what it is", "rows", "status", "missing"), rows, right=("rows",))
+    ]
     if commands:
         lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
         shown.append(TextTable("What would get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
-    return CommandResult({"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown, listing=True)
+    return CommandResult(
+        {"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown, listing=True
+    )
 
 
 def describe_entry(name: str) -> CommandResult:
@@ -183,19 +230,26 @@ def describe_entry(name: str) -> CommandResult:
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
     if entry.roles():
         lines.append(f"Backbones, in the order of --backbones: {', '.join(entry.roles())}.")
-    lines += [f"Not given: {text}." for text in entry.not_given] + [f"Note: {text}" for text in entry.notes]
-    lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or ["Everything it needs is here."]
+    lines += [f"Not given: {text}." for text in entry.not_given] + [
+        f"Note: {text}" for text in entry.notes
+    ]
+    lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or [
+        "Everything it needs is here."
+    ]
     printed = [
         (*cell.at, metrics.name(m), metrics.show_printed(p, m))
         for cell in entry.cells
         for m, p in zip(cell.metrics, cell.printed, strict=True)
     ]
     switches = [
-        (*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in render.cell_data(cell).items())) for cell in entry.cells
+        (*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in render.cell_data(cell).items()))
+        for cell in entry.cells
     ]
     shown = [
         TextTable("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
-        TextTable("Protocol of each row", (*entry.labels, "everything that determines it"), switches),
+        TextTable(
+            "Protocol of each row", (*entry.labels, "everything that determines it"), switches
+        ),
     ]
     return CommandResult(data, lines, renderables=shown)
 
@@ -203,11 +257,22 @@ def describe_entry(name: str) -> CommandResult:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) + "}"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else str(value)
+    return (
+        ",".join(map(str, value))
+        if isinstance(value, list)
+        else str(value).lower()
+        if value is True
+        else str(value)
+    )
 
 
 def run_entry(
-    name: str, options: Any, runs: Path | None, out: Path | None, observer: TerminalObserver, engine: Any
+    name: str,
+    options: Any,
+    runs: Path | None,
+    out: Path | None,
+    observer: TerminalObserver,
+    engine: Any,
 ) -> CommandResult:
     """Run an entry and show it."""
     from fedcache.reproduce import render, runner
@@ -229,6 +294,8 @@ def run_entry(
     if out is not None:
         write_output(out, render.markdown(report).encode())
     columns = render.columns(report)
-    shown = TextTable(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
+    shown = TextTable(
+        render.title(report), columns, render.rows(report), right=columns[columns.index("got") :]
+    )
     below = [*render.sentences(report), *([str(out)] if out is not None else [])]
     return CommandResult(render.report_data(report), renderables=[shown, *map(plain_line, below)])

@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import complete_datasets, complete_methods, complete_runs, complete_tags, complete_words
+from fedcache.commands.complete import (
+    complete_datasets,
+    complete_methods,
+    complete_runs,
+    complete_tags,
+    complete_words,
+)
 from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
@@ -36,19 +42,42 @@ from fedcache.report.run_names import setting_name
 from fedcache.runs.remove_run import partitions_named, plan_removal, remove_runs
 from fedcache.runs.tags import check_tag, tags_of, write_tags
 
-runs = typer.Typer(name="runs", help="Stored results: list, show, compare settings, tag, remove.", no_args_is_help=True)
+runs = typer.Typer(
+    name="runs",
+    help="Stored results: list, show, compare settings, tag, remove.",
+    no_args_is_help=True,
+)
 
-Root = Annotated[Path | None, typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs")]
+Root = Annotated[
+    Path | None,
+    typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs"),
+]
 RUN_HELP = "Directory, first letters of a name of `fedcache runs list`, tag:NAME, method:, dataset: or partition:NAME."
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
-RunNames = Annotated[list[str], typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
+RunNames = Annotated[
+    list[str], typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
+]
 SomeRuns = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RUN", help=f"{RUN_HELP} Default all.", autocompletion=complete_runs, show_default=False),
+    typer.Argument(
+        metavar="RUN",
+        help=f"{RUN_HELP} Default all.",
+        autocompletion=complete_runs,
+        show_default=False,
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")]
-SHARES = ("accuracy", "std over seeds", "standard error of drawn clients", "client-mean", "pooled", "validation",
-          "zero-shot", "macro-F1", "worst 10 %")  # fmt: skip
+SHARES = (
+    "accuracy",
+    "std over seeds",
+    "standard error of drawn clients",
+    "client-mean",
+    "pooled",
+    "validation",
+    "zero-shot",
+    "macro-F1",
+    "worst 10 %",
+)
 """Figures that are fractions, shown in per cent."""
 TOTALS = ("bytes up", "bytes down", "seconds")
 """Figures that are sums over the seeds."""
@@ -61,20 +90,32 @@ def runs_list(
     names: SomeRuns = None,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="Of these methods, or of patterns: fed*.", autocompletion=complete_methods),
+        typer.Option(
+            "--method",
+            help="Of these methods, or of patterns: fed*.",
+            autocompletion=complete_methods,
+        ),
     ] = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option(
-            "--dataset", "-d", help="On these datasets, or patterns: digits*.", autocompletion=complete_datasets
+            "--dataset",
+            "-d",
+            help="On these datasets, or patterns: digits*.",
+            autocompletion=complete_datasets,
         ),
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", help="With one of these tags.", autocompletion=complete_tags)
+        list[str] | None,
+        typer.Option("--tag", help="With one of these tags.", autocompletion=complete_tags),
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", help=f"{' | '.join(STATES)}, comma-separated.", autocompletion=complete_words(STATES)),
+        typer.Option(
+            "--state",
+            help=f"{' | '.join(STATES)}, comma-separated.",
+            autocompletion=complete_words(STATES),
+        ),
     ] = None,
     root: Root = None,
 ) -> CommandResult:
@@ -91,7 +132,9 @@ def runs_list(
     return list_answer(observer, names or [], runs_directory(root), wanted)
 
 
-def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted: RunFilter) -> CommandResult:
+def list_answer(
+    observer: TerminalObserver, names: list[str], root: Path, wanted: RunFilter
+) -> CommandResult:
     """The answer of ``runs list``."""
     found = listed(names, root, wanted)
     for left in found.problems:
@@ -111,7 +154,9 @@ def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted
         "seeds": [len(e["seeds"]) or None for e in entries],
         "accuracy %": [percent(e["accuracy"]) for e in entries],
         "accuracy is": ["sites claim" if e["claimed"] else "measured" for e in entries],
-        "model MB": [None if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}" for e in entries],
+        "model MB": [
+            None if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}" for e in entries
+        ],
         "tags": [" ".join(e["tags"]) for e in entries],
     }
     # Columns that say the same of all runs are left out for a person; a script finds the same ones every time.
@@ -119,13 +164,27 @@ def list_answer(observer: TerminalObserver, names: list[str], root: Path, wanted
     if sys.stdout.isatty():
         columns = {name: cells for name, cells in columns.items() if set(cells) != {said.get(name)}}
     right = ("rounds", "seeds", "accuracy %", "model MB")
-    shown = [TextTable("", list(columns), list(zip(*columns.values(), strict=True)), right=right)] if entries else []
+    shown = (
+        [TextTable("", list(columns), list(zip(*columns.values(), strict=True)), right=right)]
+        if entries
+        else []
+    )
     any_there = not entries and bool(every_run([], root))
-    lines = [] if entries else (
-        ["No run is so.", "fedcache runs list"] if any_there
-        else [f"No result under {root} yet.", "fedcache train fed3r"])  # fmt: skip
+    lines = (
+        []
+        if entries
+        else (
+            ["No run is so.", "fedcache runs list"]
+            if any_there
+            else [f"No result under {root} yet.", "fedcache train fed3r"]
+        )
+    )
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
-    data = {"entries": entries, "left_out": left_out, "held_out": [_means(group) for group in found.groups]}
+    data = {
+        "entries": entries,
+        "left_out": left_out,
+        "held_out": [_means(group) for group in found.groups],
+    }
     shown += [_means_table(group) for group in found.groups]
     return CommandResult(data, lines, renderables=shown, listing=True)
 
@@ -142,7 +201,12 @@ def _means(group: HeldOutGroup) -> dict[str, Any]:
         {"name": name, "accuracy": accuracy, "mean": mean_over_values(accuracy)}
         for name, accuracy in group.accuracies().items()
     ]
-    return {"title": group.title, "column": group.column, "values": list(group.values), "rows": rows}
+    return {
+        "title": group.title,
+        "column": group.column,
+        "values": list(group.values),
+        "rows": rows,
+    }
 
 
 def _means_table(group: HeldOutGroup) -> TextTable:
@@ -171,8 +235,16 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     Example: fedcache runs show 3f9c
     """
     entry = finished_run(name, runs_directory(root))
-    r, apart, figures, files = entry.result, set_apart(entry), figures_of(entry), files_of(entry.path)
-    tags, again = tags_of(entry.path), shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")])
+    r, apart, figures, files = (
+        entry.result,
+        set_apart(entry),
+        figures_of(entry),
+        files_of(entry.path),
+    )
+    tags, again = (
+        tags_of(entry.path),
+        shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")]),
+    )
     facts = {
         "run": entry.digest,
         "state": state_of(entry),
@@ -188,17 +260,38 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         "directory": str(entry.path),
         "again": again,
     }
-    data = {**facts, "path": str(entry.path), "tags": list(tags), "settings": apart, "figures": figures,
-            "files": [{"name": name, "bytes": size} for name, size in files]}  # fmt: skip
+    data = {
+        **facts,
+        "path": str(entry.path),
+        "tags": list(tags),
+        "settings": apart,
+        "figures": figures,
+        "files": [{"name": name, "bytes": size} for name, size in files],
+    }
     lines = [f"{name:<11} {value}" for name, value in facts.items()]
-    tables = [TextTable("settings of its own", ("setting", "value", "default"), [tuple(a.values()) for a in apart])]
+    tables = [
+        TextTable(
+            "settings of its own",
+            ("setting", "value", "default"),
+            [tuple(a.values()) for a in apart],
+        )
+    ]
     if not apart:
         lines.append("settings    all of them the method's own")
         tables = []
-    known = [(_over(name, r["seeds"]), _figure(name, value)) for name, value in figures.items() if value is not None]
+    known = [
+        (_over(name, r["seeds"]), _figure(name, value))
+        for name, value in figures.items()
+        if value is not None
+    ]
     tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
     tables.append(
-        TextTable("files", ("file", "bytes"), [(name, f"{size:,}") for name, size in files], right=("bytes",))
+        TextTable(
+            "files",
+            ("file", "bytes"),
+            [(name, f"{size:,}") for name, size in files],
+            right=("bytes",),
+        )
     )
     return CommandResult(data, lines, renderables=tables)
 
@@ -213,15 +306,22 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     folder = runs_directory(root)
     paths = {one.path.resolve(): one.path for name in names for one in every_run([name], folder)}
     if len(paths) < 2:
-        raise UsageError(f"{' '.join(names)} names one run, and two or more are compared.", "fedcache runs diff A B")
+        raise UsageError(
+            f"{' '.join(names)} names one run, and two or more are compared.",
+            "fedcache runs diff A B",
+        )
     entries = [finished_run(str(path), folder) for path in paths.values()]
     digests = [e.digest for e in entries]
     settings = different([settings_of(e) for e in entries])
     figures = different([figures_of(e) for e in entries])
     data = {
         "runs": digests,
-        "settings": {name: dict(zip(digests, values, strict=True)) for name, values in settings.items()},
-        "figures": {name: dict(zip(digests, values, strict=True)) for name, values in figures.items()},
+        "settings": {
+            name: dict(zip(digests, values, strict=True)) for name, values in settings.items()
+        },
+        "figures": {
+            name: dict(zip(digests, values, strict=True)) for name, values in figures.items()
+        },
     }
     heads = [f"{e.digest[:8]} {e.method}" for e in entries]
     two = len(entries) == 2
@@ -230,7 +330,11 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
         for name, values in figures.items()
     ]
     columns = ("figure", *heads, *(["difference"] if two else []))
-    tables = [TextTable("settings", ("setting", *heads), [(k, *v) for k, v in settings.items()])] if settings else []
+    tables = (
+        [TextTable("settings", ("setting", *heads), [(k, *v) for k, v in settings.items()])]
+        if settings
+        else []
+    )
     tables += [TextTable("figures", columns, rows, right=columns[1:])] if rows else []
     lines = [] if settings else ["No setting differs."]
     lines += [] if figures else ["No figure differs."]
@@ -259,16 +363,23 @@ def runs_rm(
     what = f"{len(planned)} run{'' if len(planned) == 1 else 's'}, {size / 1e6:,.2f} MB"
     for one in planned:
         told = found[one.path]
-        words = f"{told.method}, {percent(told.result['accuracy']['mean'])} %" if isinstance(told, StoredRun) else (
-            state_of(told))  # fmt: skip
+        words = (
+            f"{told.method}, {percent(told.result['accuracy']['mean'])} %"
+            if isinstance(told, StoredRun)
+            else (state_of(told))
+        )
         observer.note(f"{one.path.name}  {words}  {one.bytes / 1e6:,.2f} MB")
         if one.kept:
             observer.warn(f"{one.path.name}: {', '.join(one.kept)} is not of the run, and stays.")
         if users := partitions_named(one.path, found):
-            observer.warn(f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition "
-                          f"of {one.path.name}.")  # fmt: skip
+            observer.warn(
+                f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition "
+                f"of {one.path.name}."
+            )
         if isinstance(told, StoredRun) and told.private:
-            observer.note(f"What {one.path.name} spent of privacy stays in the ledger (fedcache ls --privacy).")
+            observer.note(
+                f"What {one.path.name} spent of privacy stays in the ledger (fedcache ls --privacy)."
+            )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
     if not yes and not _asked(f"Remove {what}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
@@ -280,7 +391,8 @@ def _asked(question: str, names: list[str], as_json: bool) -> bool:
     """Whether a person says yes. Raises UsageError where nobody can be asked."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
-            "Nothing was removed: nobody can be asked here.", shlex.join(["fedcache", "runs", "rm", *names, "--yes"])
+            "Nothing was removed: nobody can be asked here.",
+            shlex.join(["fedcache", "runs", "rm", *names, "--yes"]),
         )
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -290,10 +402,15 @@ def _asked(question: str, names: list[str], as_json: bool) -> bool:
 @command("runs tag")
 def runs_tag(
     tag: Annotated[
-        str | None, typer.Argument(help="One word; without it, the tags there are.", autocompletion=complete_tags)
+        str | None,
+        typer.Argument(
+            help="One word; without it, the tags there are.", autocompletion=complete_tags
+        ),
     ] = None,
     names: SomeRuns = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the tag from these runs, else from all.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Take the tag from these runs, else from all.")
+    ] = False,
     root: Root = None,
 ) -> CommandResult:
     """Give runs a tag, by which runs list, report, compare and others find them as tag:NAME.
@@ -307,14 +424,18 @@ def runs_tag(
         return _tags_answer(folder)
     check_tag(tag)
     if not names and not remove:
-        raise UsageError(f"No run was named to have the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN")
+        raise UsageError(
+            f"No run was named to have the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN"
+        )
     asked = names or [f"tag:{tag}"]
     paths = [one.path for one in every_run(asked, folder)]
     for path in paths:
         write_tags(path, {*tags_of(path)} - {tag} if remove else {*tags_of(path), tag})
     done = f"{'No longer' if remove else 'Now'} {tag}: {', '.join(path.name for path in paths)}"
     more = [] if remove else [f"fedcache compare tag:{shell_word(tag)}"]
-    return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more])
+    return CommandResult(
+        {"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more]
+    )
 
 
 def _tags_answer(folder: Path) -> CommandResult:
@@ -323,7 +444,10 @@ def _tags_answer(folder: Path) -> CommandResult:
     for one in every_run([], folder):
         for tag in tags_of(one.path):
             found.setdefault(tag, []).append(one.path.name)
-    rows = [(tag, len(names), " ".join(name[:8] for name in names)) for tag, names in sorted(found.items())]
+    rows = [
+        (tag, len(names), " ".join(name[:8] for name in names))
+        for tag, names in sorted(found.items())
+    ]
     shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))] if rows else []
     lines = [] if rows else ["No run has a tag.", "fedcache runs tag baseline RUN"]
     return CommandResult({"tags": found}, lines, renderables=shown, listing=True)

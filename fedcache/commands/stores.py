@@ -23,7 +23,13 @@ from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
-from fedcache.runs.privacy_ledger import LEDGER, epsilon_words, read_releases, totals, totals_of_datasets
+from fedcache.runs.privacy_ledger import (
+    LEDGER,
+    epsilon_words,
+    read_releases,
+    totals,
+    totals_of_datasets,
+)
 from fedcache.store.groups import count_words
 from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store
@@ -36,8 +42,12 @@ from fedcache.visible_text import visible
 def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
-    runs: Annotated[bool, typer.Option("--runs", help="As `fedcache runs list`.", hidden=True)] = False,
-    privacy: Annotated[bool, typer.Option("--privacy", help="List what private runs have spent together.")] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="As `fedcache runs list`.", hidden=True)
+    ] = False,
+    privacy: Annotated[
+        bool, typer.Option("--privacy", help="List what private runs have spent together.")
+    ] = False,
 ) -> CommandResult:
     """List the stores and what they hold; with --dataset only that one.
 
@@ -53,7 +63,9 @@ def ls(
         return list_privacy(observer)
     if runs:
         observer.note("ls --runs is called  fedcache runs list  now.")
-        answered: CommandResult = import_module("fedcache.commands.runs").finished_answer(observer, dataset)
+        answered: CommandResult = import_module("fedcache.commands.runs").finished_answer(
+            observer, dataset
+        )
         return answered
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
@@ -67,7 +79,11 @@ def ls(
             entries.append({"name": path.name, "path": str(path), "problem": error.message})
             rows.append((path.name, error.message, "", "", "", ""))
             continue
-        arrays, partitions, counts = sorted(store.arrays), sorted(store.partitions), _group_counts(store, observer)
+        arrays, partitions, counts = (
+            sorted(store.arrays),
+            sorted(store.partitions),
+            _group_counts(store, observer),
+        )
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         entries.append(
             {
@@ -83,13 +99,23 @@ def ls(
                 "bytes": size,
             }
         )
-        held = f"{store.rows_ok:,} of {store.rows:,}", ", ".join(arrays), _told(counts), ", ".join(partitions)
+        held = (
+            f"{store.rows_ok:,} of {store.rows:,}",
+            ", ".join(arrays),
+            _told(counts),
+            ", ".join(partitions),
+        )
         rows.append((path.name, *held, f"{size / 1e6:,.1f} MB"))
     if not entries:
         hint = "fedcache extract --dataset digits --backbones efficientnet-lite0"
-        return CommandResult({"entries": []}, [f"No store under {home.stores} yet.", hint], listing=True)
+        return CommandResult(
+            {"entries": []}, [f"No store under {home.stores} yet.", hint], listing=True
+        )
     columns = ["store", "rows", "arrays", "groups", "partitions", "size"]
-    used = [name not in ("groups", "partitions") or any(row[i] for row in rows) for i, name in enumerate(columns)]
+    used = [
+        name not in ("groups", "partitions") or any(row[i] for row in rows)
+        for i, name in enumerate(columns)
+    ]
     columns, rows = list(compress(columns, used)), [tuple(compress(row, used)) for row in rows]
     shown = TextTable("", columns, rows, right=("rows", "size"))
     return CommandResult({"entries": entries}, renderables=[shown], listing=True)
@@ -122,16 +148,32 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
             )
     spent, of_datasets = totals(releases), totals_of_datasets(releases)
     rows = [
-        (t.dataset, t.partition[:8], f"{t.clients:,}", f"{t.runs:,}", f"{t.releases:,}", f"{t.rounds:,}",
-         f"{t.delta:g}", epsilon_words(t))
+        (
+            t.dataset,
+            t.partition[:8],
+            f"{t.clients:,}",
+            f"{t.runs:,}",
+            f"{t.releases:,}",
+            f"{t.rounds:,}",
+            f"{t.delta:g}",
+            epsilon_words(t),
+        )
         for t in spent
-    ]  # fmt: skip
+    ]
     several = [t for t in of_datasets if t.partitions > 1]
     rows += [
-        (t.dataset, f"all {t.partitions:,}", "", f"{t.runs:,}", f"{t.releases:,}", f"{t.rounds:,}", f"{t.delta:g}",
-         epsilon_words(t))
+        (
+            t.dataset,
+            f"all {t.partitions:,}",
+            "",
+            f"{t.runs:,}",
+            f"{t.releases:,}",
+            f"{t.rounds:,}",
+            f"{t.delta:g}",
+            epsilon_words(t),
+        )
         for t in several
-    ]  # fmt: skip
+    ]
     if several:
         observer.note(
             "A row `all` bounds what all partitions of a dataset together tell about any one of its rows. It also "
@@ -140,8 +182,14 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
     shown = [TextTable("", names, rows, right=names[2:])] if rows else []
-    lines = [] if rows else ["No private run was made in this home.", "fedcache train --method fedavg --dp-clip 1 "
-                             "--dp-noise 1 --dp-allow evaluation"]  # fmt: skip
+    lines = (
+        []
+        if rows
+        else [
+            "No private run was made in this home.",
+            "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
+        ]
+    )
     data = {
         "entries": [t.to_dict() for t in spent],
         "datasets": [t.to_dict() for t in of_datasets],
@@ -154,7 +202,8 @@ FIRST = 20
 """Rows without features that ``inspect`` shows one by one; the file it names and ``--json`` have all."""
 
 Where = Annotated[
-    Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
+    Path | None,
+    typer.Argument(help="A store or its name; default the one last used.", show_default=False),
 ]
 
 
@@ -173,10 +222,14 @@ def inspect(
 
     Example: fedcache inspect
     """
-    opened = need_store(Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer)
+    opened = need_store(
+        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
+    )
     samples = opened.samples
     codes = enumerate(("train", "test", "validation"))
-    splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
+    splits = {
+        name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes
+    }
     listed = opened.quarantined()
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
@@ -220,13 +273,20 @@ def inspect(
         f"{holds:<12}{opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
         + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
         *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
-        *(f"            row {e['row']:,} ({visible(e['name'])}): {visible(e['reason'])}" for e in bad[:FIRST]),
+        *(
+            f"            row {e['row']:,} ({visible(e['name'])}): {visible(e['reason'])}"
+            for e in bad[:FIRST]
+        ),
         *(
             [f"            and {len(bad) - FIRST:,} more, which {QUARANTINE} and --json list"]
             if len(bad) > FIRST
             else []
         ),
-        *([f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset"] if vanished else []),
+        *(
+            [f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset"]
+            if vanished
+            else []
+        ),
         *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
         f"classes     {len(samples.classes)}: {', '.join(map(visible, samples.classes[:12]))}{more}",
         f"domains     {', '.join(map(visible, samples.domains))}",
@@ -244,7 +304,9 @@ def inspect(
 
 def _told(groups: Mapping[str, int]) -> str:
     """Groups with their numbers of values."""
-    return ", ".join(f"{name} ({count:,} value{'' if count == 1 else 's'})" for name, count in groups.items())
+    return ", ".join(
+        f"{name} ({count:,} value{'' if count == 1 else 's'})" for name, count in groups.items()
+    )
 
 
 def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
@@ -258,13 +320,26 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
         prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape, weights = "x".join(map(str, a["shape"])), str(recipe.get("weights", ""))[:12]
-        rows.append((a["name"], shape, a["dtype"], "as given" if side is None else prepared, weights, computed))
-    return TextTable("", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows)
+        rows.append(
+            (
+                a["name"],
+                shape,
+                a["dtype"],
+                "as given" if side is None else prepared,
+                weights,
+                computed,
+            )
+        )
+    return TextTable(
+        "", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows
+    )
 
 
 def views_of(recipe: Mapping[str, Any]) -> str:
     """What an array's views are drawn by, as the end of a phrase; "" where the plain image is the only one."""
-    if recipe.get("views", 1) == 1 or "decoder" not in recipe:  # without a decoder somebody's own embeddings
+    if (
+        recipe.get("views", 1) == 1 or "decoder" not in recipe
+    ):  # without a decoder somebody's own embeddings
         return ""
     return f", {recipe['views']} views by {described(str(recipe.get('augment', '')))}"
 
@@ -273,7 +348,10 @@ def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
     lines = []
     for name, entries in sorted(store.texts.items()):
-        current, others = quoted(entries[-1]["templates"]) or "from the file of embeddings", len(entries) - 1
+        current, others = (
+            quoted(entries[-1]["templates"]) or "from the file of embeddings",
+            len(entries) - 1,
+        )
         more = f"; {others} more stored" if others else ""
         chooses = " (fedcache extract --text chooses)" if entries[-1]["templates"] else ""
         lines.append(f"text        {name}: {current}{chooses}{more}")
@@ -288,7 +366,9 @@ def verify(
 
     Example: fedcache verify
     """
-    path = need_path(Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer)
+    path = need_path(
+        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
+    )
     report = verify_store(path)
     if report.ok:  # a damaged file has been named already
         for file, what in check_partitions(Store.open(path)).items():
@@ -306,11 +386,15 @@ def repair(
 
     Example: fedcache repair
     """
-    path = need_path(Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer)
+    path = need_path(
+        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
+    )
     done = repair_store(path)
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]
-    return CommandResult({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
+    return CommandResult(
+        {"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT
+    )
 
 
 @command("gc")
@@ -323,7 +407,10 @@ def gc(
         ),
     ] = None,
     days: Annotated[
-        float, typer.Option("--days", min=0.0, help="Idle days after which what is unfinished is given up.")
+        float,
+        typer.Option(
+            "--days", min=0.0, help="Idle days after which what is unfinished is given up."
+        ),
     ] = 7.0,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed; without it nothing changes.")
@@ -343,7 +430,10 @@ def gc(
         if name not in KINDS:
             raise unknown("--kind", name, KINDS)
     found = find_garbage(Home.from_environment(), chosen, idle_days=days)
-    total, things = sum(g.bytes for g in found), f"{len(found):,} thing{'' if len(found) == 1 else 's'}"
+    total, things = (
+        sum(g.bytes for g in found),
+        f"{len(found):,} thing{'' if len(found) == 1 else 's'}",
+    )
     data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
     shown = TextTable(
         "",
@@ -355,7 +445,9 @@ def gc(
         return CommandResult(data, [f"Nothing to delete among {', '.join(chosen)}."])
     if delete:
         remove(found)
-        return CommandResult(data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown])
+        return CommandResult(
+            data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown]
+        )
     words = [] if tuple(chosen) == tuple(DEFAULT) else ["--kind", ",".join(chosen)]
     command = shlex.join(["fedcache", "gc", *words, "--delete"])
     lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  {command}"]

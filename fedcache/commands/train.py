@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcache.commands.complete import complete_methods
-from fedcache.commands.grid_options import Exact, GridOptions, Methods, Ready, Sampler, Sweep, WhichModels
+from fedcache.commands.grid_options import (
+    Exact,
+    GridOptions,
+    Methods,
+    Ready,
+    Sampler,
+    Sweep,
+    WhichModels,
+)
 from fedcache.commands.options import (
     ConfigFile,
     EngineName,
@@ -56,7 +64,12 @@ def train(
     given: Given,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="METHOD", help="As --method.", show_default=False, autocompletion=complete_methods),
+        typer.Argument(
+            metavar="METHOD",
+            help="As --method.",
+            show_default=False,
+            autocompletion=complete_methods,
+        ),
     ] = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
@@ -87,7 +100,11 @@ def train(
     runs = Path(given["runs"]) if given["runs"] else home.runs
     asked = Request(("train", partition, asked_of_runs(given)), resolved, home, runs)
     found = None if given["fresh"] or given["track"] else asked.answer(observer)
-    done = found[0][1] if found is not None else train_asked(asked, partition, given, observer, cluster)
+    done = (
+        found[0][1]
+        if found is not None
+        else train_asked(asked, partition, given, observer, cluster)
+    )
     lines = result_lines(done.result, done.measured, str(done.path))
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
     # The directory stays the last line.
@@ -102,12 +119,18 @@ def one_of(name: str | None, option: str | None) -> str | None:
 
 
 def train_asked(
-    asked: Request, partition: PartitionConfig, given: Given, observer: TerminalObserver, cluster: RayEngine | None
+    asked: Request,
+    partition: PartitionConfig,
+    given: Given,
+    observer: TerminalObserver,
+    cluster: RayEngine | None,
 ) -> Run:
     """Train what is asked for, or find it, and note the answer. Raises as ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
-    def call(observer: Observer, stop: Stop, hooks: Sequence[OnRound] = (), *, fresh: bool = False) -> Run:
+    def call(
+        observer: Observer, stop: Stop, hooks: Sequence[OnRound] = (), *, fresh: bool = False
+    ) -> Run:
         return run(
             asked.config,
             asked.home,
@@ -126,7 +149,11 @@ def train_asked(
     keep_freed_memory()
     with ExitStack() as opened:
         if cluster is not None:
-            opened.enter_context(cluster.training(asked.config, partition, asked.home, given["repartition"], observer))
+            opened.enter_context(
+                cluster.training(
+                    asked.config, partition, asked.home, given["repartition"], observer
+                )
+            )
         opened.enter_context(stop_on_signals(stop.ask, observer.note))
         hooks = opened.enter_context(tracking(given["track"], asked.home, asked.runs, observer))
         done = call(heard, stop, hooks, fresh=given["fresh"])
@@ -159,7 +186,12 @@ def grid(
     given: Given,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help="As --method.", show_default=False, autocompletion=complete_methods),
+        typer.Argument(
+            metavar="METHOD",
+            help="As --method.",
+            show_default=False,
+            autocompletion=complete_methods,
+        ),
     ] = None,
     method: Methods = None,
     ready: Ready = None,
@@ -183,7 +215,10 @@ def grid(
     if ready == "list":
         return list_ready_grids()
     check_config(config)
-    file, preset = read_file(config, observer.note), presets.find_preset(ready) if ready is not None else None
+    file, preset = (
+        read_file(config, observer.note),
+        presets.find_preset(ready) if ready is not None else None,
+    )
     if preset is not None:
         schemes = asked_schemes(sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
@@ -193,16 +228,31 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    methods = split_list([*(names or ()), *(method or ())], "--method") or (preset.methods if preset else ())
+    methods = split_list([*(names or ()), *(method or ())], "--method") or (
+        preset.methods if preset else ()
+    )
     methods = methods or ((resolved.method,) if resolved.method else ())
     if not methods:
-        raise UsageError("No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01")
+        raise UsageError(
+            "No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
+        )
     check_methods(methods)
     runs, jobs = Path(given["runs"]) if given["runs"] else home.runs, given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
-    words = ("grid", given["score"], methods, sweeps, partition, sampling, exact, jobs, save_models, engine,
-             ray_address)  # fmt: skip
+    words = (
+        "grid",
+        given["score"],
+        methods,
+        sweeps,
+        partition,
+        sampling,
+        exact,
+        jobs,
+        save_models,
+        engine,
+        ray_address,
+    )
     asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
     more = given["retrain"] or sampler.startswith("optuna")  # than a request notes
     if not (given["dry_run"] or given["fresh"] or given["track"] or more):
@@ -214,21 +264,38 @@ def grid(
     from fedcache.grids import train_grid as grids
 
     request = grids.request_grid(
-        methods, sweeps, resolved, home, partition=partition, runs=runs, repartition=given["repartition"],
-        extract=not given["no_extract"], fresh=given["fresh"], sampler=sampling, exact=exact,
-        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]), retrain=given["retrain"],
+        methods,
+        sweeps,
+        resolved,
+        home,
+        partition=partition,
+        runs=runs,
+        repartition=given["repartition"],
+        extract=not given["no_extract"],
+        fresh=given["fresh"],
+        sampler=sampling,
+        exact=exact,
+        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
+        retrain=given["retrain"],
         score=given["score"],
-    )  # fmt: skip
+    )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
     cluster, stop, heard = engine_of(engine, ray_address), Stop(), Heard(observer)
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
-        done = search.train_points(request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop)
+    with (
+        stop_on_signals(stop.ask, observer.note),
+        tracking(given["track"], home, runs, observer) as hooks,
+    ):
+        done = search.train_points(
+            request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop
+        )
         if done.code is Exit.OK and not more:
 
             def again(quiet: Observer) -> Labelled:
-                return labelled(grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped()))
+                return labelled(
+                    grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped())
+                )
 
             alone = jobs == 1 and cluster is None  # else processes would be started once more
             asked.note(labelled(done), heard, again if alone else None)
@@ -244,26 +311,48 @@ def list_ready_grids() -> CommandResult:
     """Every ready grid."""
     grids = [presets.find_preset(name) for name in presets.preset_names()]
     rows = [
-        (g.name, g.title, g.paper, " ".join([",".join(g.methods), *(f"{k}={','.join(v)}" for k, v in g.sweep.items())]),
-         str(g.points))
+        (
+            g.name,
+            g.title,
+            g.paper,
+            " ".join([",".join(g.methods), *(f"{k}={','.join(v)}" for k, v in g.sweep.items())]),
+            str(g.points),
+        )
         for g in grids
-    ]  # fmt: skip
-    shown = TextTable("", ("name", "what it varies", "paper", "methods and sweeps", "points"), rows, right=("points",))
+    ]
+    shown = TextTable(
+        "",
+        ("name", "what it varies", "paper", "methods and sweeps", "points"),
+        rows,
+        right=("points",),
+    )
     last = "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
-    return CommandResult({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown], listing=True)
+    return CommandResult(
+        {"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown], listing=True
+    )
 
 
 def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
     """The partition schemes that the command line names or sweeps."""
     swept = pairs(sweep, "--sweep", once=True).get("scheme")
-    return split_list([swept], "--sweep scheme") if swept else (given["scheme"],) if given["scheme"] else ()
+    return (
+        split_list([swept], "--sweep scheme")
+        if swept
+        else (given["scheme"],)
+        if given["scheme"]
+        else ()
+    )
 
 
-def note_preset(preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver) -> None:
+def note_preset(
+    preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver
+) -> None:
     """Say what is to know of a ready grid, and which arguments of its schemes mean nothing to those asked for."""
     if left_out := preset.unused_arguments(schemes):
         own = " or ".join(s for s in preset.schemes if s not in schemes)
-        observer.note(f"Left out, as the grid's own scheme {own} is not used: {', '.join(left_out)}.")
+        observer.note(
+            f"Left out, as the grid's own scheme {own} is not used: {', '.join(left_out)}."
+        )
     for note in preset.notes:
         observer.note(note)
 
@@ -281,7 +370,9 @@ def hold_out_each(
     """
     by = str(partition.options.get("by", "domain"))
     if "hold_out" in sweeps:
-        raise UsageError("--hold-out each and --sweep hold_out are both given.", "Leave one of them out.")
+        raise UsageError(
+            "--hold-out each and --sweep hold_out are both given.", "Leave one of them out."
+        )
     least = partition.options.get("min_rows", 1)
     words = every_value(by, resolved, home, min_rows=least, observer=observer)
     options = {key: value for key, value in partition.options.items() if key != "hold_out"}
@@ -299,7 +390,9 @@ def swept_values(
         key: tuple(part.strip() for part in values.split(",") if part.strip())
         for key, values in pairs(sweep, "--sweep", once=True).items()
     }
-    both = sorted({key.removeprefix("set.") for key in asked} & pairs(given["set"], "--set", once=True).keys())
+    both = sorted(
+        {key.removeprefix("set.") for key in asked} & pairs(given["set"], "--set", once=True).keys()
+    )
     if both:
         raise UsageError(f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
     return {**(preset.sweep if preset is not None else {}), **asked}

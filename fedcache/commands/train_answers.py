@@ -16,7 +16,12 @@ from fedcache.grids.result import Grid, HeldOut
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.caution_words import caution_lines, drawn_clients, unlike_tests
 from fedcache.report.drawing import percent
-from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models, reads_embeddings
+from fedcache.runs.directory import (
+    bytes_of_models,
+    command_saving,
+    has_client_models,
+    reads_embeddings,
+)
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import LEVEL, SCORES, rows_interval, score_of
 from fedcache.runs.trust_words import describe_trust, is_private
@@ -47,14 +52,23 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
-    accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
+    accuracy, fair, traffic, part = (
+        result["accuracy"],
+        result["fairness"],
+        result["traffic"],
+        result["partition"],
+    )
     spread = _over_seeds(accuracy, len(result["seeds"]))
     what = PROTOCOLS[result["protocol"]]
     exact = traffic["exact"]["per_client_round"]
     paper = traffic["paper"]["per_client_round"]
     seconds = measured.get("seconds", {})
     timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
-    known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None and k != VALIDATION_ACCURACY}
+    known = {
+        k: v
+        for k, v in result.get("diagnostics", {}).items()
+        if v is not None and k != VALIDATION_ACCURACY
+    }
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
@@ -67,18 +81,26 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines += [f"  {line}" for line in caution_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
     if (drawn := drawn_clients(result)) is not None:
-        error = f"standard error {', '.join(map(percent, drawn[1]))} points" if drawn[1] else "no standard error"
+        error = (
+            f"standard error {', '.join(map(percent, drawn[1]))} points"
+            if drawn[1]
+            else "no standard error"
+        )
         lines.append(f"  {drawn[0]}; {error}")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
         of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
-        pooled = "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"
+        pooled = (
+            "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"
+        )
         lines.append(
             f"  validation accuracy {percent(held['mean'])} %{of_seeds} on {held['rows']:,} rows that nobody trains on"
             f"{pooled}"
         )
     if accuracy["mean"] is None:
-        lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
+        lines.append(
+            "  no accuracy: the scores of a model are not numbers, or nobody could be scored"
+        )
     owned, size = result["classes_owned"], result["parameters"]
     each = owned.get("per_client") or [owned["least"], owned["most"]]
     span = "" if min(each) == max(each) else f"{min(each):g} to "
@@ -89,12 +111,23 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     )
     if len(accuracy["per_domain"]) > 1:
         lines.append(
-            "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
+            "  per domain   "
+            + "  ".join(
+                f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items()
+            )
         )
-    if fair.get("std_pp") is not None and not (result["protocol"] == "global" and fair["std_pp"] < 1e-9):
+    if fair.get("std_pp") is not None and not (
+        result["protocol"] == "global" and fair["std_pp"] < 1e-9
+    ):
         parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
-        parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
-        few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
+        parts += [
+            f"{name} {percent(fair[key])}"
+            for key, (name, _) in TAILS.items()
+            if fair[key] is not None
+        ]
+        few = [
+            f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None
+        ]
         lines.append(f"  over clients {', '.join(parts)}")
         if few:
             lines.append(f"  left out for want of scored clients: {', '.join(few)}")
@@ -125,7 +158,10 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     if (
         mean is not None
         and pooled is not None
-        and not all(math.isclose(score, result["accuracy"]["mean"] or 0.0, abs_tol=1e-12) for score in (mean, pooled))
+        and not all(
+            math.isclose(score, result["accuracy"]["mean"] or 0.0, abs_tol=1e-12)
+            for score in (mean, pooled)
+        )
     ):
         lines.append(f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %")
     if (found := rows_interval(result)) is not None:
@@ -152,11 +188,17 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     if result["protocol"] == "global":
         return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what}"]
     if is_claimed(result):
-        return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
+        return [
+            "  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"
+        ]
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
-    whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
-    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what} {whose}"]
+    whose = (
+        "--global" if is_private(result) else "--client NAME"
+    )  # clients' own parts of private runs are not saved
+    return [
+        f"  models of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what} {whose}"
+    ]
 
 
 FEW_ROWS = 20
@@ -165,7 +207,10 @@ FEW_ROWS = 20
 
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
-    values, sweeps = list(rows[0].accuracy), list(dict.fromkeys(key for row in rows for key in row.sweep))
+    values, sweeps = (
+        list(rows[0].accuracy),
+        list(dict.fromkeys(key for row in rows for key in row.sweep)),
+    )
     cells = [
         (
             row.method,
@@ -175,23 +220,41 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         )
         for row in rows
     ]
-    counts = {value: next((n for row in rows if (n := row.rows[value]) is not None), None) for value in values}
-    headings = [value if counts[value] is None else f"{value} ({counts[value]:,})" for value in values]
+    counts = {
+        value: next((n for row in rows if (n := row.rows[value]) is not None), None)
+        for value in values
+    }
+    headings = [
+        value if counts[value] is None else f"{value} ({counts[value]:,})" for value in values
+    ]
     columns = ("method", *sweeps, *headings, "mean")
     if done.by_validation:
-        columns, cells = (*columns, "validation"), [
-            (*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)
-        ]  # fmt: skip
-    shown = TextTable("accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:])
+        columns, cells = (
+            (*columns, "validation"),
+            [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)],
+        )
+    shown = TextTable(
+        "accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:]
+    )
     lines = [points_line(done)]
     if rows[0].mean is not None:
-        what = "Chosen by mean validation accuracy" if done.by_validation else "Highest mean (not a choice)"
-        lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %")
+        what = (
+            "Chosen by mean validation accuracy"
+            if done.by_validation
+            else "Highest mean (not a choice)"
+        )
+        lines.append(
+            f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %"
+        )
         lines += [done.tie] if done.tie else []
         lines += weight_lines(counts)
     tables = [shown]
     if again := Grid(done.retrained).held_out():
-        line = (again[0].method, *again[0].sweep.values(), *map(percent, again[0].accuracy.values()))
+        line = (
+            again[0].method,
+            *again[0].sweep.values(),
+            *map(percent, again[0].accuracy.values()),
+        )
         title = "trained again on all training rows"
         names = ("method", *again[0].sweep, *again[0].accuracy, "mean")
         tables.append(TextTable(title, names, [(*line, percent(again[0].mean))], right=names[1:]))
@@ -225,8 +288,10 @@ def search_lines(done: Grid) -> list[str]:
     if (search := done.search) is None:
         return []
     seed, pruner = search["seed"], "" if search["pruner"] == "none" else f", {search['pruner']}"
-    return [f"{search['trials']} trials ({search['sampler']}, seed {seed}{pruner}): {search['finished']} finished, "
-            f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"]  # fmt: skip
+    return [
+        f"{search['trials']} trials ({search['sampler']}, seed {seed}{pruner}): {search['finished']} finished, "
+        f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"
+    ]
 
 
 def points_line(done: Grid) -> str:
@@ -246,7 +311,16 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     worst = ("worst 10 %",) if any(tails) else ()
     validation = ("validation %",) if done.by_validation else ()
     by = "" if done.scored_by == "own" else f" ({done.scored_by})"
-    columns = ("method", *sweeps, *validation, f"accuracy %{by}", "std", *worst, "sends per round", "seconds")
+    columns = (
+        "method",
+        *sweeps,
+        *validation,
+        f"accuracy %{by}",
+        "std",
+        *worst,
+        "sends per round",
+        "seconds",
+    )
     rows = [
         (
             p.method,
@@ -261,7 +335,9 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         for p in done.ranked()
     ]
     blank = ("",) * (len(columns) - len(sweeps) - 2)
-    lost_rows = [(f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed]
+    lost_rows = [
+        (f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed
+    ]
     shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
     figures = f"{percent(done.score_of(best).mean)} %{by}"
@@ -273,12 +349,21 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         *search_lines(done),
         last,
         *([done.tie] if done.tie else []),
-        *([unlike] if (unlike := unlike_tests(p.run.result for p in done.points)) is not None else []),
-        *(f"{key} changes no figure here: points that differ in it alone are equal." for key in done.unchanging),
+        *(
+            [unlike]
+            if (unlike := unlike_tests(p.run.result for p in done.points)) is not None
+            else []
+        ),
+        *(
+            f"{key} changes no figure here: points that differ in it alone are equal."
+            for key in done.unchanging
+        ),
     ]
     lines += [] if done.retrained else model_lines(best.run.path, best.run.result)
     if not all(tails):
-        lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
+        lines.append(
+            "worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else ".")
+        )
     lines += [_privacy_line(spent) for spent in done.privacy()]
     for again in done.retrained:
         there = " (the run was there already)" if again.run.reused else ""

@@ -20,11 +20,17 @@ from fedcache.errors import MachineError, UsageError
 def ui(
     observer: TerminalObserver,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one.")
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one."
+        ),
     ] = 0,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address and open no browser.")] = False,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Print the address and open no browser.")
+    ] = False,
     home: Annotated[
-        Path | None, typer.Option("--home", help="Show this home.", show_default="the one of FEDCACHE_HOME")
+        Path | None,
+        typer.Option("--home", help="Show this home.", show_default="the one of FEDCACHE_HOME"),
     ] = None,
 ) -> CommandResult:
     """Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).
@@ -42,8 +48,12 @@ def ui(
         )
     shown = Home.from_environment() if home is None else Home(home.expanduser(), offline=True)
     if home is not None and not shown.root.is_dir():
-        raise UsageError(f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME.")
-    serve = import_module("fedcache.ui.serve").serve  # it imports the extra, which was not known to be there before
+        raise UsageError(
+            f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME."
+        )
+    serve = import_module(
+        "fedcache.ui.serve"
+    ).serve  # it imports the extra, which was not known to be there before
 
     def say(address: str) -> None:
         observer.note(f"The page of {shown.root}; Ctrl-C ends it.")

@@ -59,17 +59,23 @@ NUMBERS: dict[str, tuple[Number, ...]] = {
     "flip": (_CHANCE,),
     "rotate": (Number("DEGREES", 0.0, 180.0),),
     "jitter": (
-        Number("P", 0.0, 1.0, 0.8), Number("B", 0.0, 1.0, 0.4), Number("C", 0.0, 1.0, 0.4), Number("S", 0.0, 1.0, 0.4),
+        Number("P", 0.0, 1.0, 0.8),
+        Number("B", 0.0, 1.0, 0.4),
+        Number("C", 0.0, 1.0, 0.4),
+        Number("S", 0.0, 1.0, 0.4),
         Number("H", 0.0, 0.5, 0.0),
     ),
     "grey": (Number("P", 0.0, 1.0, 0.2),),
     "blur": (_CHANCE, Number("LOW", 0.0, 20.0, 0.1), Number("HIGH", 0.0, 20.0, 2.0)),
     "gaussian-noise": _LEVELS,
     "laplace-noise": _LEVELS,
-}  # fmt: skip
+}
 """The steps and their numbers, in the order in which they are written."""
 
-POLICIES = {"simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0", "domainnet": "flip=0.5,rotate=30"}
+POLICIES = {
+    "simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0",
+    "domainnet": "flip=0.5,rotate=30",
+}
 """Ready policies: that of views where none is asked for, and the training transform of DomainNet in released FedPCL."""
 
 DEFAULT = "simclr"
@@ -94,9 +100,14 @@ def parse_policy(text: str) -> tuple[Step, ...]:
         else:
             raise unknown("augmentation", name, (*POLICIES, *NUMBERS))
     if any(step.name == "crop" for step in steps[1:]):
-        raise UsageError("--augment crops the image as it was decoded, so crop must be its first step.", "crop,...")
+        raise UsageError(
+            "--augment crops the image as it was decoded, so crop must be its first step.",
+            "crop,...",
+        )
     if len(steps) > LONGEST:
-        raise UsageError(f"--augment has {len(steps)} steps, and {LONGEST} are the most.", "Leave some out.")
+        raise UsageError(
+            f"--augment has {len(steps)} steps, and {LONGEST} are the most.", "Leave some out."
+        )
     return tuple(steps)
 
 
@@ -132,8 +143,15 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
         if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
             said = name if text is None else f"{name}={text}"
-            raise UsageError(f"--augment {said} is not {form} with {ranges}.", "For example --augment flip=0.5")
+            raise UsageError(
+                f"--augment {said} is not {form} with {ranges}.", "For example --augment flip=0.5"
+            )
         values.append(value + 0.0)  # no -0
-    if "LOW" in (names := [n.name for n in wanted]) and values[names.index("LOW")] > values[names.index("HIGH")]:
-        raise UsageError(f"--augment {name}={text} has LOW above HIGH.", f"{form}, LOW at most HIGH")
+    if (
+        "LOW" in (names := [n.name for n in wanted])
+        and values[names.index("LOW")] > values[names.index("HIGH")]
+    ):
+        raise UsageError(
+            f"--augment {name}={text} has LOW above HIGH.", f"{form}, LOW at most HIGH"
+        )
     return tuple(values)

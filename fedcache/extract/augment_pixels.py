@@ -34,7 +34,9 @@ def crop_box(size: tuple[int, int], area: tuple[float, float], draw: np.random.G
     return left, top, left + w, top + h
 
 
-def apply_step(image: Image.Image, step: Step, draw: np.random.Generator, *, mirror: bool) -> Image.Image:
+def apply_step(
+    image: Image.Image, step: Step, draw: np.random.Generator, *, mirror: bool
+) -> Image.Image:
     """An RGB image after one step other than ``crop``, of the same size.
 
     Every draw of a step is made whether or not it is used, so that what follows does not depend on chance before it.
@@ -51,19 +53,24 @@ def apply_step(image: Image.Image, step: Step, draw: np.random.Generator, *, mir
     return _STEPS[step.name](image, step.values, draw)
 
 
-def _rotate(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
+def _rotate(
+    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
+) -> Image.Image:
     return image.rotate(draw.uniform(-values[0], values[0]), Image.Resampling.NEAREST)
 
 
-def _jitter(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
+def _jitter(
+    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
+) -> Image.Image:
     chance, *strengths, hue = values
     chosen = draw.random() < chance
     factors = [draw.uniform(1 - s, 1 + s) for s in strengths]
     turn = draw.uniform(-hue, hue) if hue else 0.0
     if not chosen:
         return image
-    for enhance, factor in zip((ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), factors,
-                               strict=True):  # fmt: skip
+    for enhance, factor in zip(
+        (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), factors, strict=True
+    ):
         image = enhance(image).enhance(float(factor))
     return _turned(image, turn) if hue else image
 
@@ -84,16 +91,22 @@ def _blur(image: Image.Image, values: tuple[float, ...], draw: np.random.Generat
     return image.filter(ImageFilter.GaussianBlur(float(sigma))) if chosen else image
 
 
-def _gaussian_noise(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
+def _gaussian_noise(
+    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
+) -> Image.Image:
     return _noisy(image, values, draw.standard_normal)
 
 
-def _laplace_noise(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
+def _laplace_noise(
+    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
+) -> Image.Image:
     return _noisy(image, values, lambda shape: draw.laplace(size=shape))
 
 
 def _noisy(
-    image: Image.Image, values: tuple[float, ...], unit: Callable[[tuple[int, ...]], NDArray[np.float64]]
+    image: Image.Image,
+    values: tuple[float, ...],
+    unit: Callable[[tuple[int, ...]], NDArray[np.float64]],
 ) -> Image.Image:
     scale, share = values
     x = np.asarray(image)
@@ -102,6 +115,10 @@ def _noisy(
 
 
 _STEPS: dict[str, Callable[[Image.Image, tuple[float, ...], np.random.Generator], Image.Image]] = {
-    "rotate": _rotate, "jitter": _jitter, "grey": _grey, "blur": _blur, "gaussian-noise": _gaussian_noise,
+    "rotate": _rotate,
+    "jitter": _jitter,
+    "grey": _grey,
+    "blur": _blur,
+    "gaussian-noise": _gaussian_noise,
     "laplace-noise": _laplace_noise,
-}  # fmt: skip
+}

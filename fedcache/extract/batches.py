@@ -38,7 +38,9 @@ class FeatureJob:
     weights: Weights  # where its weights lie
     recipe: Recipe  # that its inputs follow
     mirror: bool = True  # whether a mirrored view keeps its class
-    how: Mapping[str, Any] = field(default_factory=dict)  # ``how_record`` of the array, as the store keeps it
+    how: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # ``how_record`` of the array, as the store keeps it
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,16 @@ class ComputeSettings:
 class ComputedBatch:
     """The features of one batch."""
 
-    features: dict[str, NDArray[Any]]  # per key [rows, V, D] of the stored dtype; bad rows are NaN (0 for uint8)
+    features: dict[
+        str, NDArray[Any]
+    ]  # per key [rows, V, D] of the stored dtype; bad rows are NaN (0 for uint8)
     bad: dict[int, str]  # reason per bad row
     decoded: int  # images decoded
     decode_seconds: float  # reading, decoding and resizing
     forward_seconds: dict[str, float]  # per key
-    cut: dict[str, int] = field(default_factory=dict)  # per key, texts of which the model reads a part
+    cut: dict[str, int] = field(
+        default_factory=dict
+    )  # per key, texts of which the model reads a part
 
 
 def input_key(recipe: Recipe) -> tuple[Any, ...]:
@@ -70,7 +76,11 @@ def input_key(recipe: Recipe) -> tuple[Any, ...]:
 
 
 def decode_batch(
-    source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
+    source: Source,
+    rows: Sequence[int],
+    uids: NDArray[np.uint8],
+    recipes: Sequence[Recipe],
+    mirror: bool,
 ) -> tuple[dict[tuple[Any, ...], Any], dict[int, str], float]:
     """Decode each row once and make every recipe's views, in whichever process decodes.
 
@@ -90,7 +100,10 @@ def decode_batch(
             image = decode(source.read(row))
             for key, recipe in distinct.items():
                 first = resize(image, recipe)
-                rest = [view(image, recipe, uid.tobytes(), v, mirror=mirror) for v in range(1, recipe.views)]
+                rest = [
+                    view(image, recipe, uid.tobytes(), v, mirror=mirror)
+                    for v in range(1, recipe.views)
+                ]
                 made[key] = np.stack([first, *rest])
         except BadImage as error:
             bad[row] = str(error)
@@ -103,7 +116,9 @@ def decode_batch(
 
 def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[np.uint8]:
     present = [image for image in images if image is not None]
-    shape = present[0].shape if present else (recipe.views, max(recipe.size, 1), max(recipe.size, 1), 3)
+    shape = (
+        present[0].shape if present else (recipe.views, max(recipe.size, 1), max(recipe.size, 1), 3)
+    )
     stacked = np.zeros((len(images), *shape), np.uint8)
     for index, image in enumerate(images):
         if image is None:
@@ -121,7 +136,12 @@ class BatchRunner:
     """The backbones of a run, loaded once in the process that computes."""
 
     def __init__(
-        self, jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
+        self,
+        jobs: Sequence[FeatureJob],
+        source: Source,
+        uid: NDArray[np.uint8],
+        rows: int,
+        settings: ComputeSettings,
     ) -> None:
         import torch
 
@@ -129,7 +149,9 @@ class BatchRunner:
         self.source, self.uid, self.rows, self.settings = source, uid, rows, settings
         self.device = torch.device(settings.device)
         self.encoders: dict[str, FrozenEncoder] = {
-            job.key: registry.load(job.backbone, job.weights, job.recipe, device=settings.device, dtype=settings.dtype)
+            job.key: registry.load(
+                job.backbone, job.weights, job.recipe, device=settings.device, dtype=settings.dtype
+            )
             for job in jobs
         }
 
@@ -144,11 +166,19 @@ class BatchRunner:
         size = self.settings.batch
         return range(batch * size, min((batch + 1) * size, self.rows))
 
-    def decoding(self, batch: int, keys: Sequence[str]) -> tuple[Source, range, NDArray[np.uint8], list[Recipe], bool]:
+    def decoding(
+        self, batch: int, keys: Sequence[str]
+    ) -> tuple[Source, range, NDArray[np.uint8], list[Recipe], bool]:
         """The arguments of ``decode_batch`` for the inputs of the backbones ``keys``."""
         rows = self.rows_of(batch)
         jobs = [self.jobs[key] for key in keys]
-        return self.source, rows, self.uid[rows.start : rows.stop], [job.recipe for job in jobs], jobs[0].mirror
+        return (
+            self.source,
+            rows,
+            self.uid[rows.start : rows.stop],
+            [job.recipe for job in jobs],
+            jobs[0].mirror,
+        )
 
     def forward(
         self,
@@ -171,7 +201,9 @@ class BatchRunner:
                 features[key] = self._encode(job, given, rows, blank)
             else:
                 encoder = cast(ItemEncoder, self.encoders[key])
-                features[key], cut[key] = encode_items(encoder, given, self.settings.batch, blank, job.backbone.width)
+                features[key], cut[key] = encode_items(
+                    encoder, given, self.settings.batch, blank, job.backbone.width
+                )
             seconds[key] = time.perf_counter() - start
         return ComputedBatch(features, bad, len(rows), decode_seconds, seconds, cut)
 
@@ -180,22 +212,30 @@ class BatchRunner:
     ) -> NDArray[Any]:
         import torch
 
-        if job.recipe.dtype == "uint8":  # pixels: the feature is the input, and bad rows are zero already
+        if (
+            job.recipe.dtype == "uint8"
+        ):  # pixels: the feature is the input, and bad rows are zero already
             return images
         # The last batch is filled up with copies of its last row: a shorter one would have other last bits.
         short = self.settings.batch - len(rows)
-        padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
+        padded = (
+            np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
+        )
         parts = []
         for v in range(job.recipe.views):
             x = torch.from_numpy(np.ascontiguousarray(padded[:, v]))
             if self.settings.device == "cuda":
                 x = x.pin_memory().to(self.device, non_blocking=True)
             parts.append(self.encoders[job.key].image(x))
-        out = torch.stack(parts, dim=1)[: len(rows)].to("cpu").numpy().astype(np.float32, copy=False)
+        out = (
+            torch.stack(parts, dim=1)[: len(rows)].to("cpu").numpy().astype(np.float32, copy=False)
+        )
         out[list(blank)] = np.nan
         return out
 
-    def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+    def text(
+        self, key: str, classes: Sequence[str], templates: Sequence[str]
+    ) -> NDArray[np.float32]:
         """Text features [C, D] of the class names by the text tower of one backbone."""
         return text_features(self.encoders[key], classes, templates)
 
@@ -215,7 +255,9 @@ class BatchRunner:
                 x = torch.zeros((few, side, side, 3), dtype=torch.uint8, device=self.device)
                 call = partial(self.encoders[key].image, x)
             else:
-                items, bad, _ = read_items(self.source, range(min(few, self.rows)), job.backbone.reads)
+                items, bad, _ = read_items(
+                    self.source, range(min(few, self.rows)), job.backbone.reads
+                )
                 if len(bad) == len(items):
                     rates[key] = 0.0
                     continue
@@ -230,7 +272,11 @@ class BatchRunner:
 
 
 def make_runner(
-    jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
+    jobs: Sequence[FeatureJob],
+    source: Source,
+    uid: NDArray[np.uint8],
+    rows: int,
+    settings: ComputeSettings,
 ) -> BatchRunner:
     """A runner with the process's thread count set as ``how`` records it."""
     import torch

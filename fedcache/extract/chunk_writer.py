@@ -85,7 +85,9 @@ class ChunkCollector:
             part = self.pending.get((key, chunk))
             if part is None:
                 length = min((chunk + 1) * size, self.rows) - chunk * size
-                part = PendingChunk(np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk))
+                part = PendingChunk(
+                    np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk)
+                )
                 self.pending[key, chunk] = part
             offset = first - chunk * size
             part.rows[offset : offset + len(values)] = values

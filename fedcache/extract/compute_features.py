@@ -43,7 +43,9 @@ class ExtractionOptions:
     fresh: bool  # discard unfinished arrays
     stop: Stop  # set by a signal handler
     observer: Observer  # told what is done
-    engine: ExtractionEngine | None = None  # computes chunk tasks instead, at most ``workers`` at once
+    engine: ExtractionEngine | None = (
+        None  # computes chunk tasks instead, at most ``workers`` at once
+    )
 
 
 def extract_arrays(
@@ -73,7 +75,11 @@ def extract_arrays(
         tasks = plan_batches(writers, len(data.names), settings.batch)
         stats = ExtractionStats(
             kept_chunks={key: len(writer.kept) for key, writer in writers.items()},
-            bad={row: why for writer in writers.values() for row, why in unreadable(writer.bad).items()},
+            bad={
+                row: why
+                for writer in writers.values()
+                for row, why in unreadable(writer.bad).items()
+            },
             forward_batches=dict.fromkeys(writers, 0),
             holds=data.holds,
         )
@@ -103,7 +109,9 @@ def _open_writers(
         shapes[job.key] = feature_shape(job, data, job.backbone.width)
         row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
         as_before = earlier.chunk_rows.get(job.key) if earlier else None
-        chunk_rows[job.key] = options.chunk_rows or as_before or chunk_rows_for(settings.batch, row_bytes)
+        chunk_rows[job.key] = (
+            options.chunk_rows or as_before or chunk_rows_for(settings.batch, row_bytes)
+        )
         check_chunk_rows(chunk_rows[job.key], settings.batch, job.key)
     return {
         job.key: stack.enter_context(
@@ -145,12 +153,20 @@ class _Run:
         for writer in self.writers.values():
             writer.remove_uncommitted()  # of calls that were repeated: their first file is not needed
 
-    def on_this_machine(self, stack: ExitStack, store: Store, text: Mapping[str, Sequence[str]]) -> None:
+    def on_this_machine(
+        self, stack: ExitStack, store: Store, text: Mapping[str, Sequence[str]]
+    ) -> None:
         """Compute the batches in this process or its workers, which then write the text features of ``text``."""
         needed = self.jobs if self.tasks else [job for job in self.jobs if job.key in text]
         o = self.options
         workers = open_workers(
-            needed, self.data, self.settings, workers=o.workers, tasks=len(self.tasks), cores=cores(), stop=o.stop
+            needed,
+            self.data,
+            self.settings,
+            workers=o.workers,
+            tasks=len(self.tasks),
+            cores=cores(),
+            stop=o.stop,
         )
         stack.callback(workers.close)
         self.stats.workers = self.stats.workers or workers.workers
@@ -163,16 +179,24 @@ class _Run:
         jobs = {job.key: job for job in self.jobs}
         for key, templates in text.items():
             backbone, classes = jobs[key].backbone.name, self.data.classes
-            meta = {"backbone": backbone, "weights": jobs[key].recipe.weights, "classes": list(classes)}
+            meta = {
+                "backbone": backbone,
+                "weights": jobs[key].recipe.weights,
+                "classes": list(classes),
+            }
             store.put_text(backbone, list(templates), workers.text(key, classes, templates), meta)
 
     def _timed(self, compute: Callable[..., bool]) -> None:
         """``run_batches`` or ``run_tasks`` with a clock, the progress bar and the message of an interruption."""
         begin = time.perf_counter()
         rows, batch, o = len(self.data.names), self.settings.batch, self.options
-        o.observer.start("extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), self.data.holds)
+        o.observer.start(
+            "extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), self.data.holds
+        )
         try:
-            finished = compute(max_bad=o.max_bad, stop=o.stop, stats=self.stats, observer=o.observer)
+            finished = compute(
+                max_bad=o.max_bad, stop=o.stop, stats=self.stats, observer=o.observer
+            )
         finally:
             self.stats.seconds = time.perf_counter() - begin
             o.observer.stop()
@@ -239,4 +263,6 @@ def feature_shape(job: FeatureJob, data: Dataset, width: int) -> tuple[int, ...]
         except BadImage:
             continue
         return (rows, views, side[1], side[0], 3)
-    raise CorruptionError("No image of the dataset can be read.", "Check the dataset's path and format.")
+    raise CorruptionError(
+        "No image of the dataset can be read.", "Check the dataset's path and format."
+    )

@@ -31,7 +31,9 @@ def known_device(requested: str) -> str:
     if requested not in DEVICES:
         if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
             one = " (CUDA_VISIBLE_DEVICES chooses one of several)" if ":" in requested else ""
-            raise UsageError(f"Unknown device {requested!r}. A GPU is called 'cuda'.", f"--device cuda{one}")
+            raise UsageError(
+                f"Unknown device {requested!r}. A GPU is called 'cuda'.", f"--device cuda{one}"
+            )
         raise unknown("device", requested, DEVICES)
     return requested
 
@@ -57,10 +59,14 @@ def resolve_device(requested: str) -> Device:
         return Device("cuda", torch.cuda.get_device_name(), why)
     built = torch.version.cuda
     reason = (
-        f"torch {torch.__version__} was built without CUDA" if built is None else "torch finds no NVIDIA driver or GPU"
+        f"torch {torch.__version__} was built without CUDA"
+        if built is None
+        else "torch finds no NVIDIA driver or GPU"
     )
     if requested == "cuda":
-        raise MachineError(f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu.")
+        raise MachineError(
+            f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu."
+        )
     if shutil.which("nvidia-smi"):
         reason += ", although nvidia-smi is installed: run `fedcache doctor`"
     return Device("cpu", f"{cores()} cores", reason)

@@ -69,7 +69,8 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
     for path in paths:
         if not path.exists():
             raise UsageError(
-                f"There is no {str(path)!r} (seen from {Path.cwd()}).", "Name images, folders, .zip or .tar."
+                f"There is no {str(path)!r} (seen from {Path.cwd()}).",
+                "Name images, folders, .zip or .tar.",
             )
         if path.is_file() and path.suffix.lower() not in ARCHIVES:
             if archives.is_compressed_tar(path):
@@ -89,7 +90,12 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
         names += [f"{path}/{spelled[i]}" for i in order]
         if found.entries is None:
             within = None if follow_links else path
-            parts.append((tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within), len(order)))
+            parts.append(
+                (
+                    tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within),
+                    len(order),
+                )
+            )
         else:
             parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
     return NamedImages(tuple(names), _joined(parts), tuple(left_out))
@@ -115,9 +121,14 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
     reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
     # The names stand behind the first reason that has some.
     first = next((why for why, _ in reasons if why != tree.HIDDEN), "")
-    said = [f"{count:,} {why}{to_convert(why)}" + (named if why == first else "") for why, count in reasons]
+    said = [
+        f"{count:,} {why}{to_convert(why)}" + (named if why == first else "")
+        for why, count in reasons
+    ]
     count = sum(found.ignored.values())
-    return [f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(said)}."]
+    return [
+        f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(said)}."
+    ]
 
 
 def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
@@ -141,13 +152,17 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
     """A text, or several; their names are their numbers. Raises UsageError for none, and for what is no text."""
     several = (given,) if isinstance(given, str) else tuple(given)
     if not several or not all(isinstance(text, str) for text in several):
-        raise UsageError("The model reads texts, and these are none.", "A text, or a list of at least one.")
+        raise UsageError(
+            "The model reads texts, and these are none.", "A text, or a list of at least one."
+        )
     return NamedImages(tuple(map(str, range(len(several)))), _TextsInMemory(several), holds=TEXTS)
 
 
 @dataclass(frozen=True)
 class _InMemory:
-    images: tuple[NDArray[np.uint8] | Image.Image, ...]  # uint8 [H, W] or [H, W, 3], or Pillow images
+    images: tuple[
+        NDArray[np.uint8] | Image.Image, ...
+    ]  # uint8 [H, W] or [H, W, 3], or Pillow images
 
     def read(self, row: int) -> NDArray[np.uint8]:
         """The pixels of a row; raises ``BadImage``."""
@@ -170,7 +185,11 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
     if isinstance(image, Image.Image):
         return image
     found = np.asarray(image)
-    if found.dtype != np.uint8 or found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] != 3):
+    if (
+        found.dtype != np.uint8
+        or found.ndim not in (2, 3)
+        or (found.ndim == 3 and found.shape[2] != 3)
+    ):
         what = f"{found.dtype} {list(found.shape)}" if found.ndim else type(image).__name__
         raise UsageError(
             f"Image {number} is {what}, expected uint8 [H, W] or [H, W, 3].",
@@ -179,14 +198,20 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
     return found
 
 
-def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None = None) -> PlannedArray:
+def locate_recipe(
+    recipe: Recipe, home: Home, given: Mapping[str, Path] | None = None
+) -> PlannedArray:
     """The backbone of a recipe with the very weights that the recipe names.
 
     Raises MachineError, when the weights are not here or are other ones; as ``lookup_recorded``. ``given`` are files by
     backbone, that of ``--weights``.
     """
-    backbone = registry.lookup_recorded(recipe, home=home.root, file=(given or {}).get(recipe.backbone))
-    weights = registry.locate(backbone, given=given or {}, home=home.root, memory=memory_of(home), offline=home.offline)
+    backbone = registry.lookup_recorded(
+        recipe, home=home.root, file=(given or {}).get(recipe.backbone)
+    )
+    weights = registry.locate(
+        backbone, given=given or {}, home=home.root, memory=memory_of(home), offline=home.offline
+    )
     if weights.path is None and weights.download is not None:
         raise MachineError(
             f"The weights of {backbone.name} are not here; its features were made elsewhere.",
@@ -229,14 +254,30 @@ def embedded(
     numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named
     unlabelled, whole = np.full(N, -1, np.int32), np.zeros(N, np.uint8)
     data = Dataset(
-        spec="images", slug="images", classes=(), domains=(ONE_DOMAIN,), names=numbers, label=unlabelled,
-        domain=np.zeros(N, np.int16), split=whole, uid=uid, template=None, reading="", source=images.source,
+        spec="images",
+        slug="images",
+        classes=(),
+        domains=(ONE_DOMAIN,),
+        names=numbers,
+        label=unlabelled,
+        domain=np.zeros(N, np.int16),
+        split=whole,
+        uid=uid,
+        template=None,
+        reading="",
+        source=images.source,
         holds=images.holds,
-    )  # fmt: skip
+    )
     samples = Samples(
-        uid=uid, name=numbers, label=unlabelled, domain=data.domain, split=whole, ok=np.ones(N, np.uint8),
-        classes=(), domains=(ONE_DOMAIN,),
-    )  # fmt: skip
+        uid=uid,
+        name=numbers,
+        label=unlabelled,
+        domain=data.domain,
+        split=whole,
+        ok=np.ones(N, np.uint8),
+        classes=(),
+        domains=(ONE_DOMAIN,),
+    )
     place = make_private(home.root / SCRATCH)
     folder = Path(tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-", suffix=".partial", dir=place))
     try:
@@ -244,7 +285,9 @@ def embedded(
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
         if note := note_of_other_devices(device, computed):
             options.observer.note(note)
-        store = Store.create(folder / "images.zarr", samples, dataset={"slug": "images", "digest": data.digest})
+        store = Store.create(
+            folder / "images.zarr", samples, dataset={"slug": "images", "digest": data.digest}
+        )
         alike: dict[ComputeSettings, list[PlannedArray]] = {}
         for item, known in zip(one_view, computed, strict=True):
             alike.setdefault(resolve_compute_as(config, known)[1], []).append(item)

@@ -24,14 +24,25 @@ from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
 from fedcache.extract.planning.find_store import ingested_path
-from fedcache.extract.planning.incremental import IncrementalDataset, IncrementalPlan, plan_incremental
+from fedcache.extract.planning.incremental import (
+    IncrementalDataset,
+    IncrementalPlan,
+    plan_incremental,
+)
 from fedcache.extract.planning.own_groups import bring_groups, keep_groups, remember_groups
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent, told_as
-from fedcache.store.catalog import clean_up, finished_stores, place_of_content, recall_last, remember_last, resolve_path
+from fedcache.store.catalog import (
+    clean_up,
+    finished_stores,
+    place_of_content,
+    recall_last,
+    remember_last,
+    resolve_path,
+)
 from fedcache.store.files import make_private
 from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
@@ -72,12 +83,18 @@ def extract(
         engine.check_extraction(config.workers)
     planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
     asked = config.device
-    config = where_it_can_run(planning.bare_config(planning.known_config(config, home)), planned, engine, observer)
-    planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
+    config = where_it_can_run(
+        planning.bare_config(planning.known_config(config, home)), planned, engine, observer
+    )
+    planned = (
+        [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
+    )
     held = None
     if images is not None:
         with told_as(observer, "reading", "images") as progress:
-            held, config = images_of_the_program(images, config, Context(planning.memory_of(home), progress=progress))
+            held, config = images_of_the_program(
+                images, config, Context(planning.memory_of(home), progress=progress)
+            )
     spec, config = spec_of(config, home, observer) if held is None else (held.spec, config)
     planning.check_reads(planned, spec, holds_of(spec) if held is None else held.holds)
     store = None if store is None else resolve_path(home, store)
@@ -89,7 +106,9 @@ def extract(
         "limit": config.limit,
         "follow_links": config.follow_links,
     }
-    known = (held.slug, held.digest) if held is not None else None if rehash else peek(spec, **where)
+    known = (
+        (held.slug, held.digest) if held is not None else None if rehash else peek(spec, **where)
+    )
     if known is not None:
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
@@ -98,7 +117,9 @@ def extract(
                 bring_groups(path, spec, where, observer, held)
             done.skipped = skipped
             if asked != "auto":
-                observer.note(f"--device {asked} was not needed: every array is there, nothing is computed.")
+                observer.note(
+                    f"--device {asked} was not needed: every array is there, nothing is computed."
+                )
             remember_last(home, path, spec)
             return done
     data = held if held is not None else read_dataset(spec, where, observer)
@@ -131,15 +152,21 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
     parts = parts_of(spec)
     if parts is None:
         likely = next(iter(may_be_labels))
-        named = with_keys(spec, {"--label-key": likely}) if spec.partition(":")[0] in CONTENT else ""
+        named = (
+            with_keys(spec, {"--label-key": likely}) if spec.partition(":")[0] in CONTENT else ""
+        )
         return need_labels(spec, may_be_labels, named)
     chosen: dict[str, str] = {}
     for place in may_be_labels:
         name, _, column = place.partition("/")
         chosen.setdefault(name, column)
-    named = ",".join(f"{name}={with_keys(one, {'--label-key': chosen.get(name)})}" for name, one in parts.items())
+    named = ",".join(
+        f"{name}={with_keys(one, {'--label-key': chosen.get(name)})}" for name, one in parts.items()
+    )
     error = need_labels(spec, may_be_labels)
-    return UsageError(error.message, f"Name the columns of labels in the spec: --dataset {shell_word(named)}")
+    return UsageError(
+        error.message, f"Name the columns of labels in the spec: --dataset {shell_word(named)}"
+    )
 
 
 def plan_of(
@@ -170,17 +197,27 @@ def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dat
 def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
     """How a dataset was read, that its views are not flipped, and that test rows are training rows, where some are."""
     observer.note(f"{spec}: {data.reading}")
-    if not data.mirror and augment is not None and any(step.name == "flip" for step in parse_policy(augment)):
-        observer.note("Views are not flipped: a mirrored image of this dataset may be of another class.")
+    if (
+        not data.mirror
+        and augment is not None
+        and any(step.name == "flip" for step in parse_policy(augment))
+    ):
+        observer.note(
+            "Views are not flipped: a mirrored image of this dataset may be of another class."
+        )
     if both := trained_and_tested(data):
         verb = "holds" if both == 1 else "hold"
-        observer.warn(f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte.")
+        observer.warn(
+            f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte."
+        )
 
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
     spec = config.dataset or default_dataset(home, observer)
-    spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
+    spec = (
+        f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
+    )
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
     options["--unlabelled"] = "yes" if config.unlabelled else None
     spec = with_keys(spec, options)
@@ -188,39 +225,57 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     return spec, replace(config, **said, unlabelled=False)
 
 
-def images_of_the_program(images: Any, config: ExtractConfig, context: Context) -> tuple[Dataset, ExtractConfig]:
+def images_of_the_program(
+    images: Any, config: ExtractConfig, context: Context
+) -> tuple[Dataset, ExtractConfig]:
     """The dataset of images that the program holds, and the configuration without workers where none was asked for.
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
     """
     for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
-            raise UsageError(f"{name} says how files are read, and the images are given.", f"Leave {name} out.")
+            raise UsageError(
+                f"{name} says how files are read, and the images are given.", f"Leave {name} out."
+            )
     if config.workers and (why := in_memory.can_travel(images)):
-        raise UsageError(f"The images cannot be sent to {config.workers} workers: {why}.", "workers=0 reads them here.")
+        raise UsageError(
+            f"The images cannot be sent to {config.workers} workers: {why}.",
+            "workers=0 reads them here.",
+        )
     data = in_memory.load(images, context)
-    return data if config.limit is None else data.part(config.limit), replace(config, workers=config.workers or 0)
+    return data if config.limit is None else data.part(config.limit), replace(
+        config, workers=config.workers or 0
+    )
 
 
 def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
     """Where the store of a dataset lies; the observer is told of one that has the name of a folder before."""
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
-        observer.note(f"{path.name} holds the same {data.holds}, under the name they had before: it is used.")
+        observer.note(
+            f"{path.name} holds the same {data.holds}, under the name they had before: it is used."
+        )
     return path
 
 
-def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, observer: Observer) -> PlannedArray:
+def pull_if_needed(
+    planned: PlannedArray, config: ExtractConfig, home: Home, observer: Observer
+) -> PlannedArray:
     """Download weights that the backbone's own library publishes; size and source are printed first."""
     if planned.weights.path is not None or planned.weights.download is None:
         return planned
     observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
     weights = registry.pull(planned.backbone, home=home.root, memory=planning.memory_of(home))
-    return replace(planned, weights=weights, recipe=planning.recipe_of(planned.backbone, weights, config))
+    return replace(
+        planned, weights=weights, recipe=planning.recipe_of(planned.backbone, weights, config)
+    )
 
 
 def where_it_can_run(
-    config: ExtractConfig, planned: Sequence[PlannedArray], engine: ExtractionEngine | None, observer: Observer
+    config: ExtractConfig,
+    planned: Sequence[PlannedArray],
+    engine: ExtractionEngine | None,
+    observer: Observer,
 ) -> ExtractConfig:
     """The configuration with the CPU in place of ``auto``, where a backbone's library computes nowhere else.
 
@@ -264,7 +319,9 @@ def default_dataset(home: Home, observer: Observer) -> str:
     return spec
 
 
-def remember_orders(home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> None:
+def remember_orders(
+    home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig
+) -> None:
     """Note how each array was ordered, so that ``train`` can go on with an unfinished one.
 
     In the home and not in the store, which says nothing of places.
@@ -280,11 +337,19 @@ def remember_orders(home: Home, data: Dataset, planned: Sequence[PlannedArray], 
             weights={k: v for k, v in config.weights.items() if k == name},
             skip_missing=False,
         )
-        memory.remember(["order", data.digest, item.recipe.digest], [item.recipe.label, to_table(order)])
+        memory.remember(
+            ["order", data.digest, item.recipe.digest], [item.recipe.label, to_table(order)]
+        )
 
 
 def finished(
-    path: Path, digest: str, planned: Sequence[PlannedArray], config: ExtractConfig, *, keep_text: bool, dry_run: bool
+    path: Path,
+    digest: str,
+    planned: Sequence[PlannedArray],
+    config: ExtractConfig,
+    *,
+    keep_text: bool,
+    dry_run: bool,
 ) -> Extraction | None:
     """The extraction that was asked for, when a store at ``path`` already holds all of it."""
     try:
@@ -294,7 +359,11 @@ def finished(
     if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
     template = store.dataset.get("template")
-    wanted = planning.wanted_text(store, planned, template, config, keep=keep_text) if store.manifest.classes else {}
+    wanted = (
+        planning.wanted_text(store, planned, template, config, keep=keep_text)
+        if store.manifest.classes
+        else {}
+    )
     if planning.missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
@@ -322,7 +391,13 @@ def compute(
         check_chunk_rows(options.chunk_rows, settings.batch, planned[0].recipe.key)
     jobs = jobs_of(planned, data, device, settings)
     earlier = plan_incremental(
-        path, data, jobs, home, chunk_rows=options.chunk_rows, fresh=options.fresh, observer=observer
+        path,
+        data,
+        jobs,
+        home,
+        chunk_rows=options.chunk_rows,
+        fresh=options.fresh,
+        observer=observer,
     )
     if earlier is not None:
         data = earlier.data
@@ -333,16 +408,26 @@ def compute(
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, observer)
     remember_orders(home, data, planned, config)
-    wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text) if data.classes else {}
+    wanted = (
+        planning.wanted_text(store, planned, data.template, config, keep=keep_text)
+        if data.classes
+        else {}
+    )
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
-        observer.note("The dataset has no classes, so there are no text features, which some methods need.")
+        observer.note(
+            "The dataset has no classes, so there are no text features, which some methods need."
+        )
     text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
     try:
         stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
     except UsageError:
         # Refused for what the images turned out to be: a store that was made for this and holds nothing goes too.
-        if is_new and not Store.open(path).arrays and not any(journal.chunks for journal in journals(path)):
+        if (
+            is_new
+            and not Store.open(path).arrays
+            and not any(journal.chunks for journal in journals(path))
+        ):
             shutil.rmtree(path)
         raise
     for key, kept in stats.kept_chunks.items():
@@ -370,9 +455,13 @@ def compute(
     return done
 
 
-def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None, observer: Observer) -> Store:
+def open_or_create(
+    path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None, observer: Observer
+) -> Store:
     """The store of ``data`` at ``path``, made where there is none: its groups, and text features of an earlier one."""
-    make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(
+        parents=True, exist_ok=True
+    )
     samples = Samples(
         uid=data.uid,
         name=data.names,
@@ -388,7 +477,9 @@ def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPl
     if earlier is not None:
         origin = earlier.parent.dataset["digest"] if earlier.parent else None
         meta |= {"content": earlier.data.content, "grown": origin}
-    store = Store.create(path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None)
+    store = Store.create(
+        path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None
+    )
     if earlier is not None:
         earlier.carry_text(store)
     keep_groups(store, data.groups, data.spec, observer)

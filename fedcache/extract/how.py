@@ -23,9 +23,14 @@ from fedcache.store.files import digest_of_files
 FOLDER = Path(__file__).parent
 
 COMPUTES_FEATURES = (
-    "batches.py", "augment.py", "augment_pixels.py", "images.py", "inputs.py", "backbones/checkpoints.py",
+    "batches.py",
+    "augment.py",
+    "augment_pixels.py",
+    "images.py",
+    "inputs.py",
+    "backbones/checkpoints.py",
     "backbones/encoder.py",
-)  # fmt: skip
+)
 """Files of this folder that turn an encoded image into a feature, whichever backbone it is; a provider's comes on top.
 
 Weights and preprocessing have digests of their own, in the recipe.
@@ -50,12 +55,19 @@ def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
     return digest_of_files(folder / name for name in files)[:16]
 
 
-def how_record(device: Device, dtype: str, batch: int, threads: int, provider: str) -> dict[str, str | int]:
+def how_record(
+    device: Device, dtype: str, batch: int, threads: int, provider: str
+) -> dict[str, str | int]:
     """What the values of features depend on besides their recipe, for an array of one provider's backbone.
 
     Of the array's own backbone alone, so that it can be completed without those it was begun with.
     """
-    record: dict[str, str | int] = {"device": device.kind, "dtype": dtype, "batch": batch, "threads": threads}
+    record: dict[str, str | int] = {
+        "device": device.kind,
+        "dtype": dtype,
+        "batch": batch,
+        "threads": threads,
+    }
     record["code"] = features_code_digest(provider)
     if device.kind == "cuda":
         record["gpu"] = device.name
@@ -82,10 +94,14 @@ def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
     """The device, and how features are computed there; UsageError or MachineError for one not known or not here."""
     device = resolve_device(config.device)
     batch = config.batch or (256 if device.kind == "cuda" else 32)
-    return device, ComputeSettings(device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads)
+    return device, ComputeSettings(
+        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads
+    )
 
 
-def resolve_compute_as(config: ExtractConfig, computed: Mapping[str, Any]) -> tuple[Device, ComputeSettings]:
+def resolve_compute_as(
+    config: ExtractConfig, computed: Mapping[str, Any]
+) -> tuple[Device, ComputeSettings]:
     """``resolve_compute`` with the batch and dtype of features that there are, where they were computed on that device.
 
     A batch of another size has other last bits, and in float16 some of them change a value. What the configuration
@@ -94,12 +110,16 @@ def resolve_compute_as(config: ExtractConfig, computed: Mapping[str, Any]) -> tu
     if computed.get("device") != resolve_device(config.device).kind:
         return resolve_compute(config)
     dtype = str(computed["dtype"]) if config.dtype == "auto" else config.dtype
-    return resolve_compute(replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype))
+    return resolve_compute(
+        replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype)
+    )
 
 
 def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]]) -> str | None:
     """A sentence where features that new ones are compared with were computed on another device; None elsewhere."""
-    elsewhere = sorted({str(c["device"]) for c in computed if c.get("device", device.kind) != device.kind})
+    elsewhere = sorted(
+        {str(c["device"]) for c in computed if c.get("device", device.kind) != device.kind}
+    )
     if not elsewhere:
         return None
     return f"The model's own features were computed on {' and '.join(elsewhere)}; here they have other last bits."

@@ -15,8 +15,23 @@ MAX_BYTES = 64 << 20
 """Largest encoded image that is read, in bytes."""
 
 EXTENSIONS = frozenset(
-    [".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"]
-)  # fmt: skip
+    [
+        ".bmp",
+        ".gif",
+        ".jfif",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".tif",
+        ".tiff",
+        ".webp",
+    ]
+)
 """File names that are taken for images (lower case)."""
 
 

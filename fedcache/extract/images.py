@@ -115,8 +115,14 @@ def decode(raw: bytes | NDArray[np.uint8]) -> Image.Image:
 
 
 def _from_array(raw: NDArray[np.uint8]) -> Image.Image:
-    if raw.dtype != np.uint8 or not (raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] == 3)) or 0 in raw.shape:
-        raise BadImage(f"the array is {raw.dtype} {list(raw.shape)}; expected uint8 [H, W] or [H, W, 3]")
+    if (
+        raw.dtype != np.uint8
+        or not (raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] == 3))
+        or 0 in raw.shape
+    ):
+        raise BadImage(
+            f"the array is {raw.dtype} {list(raw.shape)}; expected uint8 [H, W] or [H, W, 3]"
+        )
     _check_size(raw.shape[1], raw.shape[0])
     return Image.fromarray(np.ascontiguousarray(raw)).convert("RGB")
 
@@ -162,9 +168,13 @@ def _check_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
         raise BadImage(f"the image is {width} x {height} pixels")
     if width * height > MAX_PIXELS:
-        raise BadImage(f"the image is {width} x {height} pixels; the limit is {MAX_PIXELS:,} pixels")
+        raise BadImage(
+            f"the image is {width} x {height} pixels; the limit is {MAX_PIXELS:,} pixels"
+        )
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise BadImage(f"the image is {width} x {height} pixels; sides may differ by a factor of {MAX_ASPECT}")
+        raise BadImage(
+            f"the image is {width} x {height} pixels; sides may differ by a factor of {MAX_ASPECT}"
+        )
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -188,7 +198,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         over = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", over.size, (255, 255, 255, 255)), over).convert("RGB")
+        return Image.alpha_composite(
+            Image.new("RGBA", over.size, (255, 255, 255, 255)), over
+        ).convert("RGB")
     return image.convert("RGB")
 
 
@@ -223,7 +235,9 @@ def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
     return np.array(image.resize(target, kernel).crop((left, top, left + size, top + size)))
 
 
-def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool = True) -> NDArray[np.uint8]:
+def view(
+    image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool = True
+) -> NDArray[np.uint8]:
     """View ``v`` of an image from ``decode``: uint8 [S, S, 3] of the recipe's size S, or its own [H, W, 3] for size 0.
 
     Args:
@@ -235,7 +249,9 @@ def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool
     """
     if v == 0:
         return resize(image, recipe)
-    digest = hashlib.sha256(b"fedcache view\0" + f"{recipe.view_seed}\0{v}\0".encode() + uid).digest()
+    digest = hashlib.sha256(
+        b"fedcache view\0" + f"{recipe.view_seed}\0{v}\0".encode() + uid
+    ).digest()
     # PCG64 by name: numpy may change what default_rng is.
     draw = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     steps = parse_policy(recipe.augment)

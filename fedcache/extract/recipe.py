@@ -146,7 +146,11 @@ class Recipe:
     def __repr__(self) -> str:
         side = f"{self.size} px {self.resize}" if self.size else "own size"
         side = (
-            side if self.decoder == "pillow" else f"{self.decoder}, {self.size} tokens" if self.size else self.decoder
+            side
+            if self.decoder == "pillow"
+            else f"{self.decoder}, {self.size} tokens"
+            if self.size
+            else self.decoder
         )
         views = f"{self.views} views" if self.views > 1 else "1 view"
         views += f" ({self.augment})" if self.augment else ""
@@ -217,7 +221,9 @@ class Recipe:
         changed: dict[str, Any] = {}
         for name, text in options.items():
             if name == "augment":
-                raise UsageError("One policy draws the views of all backbones.", f"Write --augment {text}")
+                raise UsageError(
+                    "One policy draws the views of all backbones.", f"Write --augment {text}"
+                )
             if name not in _CHOICES and name not in _RANGES:
                 raise unknown("recipe key", name, (*_CHOICES, *_RANGES))
             if name in _CHOICES and text not in _CHOICES[name]:
@@ -230,12 +236,21 @@ class Recipe:
 
     def check_departures(self, native: Recipe) -> None:
         """Refuse what no command makes of the native recipe of a backbone. Raises UsageError."""
-        fixed = [name for name in ("pooling", "activation", "decoder") if getattr(self, name) != getattr(native, name)]
+        fixed = [
+            name
+            for name in ("pooling", "activation", "decoder")
+            if getattr(self, name) != getattr(native, name)
+        ]
         if fixed:
             value, expected = getattr(self, fixed[0]), getattr(native, fixed[0])
-            raise UsageError(f"The {fixed[0]} is {value[:40]!r}, and that of {self.backbone} is {expected!r}.", "")
+            raise UsageError(
+                f"The {fixed[0]} is {value[:40]!r}, and that of {self.backbone} is {expected!r}.",
+                "",
+            )
         options = self.departures(native)
-        options.pop("norm", None)  # checked as numbers: of another release it may be one that has no name now
+        options.pop(
+            "norm", None
+        )  # checked as numbers: of another release it may be one that has no name now
         native.override(options)
         if self.augment and canonical(self.augment) != self.augment:
             raise UsageError(f"The policy of views is {self.augment[:40]!r}.", "")
@@ -251,7 +266,9 @@ class Recipe:
         found = {k: str(getattr(self, k)) for k in plain if getattr(self, k) != getattr(native, k)}
         norm = (self.mean, self.std)
         if norm != (native.mean, native.std):
-            found |= {"norm": next((name for name, values in NORMS.items() if values == norm), "unknown")}
+            found |= {
+                "norm": next((name for name, values in NORMS.items() if values == norm), "unknown")
+            }
         return found
 
 

@@ -24,12 +24,16 @@ class ExtractionStats:
     forward_batches: dict[str, int] = field(default_factory=dict)  # per key, batches computed
     forward_images: int = 0  # images that went through a model, summed over arrays
     kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
-    bad: dict[int, str] = field(default_factory=dict)  # reason per quarantined row, all arrays of the run
+    bad: dict[int, str] = field(
+        default_factory=dict
+    )  # reason per quarantined row, all arrays of the run
     seconds: float = 0.0  # wall time of the extraction loop
     decode_seconds: float = 0.0  # summed over workers
     forward_seconds: float = 0.0  # summed over workers and backbones
     workers: int = 0  # processes that computed
-    cut: dict[str, int] = field(default_factory=dict)  # per key, texts of which the model reads a part
+    cut: dict[str, int] = field(
+        default_factory=dict
+    )  # per key, texts of which the model reads a part
     holds: str = IMAGES  # images, texts or rows
 
     def add(self, batch: ComputedBatch) -> None:
@@ -75,7 +79,11 @@ class ExtractionStats:
 
     def busy(self, cores: int) -> float:
         """Share of the cores' time that went into decoding and the models."""
-        return (self.decode_seconds + self.forward_seconds) / (self.seconds * cores) if self.seconds else 0.0
+        return (
+            (self.decode_seconds + self.forward_seconds) / (self.seconds * cores)
+            if self.seconds
+            else 0.0
+        )
 
 
 def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
@@ -141,7 +149,10 @@ class Extraction:
 
 
 def summarise(
-    store: Store, planned: Sequence[PlannedArray], states: Mapping[str, str], stats: ExtractionStats | None
+    store: Store,
+    planned: Sequence[PlannedArray],
+    states: Mapping[str, str],
+    stats: ExtractionStats | None,
 ) -> Extraction:
     """The figures of an extraction, from the store and what was computed."""
     arrays = []
@@ -150,7 +161,9 @@ def summarise(
         arrays.append(
             {
                 **describe_array(item, info.shape, info.dtype, states[item.recipe.key]),
-                "kept_chunks": stats.kept_chunks.get(item.recipe.key, 0) if stats else len(info.chunks),
+                "kept_chunks": stats.kept_chunks.get(item.recipe.key, 0)
+                if stats
+                else len(info.chunks),
                 "chunks": len(info.chunks),
                 "forward_batches": stats.forward_batches.get(item.recipe.key, 0) if stats else 0,
             }
@@ -164,5 +177,7 @@ def summarise(
     if stats is not None:
         out.decoded, out.seconds, out.rate = stats.images, stats.seconds, stats.rate
         out.busy, out.workers = stats.busy(cores()), stats.workers
-        out.cut = {item.backbone.name: n for item in planned if (n := stats.cut.get(item.recipe.key, 0))}
+        out.cut = {
+            item.backbone.name: n for item in planned if (n := stats.cut.get(item.recipe.key, 0))
+        }
     return out

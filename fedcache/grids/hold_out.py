@@ -21,7 +21,12 @@ NAMED = 10
 
 
 def every_value(
-    by: str, config: TrainConfig, home: Home, *, min_rows: object = 1, observer: Observer | None = None
+    by: str,
+    config: TrainConfig,
+    home: Home,
+    *,
+    min_rows: object = 1,
+    observer: Observer | None = None,
 ) -> tuple[str, ...]:
     """The values of a column of the store that is meant; of domains, those that are chosen.
 
@@ -39,11 +44,15 @@ def every_value(
             f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
             "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
-    if str(min_rows).isdigit() and (least := int(str(min_rows))) > 1:  # another value is refused when rows are dealt
+    if (
+        str(min_rows).isdigit() and (least := int(str(min_rows))) > 1
+    ):  # another value is refused when rows are dealt
         codes = column.codes[store.column("ok") == 1]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.words))
         rows = dict(zip(column.words, counts.tolist(), strict=True))
-        words, small = (tuple(w for w in words if (rows[w] >= least) is enough) for enough in (True, False))
+        words, small = (
+            tuple(w for w in words if (rows[w] >= least) is enough) for enough in (True, False)
+        )
         if len(words) < 2:
             second = sorted((rows[word] for word in (*words, *small)), reverse=True)[1]
             raise UsageError(
@@ -53,7 +62,9 @@ def every_value(
             )
         if small and observer is not None:
             more = f" and {len(small) - NAMED:,} more" if len(small) > NAMED else ""
-            observer.note(f"Less than {least:,} rows, and so not held out: {', '.join(small[:NAMED])}{more}.")
+            observer.note(
+                f"Less than {least:,} rows, and so not held out: {', '.join(small[:NAMED])}{more}."
+            )
     if len(words) > MOST:
         some = ",".join([word for word in words if "," not in word][:2]) or "VALUE,VALUE"
         raise UsageError(

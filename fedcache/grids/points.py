@@ -25,13 +25,31 @@ from fedcache.store.own_names import PREFIXES
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
 PARTITION_KEYS = (
-    "scheme", "clients", "alpha", "shards", "shots", "by", "hold_out", "tests", "min_rows", "max_clients", "validation",
-    "unlabelled", "inside",
-)  # fmt: skip
+    "scheme",
+    "clients",
+    "alpha",
+    "shards",
+    "shots",
+    "by",
+    "hold_out",
+    "tests",
+    "min_rows",
+    "max_clients",
+    "validation",
+    "unlabelled",
+    "inside",
+)
 NUMBERS = (
-    "byzantine", "max_update_norm", "max_share", "max_row_norm", "dp_clip", "dp_noise", "dp_delta", "server_step",
+    "byzantine",
+    "max_update_norm",
+    "max_share",
+    "max_row_norm",
+    "dp_clip",
+    "dp_noise",
+    "dp_delta",
+    "server_step",
     "staleness_power",
-)  # fmt: skip
+)
 """Those of them whose values are numbers of at least 0."""
 PLACES = {"set": "the method's", "partition": "the scheme's"}
 
@@ -51,7 +69,9 @@ def split_key(key: str) -> tuple[str, str]:
 
 def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
     """The swept values of one place, by their names there."""
-    return {name: v for key, v in sweep.items() for where, name in (split_key(key),) if where == place}
+    return {
+        name: v for key, v in sweep.items() for where, name in (split_key(key),) if where == place
+    }
 
 
 def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> None:
@@ -67,13 +87,18 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     seen: dict[tuple[str, str], str] = {}
     for key, values in sweeps.items():
         where = split_key(key)
-        if where[0] == "set" and (option := field_names(TrainConfig).get(key.replace("-", "_"))) is not None:
+        if (
+            where[0] == "set"
+            and (option := field_names(TrainConfig).get(key.replace("-", "_"))) is not None
+        ):
             raise UsageError(
                 f"--sweep {key}: {option} is the same for all points.",
                 f"--{option.replace('_', '-')} VALUE beside the sweeps; in Python  options={{{option!r}: VALUE}}",
             )
         if where in seen:
-            raise UsageError(f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out.")
+            raise UsageError(
+                f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out."
+            )
         seen[where] = key
         meanings: dict[Any, str] = {}  # -> as it is written first
         repeated: list[tuple[str, str]] = []
@@ -84,7 +109,8 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
             meanings.setdefault(meant, value)
         for first, value in repeated[:1]:
             raise UsageError(
-                f"--sweep {key} names a value twice" + ("." if first == value else f": {first} and {value}."),
+                f"--sweep {key} names a value twice"
+                + ("." if first == value else f": {first} and {value}."),
                 f"--sweep {key}={','.join(meanings.values())}",
             )
 
@@ -113,7 +139,10 @@ def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
     except ValueError:
         made = math.nan
     if not (made >= low and math.isfinite(made)):
-        raise UsageError(f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}={max(1, int(low))},2")
+        raise UsageError(
+            f"--sweep {key}: {value!r} is not {legal}.",
+            f"For example --sweep {key}={max(1, int(low))},2",
+        )
     return made
 
 
@@ -165,11 +194,15 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 made[key] = numbers[key](value)
             except ValueError:
-                raise UsageError(f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2") from None
+                raise UsageError(
+                    f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2"
+                ) from None
     return made
 
 
-def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
+def sampled(
+    sampler: str, points: Sequence[tuple[str, dict[str, str]]]
+) -> list[tuple[str, dict[str, str]]]:
     """The points that are run: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
 
     Raises UsageError.
@@ -178,14 +211,18 @@ def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[
         return list(points)
     match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", sampler)
     if match is None or int(match[1]) < 1:
-        raise UsageError(f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20")
+        raise UsageError(
+            f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20"
+        )
     count = min(int(match[1]), len(points))
     drawn = np.random.default_rng(int(match[2] or 0)).choice(len(points), count, replace=False)
     return [points[i] for i in sorted(drawn)]
 
 
 def combinations(
-    methods: Sequence[str], sweeps: Mapping[str, Sequence[str]], lacking: Mapping[str, Sequence[str]] | None = None
+    methods: Sequence[str],
+    sweeps: Mapping[str, Sequence[str]],
+    lacking: Mapping[str, Sequence[str]] | None = None,
 ) -> list[tuple[str, dict[str, str]]]:
     """Every (method, swept values), checked before anything runs: names, values, repeats. Raises UsageError.
 
@@ -194,8 +231,15 @@ def combinations(
     check_sweeps(list(dict.fromkeys(methods)), sweeps)
     made = []
     for method in dict.fromkeys(methods):
-        mine = {key: values for key, values in sweeps.items() if method not in (lacking or {}).get(key, ())}
-        made += [(method, dict(zip(mine, values, strict=True))) for values in itertools.product(*mine.values())]
+        mine = {
+            key: values
+            for key, values in sweeps.items()
+            if method not in (lacking or {}).get(key, ())
+        }
+        made += [
+            (method, dict(zip(mine, values, strict=True)))
+            for values in itertools.product(*mine.values())
+        ]
     return made
 
 
@@ -217,7 +261,9 @@ def swept_schemes(points: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[str,
     return tuple(dict.fromkeys(scheme for scheme in named if scheme is not None))
 
 
-def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str], schemes: Sequence[str] = ()) -> PartitionConfig:
+def partition_of_point(
+    base: PartitionConfig, sweep: Mapping[str, str], schemes: Sequence[str] = ()
+) -> PartitionConfig:
     """The partition of a point: the base with the swept scheme, clients and arguments.
 
     Of ``schemes``, those that are swept, each takes the arguments of the base that it has; one that none of them has
@@ -227,8 +273,13 @@ def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str], schemes:
     had = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
     elsewhere = set().union(*had.values()) - had.get(mine.get("scheme", ""), set())
     kept = {k: v for k, v in base.options.items() if k not in elsewhere}
-    options: dict[str, Any] = {**kept, **{k: v for k, v in mine.items() if k not in ("scheme", "clients")}}
-    if "hold_out" in mine:  # one value, whatever characters it has: as words it would be split at commas
+    options: dict[str, Any] = {
+        **kept,
+        **{k: v for k, v in mine.items() if k not in ("scheme", "clients")},
+    }
+    if (
+        "hold_out" in mine
+    ):  # one value, whatever characters it has: as words it would be split at commas
         options["hold_out"] = (mine["hold_out"],)
     clients = int(mine["clients"]) if "clients" in mine else base.clients
     return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)

@@ -25,7 +25,9 @@ class GridPreset:
     title: str  # what it varies
     paper: str  # where the ablation stands
     methods: tuple[str, ...]  # names
-    sweep: Mapping[str, tuple[str, ...]]  # hyperparameter, or argument of the run or partition -> values
+    sweep: Mapping[
+        str, tuple[str, ...]
+    ]  # hyperparameter, or argument of the run or partition -> values
     notes: tuple[str, ...] = ()  # what to know before it runs
     train: Mapping[str, Any] = field(default_factory=dict)  # ``[train]`` of fedcache.toml
     partition: Mapping[str, Any] = field(default_factory=dict)  # ``[partition]`` of fedcache.toml
@@ -59,10 +61,15 @@ class GridPreset:
         """Arguments of this grid's schemes that mean nothing to the ``schemes`` that are asked for instead."""
         if not schemes or not self.schemes:
             return ()
-        known = {a.name for scheme in schemes if scheme in SCHEMES for a in SCHEMES[scheme].arguments}
+        known = {
+            a.name for scheme in schemes if scheme in SCHEMES for a in SCHEMES[scheme].arguments
+        }
         other = not set(schemes) & set(self.schemes)  # then a name in common means nothing
         clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
-        return (*clients, *(o for o in self.partition.get("options", {}) if other or o not in known))
+        return (
+            *clients,
+            *(o for o in self.partition.get("options", {}) if other or o not in known),
+        )
 
     def merged_with(
         self, file: Mapping[str, Mapping[str, Any]], schemes: Sequence[str] = ()
@@ -94,7 +101,11 @@ def of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 @cache
 def preset_names() -> tuple[str, ...]:
     """The names of all ready grids."""
-    return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
+    return tuple(
+        sorted(
+            f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")
+        )
+    )
 
 
 def find_preset(name: str) -> GridPreset:
@@ -103,11 +114,18 @@ def find_preset(name: str) -> GridPreset:
     Raises UsageError with "did you mean" when there is none; InternalError when its file is wrong.
     """
     if name not in preset_names():
-        raise unknown("ready grid", name, [*preset_names(), "list"], hint="fedcache grid --ready list   shows all")
+        raise unknown(
+            "ready grid",
+            name,
+            [*preset_names(), "list"],
+            hint="fedcache grid --ready list   shows all",
+        )
     data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
     known = {f.name for f in fields(GridPreset)} - {"name"}
     if wrong := sorted(set(data) - known):
-        raise InternalError(f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it.")
+        raise InternalError(
+            f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
+        )
     sweep = {k: tuple(v) for k, v in data.pop("sweep").items()}
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return GridPreset(**{**plain, "name": name, "sweep": sweep})

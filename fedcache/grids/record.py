@@ -38,13 +38,19 @@ class GridRecord:
 
     def __init__(self, request: GridRequest, search: str | None = None) -> None:
         points = [] if search else [[method, dict(sweep)] for method, sweep in request.points]
-        elsewhere = "" if request.runs == request.home.runs else str(request.runs.resolve())  # a home may be moved
+        elsewhere = (
+            "" if request.runs == request.home.runs else str(request.runs.resolve())
+        )  # a home may be moved
         command = command_of_grid(request)
         what = [search or points, search or command, elsewhere]
         self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
         told: dict[str, Any] = {
-            "process": this_process(), "started": time.time(), "command": command, "runs": elsewhere, "points": points,
-        }  # fmt: skip
+            "process": this_process(),
+            "started": time.time(),
+            "command": command,
+            "runs": elsewhere,
+            "points": points,
+        }
         if request.search is not None:
             told["trials"] = int(min(request.search.trials, request.search.size))
         self._lines: SealedLines | None = None
@@ -66,8 +72,14 @@ class GridRecord:
     def __enter__(self) -> GridRecord:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        why = {} if error is None else {"error": getattr(error, "message", "") or type(error).__name__}
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
+        why = (
+            {}
+            if error is None
+            else {"error": getattr(error, "message", "") or type(error).__name__}
+        )
         self._append({"ended": time.time(), **why})
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -122,13 +134,19 @@ def command_of_grid(request: GridRequest) -> str:
     words += [] if how.trials is None else ["--trials", str(how.trials)]
     words += [] if how.pruner == "none" else ["--pruner", how.pruner]
     words += option_words(request.config, without=("method",)) + option_words(request.partition)
-    flags = {"--repartition": request.repartition, "--no-extract": not request.extract, "--exact": request.exact,
-             "--retrain": request.retrain}  # fmt: skip
+    flags = {
+        "--repartition": request.repartition,
+        "--no-extract": not request.extract,
+        "--exact": request.exact,
+        "--retrain": request.retrain,
+    }
     words += [flag for flag, on in flags.items() if on]
     words += [] if request.score is None else ["--score", request.score]
     words += [] if request.save.which == "best" else ["--save-models", request.save.which]
     words += [] if request.save.clients is None else ["--save-clients", request.save.clients]
-    return shlex.join([*words, *(["--runs", str(request.runs)] if request.runs != request.home.runs else [])])
+    return shlex.join(
+        [*words, *(["--runs", str(request.runs)] if request.runs != request.home.runs else [])]
+    )
 
 
 def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
@@ -140,7 +158,11 @@ def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
             continue
         option = (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0]
         if isinstance(value, Mapping):
-            words += [word for key, one in value.items() for word in (option, f"{key}={option_value(one)}")]
+            words += [
+                word
+                for key, one in value.items()
+                for word in (option, f"{key}={option_value(one)}")
+            ]
         else:
             words += [option] if value is True else [option, option_value(value)]
     return words

@@ -12,7 +12,13 @@ from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.methods import find_method
-from fedcache.grids.points import partition_of_point, sampled, swept_schemes, typed_sweep_values, values_of_place
+from fedcache.grids.points import (
+    partition_of_point,
+    sampled,
+    swept_schemes,
+    typed_sweep_values,
+    values_of_place,
+)
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import MOST_CHECKED, SearchPlan, search_of
 from fedcache.grids.unused import points_that_differ, refuse_unread, settings_for
@@ -38,10 +44,16 @@ class GridRequest:
     extract: bool = True  # whether to run the extraction that is missing
     fresh: bool = False  # train points although their results are there
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
-    save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
+    save: SaveModels = field(
+        default_factory=lambda: SaveModels("best")
+    )  # of which points models are kept
     retrain: bool = False  # train what was chosen by validation again, on all training rows
-    search: SearchPlan | None = None  # how points are drawn one after another; ``points`` are then corners of its space
-    score: str | None = None  # what points are ranked by: client-mean or pooled; None as ``runs.score.score_for``
+    search: SearchPlan | None = (
+        None  # how points are drawn one after another; ``points`` are then corners of its space
+    )
+    score: str | None = (
+        None  # what points are ranked by: client-mean or pooled; None as ``runs.score.score_for``
+    )
     notes: tuple[str, ...] = ()  # what is to say before anything is trained
 
     def config_of(self, number: int) -> TrainConfig:
@@ -52,12 +64,17 @@ class GridRequest:
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
-        settings = {**settings_for(name, self.methods, self.config.set), **values_of_place(sweep, "set")}
+        settings = {
+            **settings_for(name, self.methods, self.config.set),
+            **values_of_place(sweep, "set"),
+        }
         return replace(self.config, method=name, set=settings, **values)
 
     def partition_of(self, number: int) -> PartitionConfig:
         """How the rows of a point are dealt."""
-        return partition_of_point(self.partition, self.points[number][1], swept_schemes(self.points))
+        return partition_of_point(
+            self.partition, self.points[number][1], swept_schemes(self.points)
+        )
 
     def words_of(self, number: int) -> str:
         """Method and swept values of a point: ``fedavg lr=0.1``."""
@@ -86,9 +103,13 @@ class GridRequest:
                 trust = policy_from_config(config, find_method(name))
                 timing_from_config(config, find_method(name))
                 if clients is not None and config.participation is not None:
-                    trust.check_round(clients_per_round(parse_participation(config.participation), clients))
+                    trust.check_round(
+                        clients_per_round(parse_participation(config.participation), clients)
+                    )
             except FedcacheError as error:
-                raise FedcacheError(error.code, f"{self.words_of(number)}: {error.message}", error.hint) from error
+                raise FedcacheError(
+                    error.code, f"{self.words_of(number)}: {error.message}", error.hint
+                ) from error
 
 
 def request_grid(
@@ -117,8 +138,21 @@ def request_grid(
     if search is not None and len(every) < MOST_CHECKED:  # corners hold every value of a list
         refuse_unread(every, config)
     points = tuple(every if search else sampled(sampling.sampler, every))
-    request = GridRequest(tuple(methods), sweeps, sampling, points, config, partition or PartitionConfig(), home,
-                          runs or home.runs, repartition, extract, fresh, notes=notes, **fields)  # fmt: skip
+    request = GridRequest(
+        tuple(methods),
+        sweeps,
+        sampling,
+        points,
+        config,
+        partition or PartitionConfig(),
+        home,
+        runs or home.runs,
+        repartition,
+        extract,
+        fresh,
+        notes=notes,
+        **fields,
+    )
     KeptModels(request.save)
     request.check()
     return request

@@ -121,7 +121,11 @@ class Spending:
         if cost is None or not cost["noise"]:
             return None
         partition = result["partition"]
-        return cls(result["dataset"]["digest"], tuple(partition.get("digests", [partition["digest"]])), cost)
+        return cls(
+            result["dataset"]["digest"],
+            tuple(partition.get("digests", [partition["digest"]])),
+            cost,
+        )
 
 
 def _spent_by(points: Sequence[Point]) -> list[Spending]:
@@ -140,10 +144,18 @@ class Grid:
     # of the point that was chosen: trained again on all training rows, where that was asked for; of a grid that holds
     # values out in turn, one for each of them
     retrained: list[Point] = field(default_factory=list)
-    pruned: list[PrunedPoint] = field(default_factory=list)  # of a search, those that were stopped on their way
-    search: dict[str, Any] | None = None  # of a search: sampler, seed, pruner, counts of trials, and where they are
-    score: str | None = None  # client-mean | pooled: what points are ranked and shown by; None as ``scored_by`` says
-    without_result: list[Spending] = field(default_factory=list)  # of points that were pruned, failed or are damaged
+    pruned: list[PrunedPoint] = field(
+        default_factory=list
+    )  # of a search, those that were stopped on their way
+    search: dict[str, Any] | None = (
+        None  # of a search: sampler, seed, pruner, counts of trials, and where they are
+    )
+    score: str | None = (
+        None  # client-mean | pooled: what points are ranked and shown by; None as ``scored_by`` says
+    )
+    without_result: list[Spending] = field(
+        default_factory=list
+    )  # of points that were pruned, failed or are damaged
 
     @property
     def code(self) -> Exit:
@@ -204,7 +216,10 @@ class Grid:
 
         def order(point: Point) -> tuple[float, Order, Order, str]:
             figure, result = self.figure(point), point.run.result
-            of_run, swept = order_of_run({**result, "method": point.method}), order_of_settings(point.sweep)
+            of_run, swept = (
+                order_of_run({**result, "method": point.method}),
+                order_of_settings(point.sweep),
+            )
             return -round(figure or 0.0, DIGITS), of_run, swept, str(result.get("digest"))
 
         return sorted(self.points, key=order)
@@ -216,7 +231,9 @@ class Grid:
             figures = [row.validation if self.by_validation else row.mean for row in rows]
             return tie_sentence(figures, rows[0].words, "settings")
         ranked = self.ranked()
-        return tie_sentence([self.figure(p) for p in ranked], ranked[0].words if ranked else "", "points")
+        return tie_sentence(
+            [self.figure(p) for p in ranked], ranked[0].words if ranked else "", "points"
+        )
 
     def figure(self, point: Point) -> float | None:
         """What the points of this grid are ranked by, mean over seeds: validation accuracy, or test accuracy."""
@@ -228,14 +245,20 @@ class Grid:
         """The points to train again: the best, or of a grid that holds values out those of the first setting."""
         if not (rows := self.held_out()):
             return [self.best()]
-        return [p for p in self.points if (p.method, without_hold_out(p.sweep)) == (rows[0].method, rows[0].sweep)]
+        return [
+            p
+            for p in self.points
+            if (p.method, without_hold_out(p.sweep)) == (rows[0].method, rows[0].sweep)
+        ]
 
     def held_out(self) -> list[HeldOut]:
         """One row per setting of a grid that holds values out in turn, by falling mean; [] for any other grid.
 
         A setting that lacks the run of a value has no mean. With rows to choose by, the mean is that of validation.
         """
-        values = list(dict.fromkeys(p.sweep["hold_out"] for p in self.points if "hold_out" in p.sweep))
+        values = list(
+            dict.fromkeys(p.sweep["hold_out"] for p in self.points if "hold_out" in p.sweep)
+        )
         lost = {p.sweep["hold_out"] for p in (*self.damaged, *self.failed) if "hold_out" in p.sweep}
         values += sorted(lost - set(values))
         rows: dict[tuple[str, ...], HeldOut] = {}
@@ -256,7 +279,11 @@ class Grid:
 
         def order(row: HeldOut) -> tuple[float, str, Order]:
             figure = row.validation if self.by_validation else row.mean
-            return -round(figure if figure is not None else -1.0, DIGITS), row.method, order_of_settings(row.sweep)
+            return (
+                -round(figure if figure is not None else -1.0, DIGITS),
+                row.method,
+                order_of_settings(row.sweep),
+            )
 
         return sorted(rows.values(), key=order)
 
@@ -276,15 +303,23 @@ class Grid:
         of_points = [*_spent_by(self.points), *self.without_result]
         retrained = _spent_by(self.retrained)
         made = []
-        for dataset, simulation in dict.fromkeys((s.dataset, s.cost["simulation"]) for s in of_points):
-            first = [s for s in of_points if (s.dataset, s.cost["simulation"]) == (dataset, simulation)]
-            again = [s for s in retrained if (s.dataset, s.cost["simulation"]) == (dataset, simulation)]
+        for dataset, simulation in dict.fromkeys(
+            (s.dataset, s.cost["simulation"]) for s in of_points
+        ):
+            first = [
+                s for s in of_points if (s.dataset, s.cost["simulation"]) == (dataset, simulation)
+            ]
+            again = [
+                s for s in retrained if (s.dataset, s.cost["simulation"]) == (dataset, simulation)
+            ]
             costs = [s.cost for s in (*first, *again)]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
             delta = min(c["delta"] for c in costs)
             facts = {
                 "dataset": dataset,
-                "unit": "client" if len({digest for s in first for digest in s.partitions}) == 1 else "row",
+                "unit": "client"
+                if len({digest for s in first for digest in s.partitions}) == 1
+                else "row",
                 "points": len(first),
                 "retrained": len(again),
                 "seeds": sum(c["seeds"] for c in costs),
@@ -303,16 +338,23 @@ class Grid:
             "failed": [asdict(f) for f in self.failed],
             "reused": self.reused,
             "best": {
-                "method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"],
-                "chosen_by": self.chosen_by, **({"tie": tie} if (tie := self.tie) else {}),
+                "method": best.method,
+                "sweep": best.sweep,
+                "digest": best.run.result["digest"],
+                "chosen_by": self.chosen_by,
+                **({"tie": tie} if (tie := self.tie) else {}),
             },
             "score": self.scored_by,
             **({"unchanging": keys} if (keys := self.unchanging) else {}),
             **({"retrained": [p.to_dict() for p in self.retrained]} if self.retrained else {}),
             **({"privacy": privacy} if privacy else {}),
             **({"held_out": [asdict(row) for row in held_out]} if held_out else {}),
-            **({"search": self.search, "pruned": [asdict(p) for p in self.pruned]} if self.search else {}),
-        }  # fmt: skip
+            **(
+                {"search": self.search, "pruned": [asdict(p) for p in self.pruned]}
+                if self.search
+                else {}
+            ),
+        }
 
     def frame(self) -> Any:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
@@ -327,7 +369,11 @@ class Grid:
             {
                 "method": [p.method for p in self.points],
                 **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
-                **({"validation": [self.figure(p) for p in self.points]} if self.by_validation else {}),
+                **(
+                    {"validation": [self.figure(p) for p in self.points]}
+                    if self.by_validation
+                    else {}
+                ),
                 "accuracy": [self.score_of(p).mean for p in self.points],
                 "accuracy_std": [
                     r["accuracy"]["std"] if self.scored_by == "own" else self.score_of(p).std
@@ -348,8 +394,13 @@ class Grid:
             return f"Grid(0 points{without})"
         best = self.best()
         many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
-        again = "" if len(self.retrained) != 1 else (
-            f"; trained again on all training rows: {spread(self.retrained[0].run.result['accuracy'])}")  # fmt: skip
+        again = (
+            ""
+            if len(self.retrained) != 1
+            else (
+                f"; trained again on all training rows: {spread(self.retrained[0].run.result['accuracy'])}"
+            )
+        )
         return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {spread(best.run.result['accuracy'])}{again})"
 
     def _repr_html_(self) -> str:
@@ -368,10 +419,21 @@ class Grid:
             for p in ranked
         ]
         lost = [
-            (f.method, *(f.sweep.get(k) for k in swept), *(None for _ in validation), "no result", None, None)
+            (
+                f.method,
+                *(f.sweep.get(k) for k in swept),
+                *(None for _ in validation),
+                "no result",
+                None,
+                None,
+            )
             for f in self.damaged + self.failed
         ]
-        return html_table(repr(self), ("method", *swept, *validation, "accuracy", "std", "bytes up"), [*rows, *lost])
+        return html_table(
+            repr(self),
+            ("method", *swept, *validation, "accuracy", "std", "bytes up"),
+            [*rows, *lost],
+        )
 
 
 def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, Any]]]) -> list[str]:
@@ -394,4 +456,7 @@ def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, A
 
 
 def _figures(result: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(result.get(k) for k in ("accuracy", "macro_f1", "confusion", "traffic", "diagnostics", "partition"))
+    return tuple(
+        result.get(k)
+        for k in ("accuracy", "macro_f1", "confusion", "traffic", "diagnostics", "partition")
+    )

@@ -26,7 +26,9 @@ class EndedGrid(Protocol):
         """The inputs of a point; with ``whole`` the rows to choose by are training rows."""
 
 
-def check_validation(grid: EndedGrid, why: str = "--retrain trains what was chosen by validation") -> None:
+def check_validation(
+    grid: EndedGrid, why: str = "--retrain trains what was chosen by validation"
+) -> None:
     """Refuse a grid that has no rows to choose by, before any point is trained. Raises UsageError.
 
     ``why`` is what they are needed for, in words.
@@ -52,8 +54,14 @@ def retrain(grid: EndedGrid, done: Grid) -> list[Point]:
         grid.observer.note(f"Training {request.words_of(number)} again, on all training rows.")
         config = request.config_of(number)
         run = train_run(
-            grid.prepare(number, whole=True), config, request.runs, fresh=request.fresh, observer=grid.observer,
-            stop=grid.stop, position=GridPosition(f"{request.words_of(number)}, on all rows"), kept=KeptModels(which),
-        )  # fmt: skip
+            grid.prepare(number, whole=True),
+            config,
+            request.runs,
+            fresh=request.fresh,
+            observer=grid.observer,
+            stop=grid.stop,
+            position=GridPosition(f"{request.words_of(number)}, on all rows"),
+            kept=KeptModels(which),
+        )
         made.append(Point(point.method, point.sweep, run))
     return made

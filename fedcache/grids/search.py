@@ -46,7 +46,9 @@ def train_points(
 ) -> Grid:
     """Train every point of a grid, or search as the request asks. Raises as ``grid``, with the same arguments."""
     if request.search is None:
-        return train_grid.grid(request, jobs=jobs, engine=engine, observer=observer, hooks=hooks, stop=stop)
+        return train_grid.grid(
+            request, jobs=jobs, engine=engine, observer=observer, hooks=hooks, stop=stop
+        )
     if jobs > 1 or engine is not None:
         raise UsageError(
             "--sampler optuna trains one trial after another: each is drawn from those before it.",
@@ -64,7 +66,9 @@ def train_points(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise StoreError(f"{run.folder} is of a search that is running.", "Wait for it, or stop it.") from None
+        raise StoreError(
+            f"{run.folder} is of a search that is running.", "Wait for it, or stop it."
+        ) from None
     try:
         with GridRecord(request, run.name) as run.record:
             return run.search_points()
@@ -75,25 +79,37 @@ def train_points(
 class SearchRun(GridRun):
     """A search under way; its points are those of the trials so far."""
 
-    def __init__(self, request: GridRequest, search: SearchPlan, observer: Observer, stop: Stop) -> None:
+    def __init__(
+        self, request: GridRequest, search: SearchPlan, observer: Observer, stop: Stop
+    ) -> None:
         super().__init__(request, observer, stop)
         self.search, self.total = search, search.trials
-        asked = (search.methods, dict(search.space), search.words, request.config, request.partition)
+        asked = (
+            search.methods,
+            dict(search.space),
+            search.words,
+            request.config,
+            request.partition,
+        )
         self.name = f"search-{sha256_hex(repr((*asked, request.repartition)).encode())[:12]}"
         self.folder = request.runs / self.name
         self.done = Grid([])
 
     def search_points(self) -> Grid:
         """Read the trials that have ended, make the others, and say what came of all."""
-        trials = Trials(self.search, self.folder, self.request.config.eval_every, fresh=self.request.fresh)
+        trials = Trials(
+            self.search, self.folder, self.request.config.eval_every, fresh=self.request.fresh
+        )
         self.request = replace(self.request, points=())
         stored = min(len(trials.ended), self.search.trials)
         if stored:
             self.observer.note(f"{stored} trial{'s were' if stored > 1 else ' was'} there already.")
         for number in range(stored):
             if not self._read(trials.ended[number], trials):
-                self.observer.note(f"Trial {number + 1} was made from other data or by other code: the search goes on "
-                                   "from there.")  # fmt: skip
+                self.observer.note(
+                    f"Trial {number + 1} was made from other data or by other code: the search goes on "
+                    "from there."
+                )
                 trials.cut(number)
                 self.request = replace(self.request, points=self.request.points[:number])
                 break
@@ -104,8 +120,14 @@ class SearchRun(GridRun):
                 break
             self._make(trial, trials)
         done, had = self.done, trials.ended[: self.search.trials]
-        done.search = {"sampler": self.search.sampler, "seed": self.search.seed, "pruner": self.search.pruner,
-                       "trials": len(had), **counts(had), "study": str(trials.path)}  # fmt: skip
+        done.search = {
+            "sampler": self.search.sampler,
+            "seed": self.search.seed,
+            "pruner": self.search.pruner,
+            "trials": len(had),
+            **counts(had),
+            "study": str(trials.path),
+        }
         if not done.points:
             lost = [*done.damaged, *done.failed]
             raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
@@ -136,9 +158,13 @@ class SearchRun(GridRun):
         elif trial.state.name == "PRUNED":
             path = self.request.runs / str(facts["run"])
             self._recorded(number, run=path.name, pruned=facts["round"])
-            self.done.pruned.append(PrunedPoint(method, sweep, facts["round"], facts["rounds"], trial.value, str(path)))
+            self.done.pruned.append(
+                PrunedPoint(method, sweep, facts["round"], facts["rounds"], trial.value, str(path))
+            )
         else:
-            self.done.failed.append(LostPoint(method, sweep, str(facts["message"]), str(facts["hint"])))
+            self.done.failed.append(
+                LostPoint(method, sweep, str(facts["message"]), str(facts["hint"]))
+            )
             self._recorded(number, error=str(facts["message"]))
             self.observer.warn(f"{words} failed before: {facts['message']}")
         return True
@@ -146,7 +172,9 @@ class SearchRun(GridRun):
     def _make(self, trial: Trial, trials: Trials) -> None:
         """Train a trial to its end, or until the pruner stops it."""
         number, method, sweep = self._add(trials, trial.params)
-        self.observer.note(f"Trial {number + 1} of {self.search.trials}: {self.request.words_of(number)}")
+        self.observer.note(
+            f"Trial {number + 1} of {self.search.trials}: {self.request.words_of(number)}"
+        )
         watch = Watched(self.observer, trial, EitherStop(self.stop))
         try:
             run = self._train(number, watch, watch.halt)
@@ -165,8 +193,16 @@ class SearchRun(GridRun):
 
     def _train(self, number: int, observer: Observer, stop: Stop) -> Run:
         config = self.request.config_of(number)
-        return train_run(self.prepare(number), config, self.request.runs, fresh=self.request.fresh, observer=observer,
-                         stop=stop, position=self.position_of(number), kept=self._kept)  # fmt: skip
+        return train_run(
+            self.prepare(number),
+            config,
+            self.request.runs,
+            fresh=self.request.fresh,
+            observer=observer,
+            stop=stop,
+            position=self.position_of(number),
+            kept=self._kept,
+        )
 
     def _ended(self, number: int, run: Run) -> None:
         self.end_point(number, run)
@@ -180,8 +216,13 @@ class SearchRun(GridRun):
     def _pruned(self, number: int, last: Round, trial: Trial, trials: Trials) -> None:
         method, sweep = self.request.points[number]
         value = last.diagnostics[VALIDATION_ACCURACY]
-        trials.end(trial, None, pruned=True, run=last.path.name, round=last.round, rounds=last.rounds)
-        mark_pruned(last.path, {"round": last.round, "rounds": last.rounds, "validation": value, "search": self.name})
+        trials.end(
+            trial, None, pruned=True, run=last.path.name, round=last.round, rounds=last.rounds
+        )
+        mark_pruned(
+            last.path,
+            {"round": last.round, "rounds": last.rounds, "validation": value, "search": self.name},
+        )
         point = PrunedPoint(method, sweep, last.round, last.rounds, value, str(last.path))
         self.done.pruned.append(point)
         self._recorded(number, run=last.path.name, pruned=last.round)

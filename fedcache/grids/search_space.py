@@ -48,7 +48,9 @@ class SearchPlan:
     """A search: its space, and how points are drawn and stopped."""
 
     methods: tuple[str, ...]
-    space: Mapping[str, tuple[str, ...] | Range]  # swept key -> values, of which one is taken, or numbers
+    space: Mapping[
+        str, tuple[str, ...] | Range
+    ]  # swept key -> values, of which one is taken, or numbers
     sampler: str = "tpe"  # of ``SAMPLERS``
     seed: int = 0
     pruner: str = "none"  # of ``PRUNERS``
@@ -57,13 +59,17 @@ class SearchPlan:
     @property
     def words(self) -> str:
         """Sampler, seed and pruner for a person."""
-        return f"{self.sampler}, seed {self.seed}" + ("" if self.pruner == "none" else f", pruner {self.pruner}")
+        return f"{self.sampler}, seed {self.seed}" + (
+            "" if self.pruner == "none" else f", pruner {self.pruner}"
+        )
 
     @property
     def size(self) -> float:
         """Points of the space; infinite where there are ranges of numbers that are not whole."""
-        sizes = [(math.inf if not v.whole else v.high - v.low + 1) if isinstance(v, Range) else len(v)
-                 for v in self.space.values()]  # fmt: skip
+        sizes = [
+            (math.inf if not v.whole else v.high - v.low + 1) if isinstance(v, Range) else len(v)
+            for v in self.space.values()
+        ]
         return math.prod([len(self.methods), *sizes])
 
     def ordered(self, key: str) -> tuple[str, ...] | None:
@@ -95,15 +101,23 @@ class SearchPlan:
         return [(method, dict(zip(self.space, words, strict=True))) for method, *words in every]
 
 
-def search_of(sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> SearchPlan | None:
+def search_of(
+    sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]
+) -> SearchPlan | None:
     """The search that is asked for; None for a grid whose points are known beforehand.
 
     Raises UsageError for what makes no sense; MachineError, with the line that installs it, where Optuna is missing.
     """
     if not sampling.sampler.startswith("optuna"):
-        for option, given in (("--trials", sampling.trials is not None), ("--pruner", sampling.pruner != "none")):
+        for option, given in (
+            ("--trials", sampling.trials is not None),
+            ("--pruner", sampling.pruner != "none"),
+        ):
             if given:
-                raise UsageError(f"{option} is of a search, and the sampler is {sampling.sampler}.", "--sampler optuna")
+                raise UsageError(
+                    f"{option} is of a search, and the sampler is {sampling.sampler}.",
+                    "--sampler optuna",
+                )
         for key, values in sweeps.items():
             if any(_ends_of(value) for value in values):
                 raise UsageError(
@@ -118,22 +132,38 @@ def search_of(sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, S
             "For example --sampler optuna:tpe:1",
         )
     if sampling.pruner not in PRUNERS:
-        raise UsageError(f"--pruner {sampling.pruner} is not known.", f"--pruner {' | '.join(PRUNERS)}")
+        raise UsageError(
+            f"--pruner {sampling.pruner} is not known.", f"--pruner {' | '.join(PRUNERS)}"
+        )
     if sampling.trials is not None and sampling.trials < 1:
-        raise UsageError(f"--trials is {sampling.trials}, expected at least 1.", f"For example --trials {TRIALS}")
+        raise UsageError(
+            f"--trials is {sampling.trials}, expected at least 1.", f"For example --trials {TRIALS}"
+        )
     if find_spec("optuna") is None:
         raise MachineError(
-            "--sampler optuna needs the package optuna, which is not installed.", "pip install 'fedcache[optuna]'"
+            "--sampler optuna needs the package optuna, which is not installed.",
+            "pip install 'fedcache[optuna]'",
         )
     names = tuple(dict.fromkeys(methods))
     space = {key: _dimension(names, key, tuple(values)) for key, values in sweeps.items()}
     check_sweeps(names, {key: v.ends if isinstance(v, Range) else v for key, v in space.items()})
     if not sweeps and len(names) == 1:
-        raise UsageError("--sampler optuna has nothing to search.", "For example --sweep lr=log:1e-4..1")
-    return SearchPlan(names, space, match[1] or "tpe", int(match[2] or 0), sampling.pruner, sampling.trials or TRIALS)
+        raise UsageError(
+            "--sampler optuna has nothing to search.", "For example --sweep lr=log:1e-4..1"
+        )
+    return SearchPlan(
+        names,
+        space,
+        match[1] or "tpe",
+        int(match[2] or 0),
+        sampling.pruner,
+        sampling.trials or TRIALS,
+    )
 
 
-def _dimension(methods: Sequence[str], key: str, values: tuple[str, ...]) -> tuple[str, ...] | Range:
+def _dimension(
+    methods: Sequence[str], key: str, values: tuple[str, ...]
+) -> tuple[str, ...] | Range:
     place, name = split_key(key)
     if place == "partition":
         raise UsageError(
@@ -145,7 +175,10 @@ def _dimension(methods: Sequence[str], key: str, values: tuple[str, ...]) -> tup
         return values
     ends = found[0]
     if ends is None or len(values) > 1:
-        raise UsageError(f"--sweep {key}={','.join(values)} mixes a range with other values.", "One range, or a list.")
+        raise UsageError(
+            f"--sweep {key}={','.join(values)} mixes a range with other values.",
+            "One range, or a list.",
+        )
     log, low, high = ends
     kinds = {"float"} if place == "run" and name in (*NUMBERS, "participation") else {"int"}
     if place == "set":
@@ -153,9 +186,15 @@ def _dimension(methods: Sequence[str], key: str, values: tuple[str, ...]) -> tup
     elif name not in (*NUMBERS, *WHOLE_NUMBERS, "participation"):
         kinds = {"choice"}
     if not kinds <= {"float", "int"}:
-        raise UsageError(f"--sweep {key} has no range: its values are words.", f"List them: --sweep {key}=a,b")
+        raise UsageError(
+            f"--sweep {key} has no range: its values are words.", f"List them: --sweep {key}=a,b"
+        )
     whole = "int" in kinds or (name == "participation" and low.is_integer() and high.is_integer())
-    if not low < high or (log and low <= 0) or (whole and not (low.is_integer() and high.is_integer())):
+    if (
+        not low < high
+        or (log and low <= 0)
+        or (whole and not (low.is_integer() and high.is_integer()))
+    ):
         what = "whole numbers" if whole else "numbers"
         raise UsageError(
             f"--sweep {key}={values[0]} is no range of {what}, the lower first{', above 0' * log}.",

@@ -46,7 +46,9 @@ class Trials:
         fresh: forget the trials that are there.
     """
 
-    def __init__(self, search: SearchPlan, folder: Path, eval_every: int, *, fresh: bool = False) -> None:
+    def __init__(
+        self, search: SearchPlan, folder: Path, eval_every: int, *, fresh: bool = False
+    ) -> None:
         self.search, self.path, self._eval_every = search, folder / JOURNAL, eval_every
         self._file = folder / TRIALS
         self._first = first_of({"kind": "trials of a search", "search": folder.name})
@@ -94,9 +96,18 @@ class Trials:
 
         with quiet():
             method, values = self.point_of(trial.params)
-            for key, fact in {"point": " ".join([method, *(f"{k}={v}" for k, v in values)]), **facts}.items():
+            for key, fact in {
+                "point": " ".join([method, *(f"{k}={v}" for k, v in values)]),
+                **facts,
+            }.items():
                 trial.set_user_attr(key, fact)
-            state = TrialState.PRUNED if pruned else TrialState.FAIL if value is None else TrialState.COMPLETE
+            state = (
+                TrialState.PRUNED
+                if pruned
+                else TrialState.FAIL
+                if value is None
+                else TrialState.COMPLETE
+            )
             frozen = trial.study.tell(trial, None if pruned else value, state=state)
             line = {
                 "state": state.name,
@@ -104,7 +115,9 @@ class Trials:
                 "params": frozen.params,
                 "facts": frozen.user_attrs,
                 "optuna": frozen.system_attrs,  # the rungs that a trial reached, which the ASHA pruner compares
-                "scores": {str(round_): score for round_, score in frozen.intermediate_values.items()},
+                "scores": {
+                    str(round_): score for round_, score in frozen.intermediate_values.items()
+                },
             }
             self._lines.append(line)
             self._kept.append(line)
@@ -141,13 +154,24 @@ class Trials:
 
     def _word(self, key: str, drawn: Any) -> str:
         kind, ordered = self.search.space[key], self.search.ordered(key)
-        return kind.word(drawn) if isinstance(kind, Range) else str(drawn) if ordered is None else ordered[drawn]
+        return (
+            kind.word(drawn)
+            if isinstance(kind, Range)
+            else str(drawn)
+            if ordered is None
+            else ordered[drawn]
+        )
 
     def _drawn(self, key: str, word: str) -> int | str:
         """The inverse of ``_word``, of values that can be listed."""
         ordered = self.search.ordered(key)
-        return int(word) if isinstance(self.search.space[key], Range) else word if ordered is None else (
-            ordered.index(word))  # fmt: skip
+        return (
+            int(word)
+            if isinstance(self.search.space[key], Range)
+            else word
+            if ordered is None
+            else (ordered.index(word))
+        )
 
     def _dimensions(self) -> Iterator[tuple[str, BaseDistribution]]:
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -157,7 +181,12 @@ class Trials:
         for key, kind in self.search.space.items():
             if not isinstance(kind, Range):
                 ordered = self.search.ordered(key)
-                yield key, CategoricalDistribution(kind) if ordered is None else IntDistribution(0, len(ordered) - 1)
+                yield (
+                    key,
+                    CategoricalDistribution(kind)
+                    if ordered is None
+                    else IntDistribution(0, len(ordered) - 1),
+                )
             elif kind.whole:
                 yield key, IntDistribution(int(kind.low), int(kind.high), log=kind.log)
             else:
@@ -169,7 +198,11 @@ class Trials:
     def _sampler(self, number: int, attempt: int) -> BaseSampler:
         from optuna import samplers
 
-        made = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "gp": samplers.GPSampler}
+        made = {
+            "tpe": samplers.TPESampler,
+            "random": samplers.RandomSampler,
+            "gp": samplers.GPSampler,
+        }
         sampler: BaseSampler = made[self.search.sampler](seed=self._seed(number, attempt))
         return sampler
 
@@ -203,8 +236,10 @@ class Trials:
 def counts(trials: Sequence[FrozenTrial]) -> dict[str, int]:
     """How many trials have finished, were pruned, and failed."""
     states = [trial.state.name for trial in trials]
-    return {word: states.count(name) for word, name in
-            (("finished", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))}  # fmt: skip
+    return {
+        word: states.count(name)
+        for word, name in (("finished", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
+    }
 
 
 @contextmanager

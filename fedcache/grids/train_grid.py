@@ -125,7 +125,9 @@ class GridRun:
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
         self.score, self.total = request.compared_by(), len(request.points)
         self._kept = KeptModels(request.save, None if self.score == "own" else self.score)
-        asked = repr((request.points, request.config, request.partition, request.repartition)).encode()
+        asked = repr(
+            (request.points, request.config, request.partition, request.repartition)
+        ).encode()
         self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
         self.record: GridRecord | None = None  # none of a plan
 
@@ -140,8 +142,12 @@ class GridRun:
         name, sweep = points[number]
         many = len({method for method, _ in points}) > 1
         words = [name] if many or not sweep else []
-        return GridPosition(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), self.total,
-                            self.name)  # fmt: skip
+        return GridPosition(
+            " ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]),
+            len(self.ended),
+            self.total,
+            self.name,
+        )
 
     def prepare_first(self) -> None:
         """Extract what the first point needs and refuse a wrong option, before anything is trained elsewhere.
@@ -162,9 +168,18 @@ class GridRun:
         request = self.request
         config, partition = request.config_of(number), request.partition_of(number)
         check_config(config, partition)
-        preparation = Preparation(request.home, self.observer, self.stop, request.extract, request.repartition,
-                                  self._inputs, whole)  # fmt: skip
-        return prepare_run(config, row_source(config, partition, preparation), ledger=request.home.root / LEDGER)
+        preparation = Preparation(
+            request.home,
+            self.observer,
+            self.stop,
+            request.extract,
+            request.repartition,
+            self._inputs,
+            whole,
+        )
+        return prepare_run(
+            config, row_source(config, partition, preparation), ledger=request.home.root / LEDGER
+        )
 
     def train(self, group: Sequence[int]) -> None:
         """Train the points of a group, those that have not ended."""
@@ -175,8 +190,10 @@ class GridRun:
         configs = [request.config_of(n) for n in group]
         swept = " ".join(f"{k}={v}" for k, v in request.points[group[0]][1].items())
         many = f" and {len(group) - 1} that differ in numbers" if len(group) > 1 else ""
-        self.observer.note(f"Points {count + 1} to {count + len(group)} of {len(request.points)}: "
-                           f"{configs[0].method} {swept}{many}")  # fmt: skip
+        self.observer.note(
+            f"Points {count + 1} to {count + len(group)} of {len(request.points)}: "
+            f"{configs[0].method} {swept}{many}"
+        )
         try:
             first = self.prepare(group[0])
         except FedcacheError as error:
@@ -191,15 +208,29 @@ class GridRun:
                 PreparedPoint(first.with_settings_of(config), config, self.position_of(n))
                 for n, config in zip(group, configs, strict=True)
             ]
-            train_together(points, request.runs, cache=self._shared, fresh=request.fresh, observer=self.observer,
-                           stop=self.stop, on_end=lambda i, out: self.end_point(group[i], out),
-                           kept=self._kept)  # fmt: skip
+            train_together(
+                points,
+                request.runs,
+                cache=self._shared,
+                fresh=request.fresh,
+                observer=self.observer,
+                stop=self.stop,
+                on_end=lambda i, out: self.end_point(group[i], out),
+                kept=self._kept,
+            )
             return
         for n, config in zip(group, configs, strict=True):
             try:
-                run = train_run(first.with_settings_of(config), config, request.runs, fresh=request.fresh,
-                                observer=self.observer, stop=self.stop, position=self.position_of(n),
-                                kept=self._kept)  # fmt: skip
+                run = train_run(
+                    first.with_settings_of(config),
+                    config,
+                    request.runs,
+                    fresh=request.fresh,
+                    observer=self.observer,
+                    stop=self.stop,
+                    position=self.position_of(n),
+                    kept=self._kept,
+                )
             except FedcacheError as error:
                 if not ends_one_point(error):
                     raise
@@ -216,17 +247,23 @@ class GridRun:
                 return "Clients' statistics are computed once"
         if len(configs) == 1:
             return ""
-        execution, _ = forecast_run(inputs, inputs.resolve(configs[0]), len(configs), place=self.request.runs)
+        execution, _ = forecast_run(
+            inputs, inputs.resolve(configs[0]), len(configs), place=self.request.runs
+        )
         if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
         points, clients = execution.points, execution.chunk
-        return f"They are one program: {execution.name}, {points} points and {clients} clients at once"
+        return (
+            f"They are one program: {execution.name}, {points} points and {clients} clients at once"
+        )
 
     def end_point(self, number: int, out: Run | FedcacheError) -> None:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
         if self.record is not None:
-            how = {"error": out.message} if isinstance(out, FedcacheError) else {"run": out.path.name}
+            how = (
+                {"error": out.message} if isinstance(out, FedcacheError) else {"run": out.path.name}
+            )
             self.record.point_ended(number, **how)
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
@@ -237,7 +274,10 @@ class GridRun:
         comparable = "hold_out" not in self.request.points[number][1]
         if mean is not None and mean > self._best and points > 1 and comparable:
             self._best = mean
-            words, what = self.request.words_of(number), "validation" if has_validation([out.result]) else "test"
+            words, what = (
+                self.request.words_of(number),
+                "validation" if has_validation([out.result]) else "test",
+            )
             self.observer.note(
                 f"Highest {what} accuracy so far, {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
             )
@@ -287,7 +327,9 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
     grid.observer.start("points", len(numbers) - 1, "points")
     try:
-        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)) as pool:
+        with ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)
+        ) as pool:
             futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
             waiting = set(futures)
             while waiting:
@@ -304,7 +346,9 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                         pool.shutdown(wait=False, cancel_futures=True)
                         raise out
                     if isinstance(out, Run):
-                        replay_stored(grid.observer, out.path, out.result, grid.position_of(futures[future]))
+                        replay_stored(
+                            grid.observer, out.path, out.result, grid.position_of(futures[future])
+                        )
                     grid.end_point(futures[future], out)
                     grid.observer.advance(1)
     finally:

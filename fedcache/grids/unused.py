@@ -23,13 +23,19 @@ def methods_without(methods: Sequence[str], keys: Sequence[str]) -> dict[str, li
     found = {}
     for key in keys:
         place, name = split_key(key)
-        lack = [m for m in methods if place == "set" and all(h.name != name for h in find_method(m).hparams)]
+        lack = [
+            m
+            for m in methods
+            if place == "set" and all(h.name != name for h in find_method(m).hparams)
+        ]
         if lack and len(lack) < len(methods):
             found[key] = lack
     return found
 
 
-def settings_for(method: str, methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+def settings_for(
+    method: str, methods: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Those of ``--set`` that a method has, where others of several methods have the rest."""
     lacking = methods_without(list(dict.fromkeys(methods)), list(settings)) if settings else {}
     return {key: value for key, value in settings.items() if method not in lacking.get(key, ())}
@@ -43,12 +49,20 @@ def points_that_differ(
     Raises UsageError for what cannot be, and where a swept key changes nothing at all.
     """
     lacking = methods_without(methods, [*sweeps, *config.set])
-    said = [f"{', '.join(names)}: no hyperparameter {key}, trained without." for key, names in lacking.items()]
+    said = [
+        f"{', '.join(names)}: no hyperparameter {key}, trained without."
+        for key, names in lacking.items()
+    ]
     points = combinations(methods, sweeps, lacking)
     unread, off = refuse_unread(points, config)
-    left = {(name, tuple((k, v) for k, v in sweep.items() if k not in own)): None
-            for (name, sweep), own in zip(points, off, strict=True)}  # fmt: skip
-    said += [f"{key} is not read under {why}: trained without it there, once." for key, why in unread.items()]
+    left = {
+        (name, tuple((k, v) for k, v in sweep.items() if k not in own)): None
+        for (name, sweep), own in zip(points, off, strict=True)
+    }
+    said += [
+        f"{key} is not read under {why}: trained without it there, once."
+        for key, why in unread.items()
+    ]
     return [(name, dict(sweep)) for name, sweep in left], tuple(said)
 
 
@@ -57,7 +71,9 @@ def _why_unread(key: str, hp: Mapping[str, Value]) -> str:
     return why_unread(name, hp) if place == "set" else ""
 
 
-def refuse_unread(points: Sequence[GridPoint], config: TrainConfig) -> tuple[dict[str, str], list[set[str]]]:
+def refuse_unread(
+    points: Sequence[GridPoint], config: TrainConfig
+) -> tuple[dict[str, str], list[set[str]]]:
     """Swept keys that are not read: key -> under which setting, and those of each point.
 
     Raises UsageError for a key that no point reads.
@@ -67,8 +83,12 @@ def refuse_unread(points: Sequence[GridPoint], config: TrainConfig) -> tuple[dic
     for name, sweep in points:
         method = find_method(name)
         own = {split_key(k)[1]: v for k, v in sweep.items() if split_key(k)[0] == "set"}
-        mine = {h.name for h in method.hparams}  # others are refused by name when the point is prepared
-        hp = method.resolve(config.preset, {k: v for k, v in {**config.set, **own}.items() if k in mine})
+        mine = {
+            h.name for h in method.hparams
+        }  # others are refused by name when the point is prepared
+        hp = method.resolve(
+            config.preset, {k: v for k, v in {**config.set, **own}.items() if k in mine}
+        )
         why = {k: words for k in sweep if (words := _why_unread(k, hp))}
         unread |= why
         off.append({*why})

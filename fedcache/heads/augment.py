@@ -106,7 +106,9 @@ def _on_some(chosen: Tensor, x: Tensor, change: Callable[[Tensor, Tensor], Tenso
     return x.index_copy(0, rows, change(x[rows], rows)) if len(rows) else x
 
 
-def _windows(u: Tensor, least: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _windows(
+    u: Tensor, least: float, height: int, width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Top, left, height and width [B] of each image's window, in whole pixels: the first of ``TRIES`` that fits."""
     u = u.double()
     area = height * width * (least + (1.0 - least) * u[:, _AREA])
@@ -116,7 +118,10 @@ def _windows(u: Tensor, least: float, height: int, width: int) -> tuple[Tensor, 
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits.int().argmax(-1, keepdim=True)
     none = ~fits.any(-1)
-    widest, tallest = float(min(width, round(height * ASPECT[1]))), float(min(height, round(width / ASPECT[0])))
+    widest, tallest = (
+        float(min(width, round(height * ASPECT[1]))),
+        float(min(height, round(width / ASPECT[0]))),
+    )
     w = torch.where(none, widest, w.gather(-1, first).squeeze(-1))
     h = torch.where(none, tallest, h.gather(-1, first).squeeze(-1))
 
@@ -131,13 +136,17 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
     """The windows, bilinearly as large as the images again; a window knows nothing of what is beside it."""
     for axis, start, size in ((2, top, h), (3, left, w)):
         out = x.shape[axis]
-        at = ((torch.arange(out, device=x.device) + 0.5) * (size.double() / out).unsqueeze(1) - 0.5).clamp(min=0.0)
+        at = (
+            (torch.arange(out, device=x.device) + 0.5) * (size.double() / out).unsqueeze(1) - 0.5
+        ).clamp(min=0.0)
         last = (size - 1).unsqueeze(1)
         low = at.long().minimum(last)
         high, share = (low + 1).minimum(last), (at - low).to(x.dtype)
         shape = [len(x), 1, 1, 1]
         shape[axis] = out
-        near, far, share = (t.reshape(shape) for t in (start.unsqueeze(1) + low, start.unsqueeze(1) + high, share))
+        near, far, share = (
+            t.reshape(shape) for t in (start.unsqueeze(1) + low, start.unsqueeze(1) + high, share)
+        )
         x = torch.lerp(x.gather(axis, near.expand_as(x)), x.gather(axis, far.expand_as(x)), share)
     return x
 
@@ -175,7 +184,11 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
     spread = high - x.amin(1, keepdim=True)
     safe = torch.where(spread > 0, spread, 1.0)
     r, g, b = x.tensor_split(3, 1)
-    hue = torch.where(high == r, (g - b) / safe, torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe))
+    hue = torch.where(
+        high == r,
+        (g - b) / safe,
+        torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe),
+    )
     k = (hue + 6.0 * turn + x.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)) % 6.0
     return high - spread * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
 
@@ -188,7 +201,9 @@ def _jittered(x: Tensor, u: Tensor, policy: Policy) -> Tensor:
 
     def all_steps(y: Tensor, rows: Tensor) -> Tensor:
         drawn, order = u[rows, _FACTOR], u[rows, _ORDER].argsort(-1)
-        factor = torch.cat([least + (most - least) * drawn[:, :3], policy.hue * (2.0 * drawn[:, 3:] - 1.0)], 1)
+        factor = torch.cat(
+            [least + (most - least) * drawn[:, :3], policy.hue * (2.0 * drawn[:, 3:] - 1.0)], 1
+        )
         for turn in range(4):
             for k in active:
                 mine = (order[:, turn] == k).nonzero().squeeze(1)
@@ -206,7 +221,9 @@ def _blurred(x: Tensor, u: Tensor) -> Tensor:
     weight = torch.exp(-0.5 * (distance / sigma) ** 2)
     weight = (weight / weight.sum(1, keepdim=True)).to(x.dtype)
     for axis in (2, 3):
-        wide = pad(x, (0, 0, RADIUS, RADIUS) if axis == 2 else (RADIUS, RADIUS, 0, 0), mode="replicate")
+        wide = pad(
+            x, (0, 0, RADIUS, RADIUS) if axis == 2 else (RADIUS, RADIUS, 0, 0), mode="replicate"
+        )
         size, total = x.shape[axis], torch.zeros_like(x)
         for k in range(2 * RADIUS + 1):
             total.addcmul_(wide.narrow(axis, k, size), _each(weight[:, k]))

@@ -63,7 +63,10 @@ class Encoder:
         """Names of the tensors a gradient moves."""
         if self.kind == "mlp":
             return ("t.W", "t.b", *PROJECTION)
-        return (*(f"{n}.{k}" for n in _convolutions(self) for k in ("W", "gain", "shift")), *PROJECTION)
+        return (
+            *(f"{n}.{k}" for n in _convolutions(self) for k in ("W", "gain", "shift")),
+            *PROJECTION,
+        )
 
     def buffers(self) -> tuple[str, ...]:
         """Names of BatchNorm's running statistics."""
@@ -81,7 +84,11 @@ class Encoder:
         Linear layers are U(+-1/sqrt(fan_in)); convolutions are uniform with the variance 2 / fan_out of He et al.
         """
         h = self.width
-        p = init_linear(uniform, h, width, "t.") if self.kind == "mlp" else _init_conv(uniform, self)
+        p = (
+            init_linear(uniform, h, width, "t.")
+            if self.kind == "mlp"
+            else _init_conv(uniform, self)
+        )
         return p | init_linear(uniform, h, h, "p1.") | init_linear(uniform, self.proj, h, "p2.")
 
     def trunk(self, p: Tree, x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
@@ -134,7 +141,9 @@ def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
 def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
     p: Tree = {}
     for name, (out, inside, kernel) in _convolutions(encoder).items():
-        p[f"{name}.W"] = math.sqrt(6.0 / (out * kernel * kernel)) * uniform((out, inside, kernel, kernel))
+        p[f"{name}.W"] = math.sqrt(6.0 / (out * kernel * kernel)) * uniform(
+            (out, inside, kernel, kernel)
+        )
         like = p[f"{name}.W"][..., 0, 0, 0]
         p |= {f"{name}.gain": torch.ones_like(like), f"{name}.shift": torch.zeros_like(like)}
         p |= {f"{name}.mean": torch.zeros_like(like), f"{name}.var": torch.ones_like(like)}
@@ -155,12 +164,16 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
         if training:  # batch_norm updates what it is given
             mean, var = mean.clone(), var.clone()
             updates.update({f"{name}.mean": mean, f"{name}.var": var})
-        return batch_norm(y, mean, var, p[f"{name}.gain"], p[f"{name}.shift"], training, BN_MOMENTUM, BN_EPS)
+        return batch_norm(
+            y, mean, var, p[f"{name}.gain"], p[f"{name}.shift"], training, BN_MOMENTUM, BN_EPS
+        )
 
     def block(name: str, x: Tensor, stride: int) -> Tensor:
         if RESNETS[encoder.kind].expansion == 1:
             return conv(f"{name}.b", torch.relu(conv(f"{name}.a", x, stride)))
-        return conv(f"{name}.c", torch.relu(conv(f"{name}.b", torch.relu(conv(f"{name}.a", x)), stride)))
+        return conv(
+            f"{name}.c", torch.relu(conv(f"{name}.b", torch.relu(conv(f"{name}.a", x)), stride))
+        )
 
     x = torch.relu(conv("t.stem", x, 2 if encoder.stem == "imagenet" else 1))
     if encoder.stem == "imagenet":

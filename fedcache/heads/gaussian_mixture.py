@@ -49,11 +49,15 @@ class Gaussians(NamedTuple):
         out = np.repeat(self.mean, times, axis=0)
         for k, (start, n) in enumerate(zip(np.cumsum(times) - times, times, strict=True)):
             e = noise[start : start + n]
-            out[start : start + n] += e @ factor_of(self.scale[k], e.shape[1]).T if cov == "full" else self.scale[k] * e
+            out[start : start + n] += (
+                e @ factor_of(self.scale[k], e.shape[1]).T if cov == "full" else self.scale[k] * e
+            )
         return out
 
 
-def fit_mixture(z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, steps: int, seed: int) -> Gaussians:
+def fit_mixture(
+    z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, steps: int, seed: int
+) -> Gaussians:
     """A mixture of ``k`` Gaussians of the rows z [n, D] in float64; ``reg`` is added to the diagonal of covariances.
 
     One Gaussian needs no EM: its fixed point is the mean and the (biased) variance of the sample.
@@ -67,13 +71,20 @@ def fit_mixture(z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, step
         if cov == "full":
             scale = pack(apart.T @ apart / len(z) + reg * np.eye(D))
         else:
-            scale = np.sqrt((apart**2).mean(0 if cov == "diag" else None, keepdims=cov == "spherical").ravel() + reg)
+            scale = np.sqrt(
+                (apart**2).mean(0 if cov == "diag" else None, keepdims=cov == "spherical").ravel()
+                + reg
+            )
         return Gaussians(mean[None], scale[None], np.ones(1))
     from sklearn.mixture import GaussianMixture  # a second to import, needed by mixtures alone
 
-    em = GaussianMixture(k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed)
+    em = GaussianMixture(
+        k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # EM at its last step, or fewer distinct rows than Gaussians: still a mixture
+        warnings.simplefilter(
+            "ignore"
+        )  # EM at its last step, or fewer distinct rows than Gaussians: still a mixture
         em = em.fit(z)
     if cov == "full":
         scale = np.stack([pack(c) for c in em.covariances_])
@@ -82,7 +93,9 @@ def fit_mixture(z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, step
     return Gaussians(em.means_, scale, em.weights_)
 
 
-def of_class(mean: np.ndarray, scale: np.ndarray, weight: np.ndarray, count: np.ndarray, c: int) -> Gaussians:
+def of_class(
+    mean: np.ndarray, scale: np.ndarray, weight: np.ndarray, count: np.ndarray, c: int
+) -> Gaussians:
     """The Gaussians of class ``c`` of all M clients, weighted by the rows behind each, in float64.
 
     Args:
@@ -93,7 +106,9 @@ def of_class(mean: np.ndarray, scale: np.ndarray, weight: np.ndarray, count: np.
         c: the class.
     """
     rows = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
-    means, scales = (a[:, c].reshape(-1, a.shape[-1])[rows > 0].astype(np.float64) for a in (mean, scale))
+    means, scales = (
+        a[:, c].reshape(-1, a.shape[-1])[rows > 0].astype(np.float64) for a in (mean, scale)
+    )
     return Gaussians(means, scales, rows[rows > 0])
 
 

@@ -60,9 +60,13 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False)
     eye = torch.eye(y.shape[-1], dtype=torch.bool, device=y.device)
     pair = real.unsqueeze(-1) & real.unsqueeze(-2) & ~eye
     positive = (pair & (y.unsqueeze(-1) == y.unsqueeze(-2))).to(sim.dtype)
-    log_p = sim - torch.logsumexp(torch.where(pair, sim, sim.new_full((), MASKED)), -1, keepdim=True)
+    log_p = sim - torch.logsumexp(
+        torch.where(pair, sim, sim.new_full((), MASKED)), -1, keepdim=True
+    )
     hits = positive.sum(-1)
-    value = -(positive * torch.where(pair, log_p, torch.zeros_like(sim))).sum(-1) / hits.clamp(min=1.0)
+    value = -(positive * torch.where(pair, log_p, torch.zeros_like(sim))).sum(-1) / hits.clamp(
+        min=1.0
+    )
     rows = (real & (hits > 0) if skip else real).to(sim.dtype)
     return (value * rows).sum(-1) / rows.sum(-1).clamp(min=1.0)
 
@@ -82,10 +86,14 @@ def supervised_contrast(z: Tensor, y: Tensor, w: Tensor, tau: float | Tensor) ->
     Returns:
         [..].
     """
-    return anchor_contrast(z @ z.mT / tau, y.expand(z.shape[:-1]), (w > 0).expand(z.shape[:-1]), skip=True)
+    return anchor_contrast(
+        z @ z.mT / tau, y.expand(z.shape[:-1]), (w > 0).expand(z.shape[:-1]), skip=True
+    )
 
 
-def set_contrast(u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: bool, include: bool) -> Tensor:
+def set_contrast(
+    u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: bool, include: bool
+) -> Tensor:
     """Contrast of a batch against several sets of prototypes at once, one value per set.
 
     Args:
@@ -105,11 +113,15 @@ def set_contrast(u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: b
     mask = inside.unsqueeze(-3).expand(u.shape)
     real = (w > 0).unsqueeze(-1) & mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if anchored:
-        anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, B, B)  # [.., S, l, a]: the class of row a
+        anchor = y.mT.unsqueeze(-2).expand(
+            *u.shape[:-3], S, B, B
+        )  # [.., S, l, a]: the class of row a
         return anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
     per_row = proto_contrast(u, y, inside.unsqueeze(-3), include)
     rows = (w.unsqueeze(-1) * real).to(u.dtype)
-    known = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
+    known = (
+        (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
+    )
     return (rows * per_row).sum(-2) / known
 
 

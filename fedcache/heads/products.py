@@ -36,7 +36,9 @@ def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
     B, C = x.shape[1], W.shape[1]
     if FEW <= B <= C // 4:  # in four fifths of the time
-        return _stacked([_onednn(own, rows, None) for rows, own in zip(x, W, strict=True)]).mT + b.unsqueeze(-2)
+        return _stacked(
+            [_onednn(own, rows, None) for rows, own in zip(x, W, strict=True)]
+        ).mT + b.unsqueeze(-2)
     return _stacked([_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)])
 
 
@@ -63,11 +65,16 @@ def onednn_works() -> bool:
 
     It is not of torch's public interface, so another release may rename or change it; ``a @ b.mT`` then serves.
     """
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if (
+        torch.backends.cpu.get_cpu_capability() != "AVX512"
+        or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    ):
         return False
     a, b, c = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3) - 5.0, torch.arange(4.0)
     try:
-        return torch.equal(_onednn(a, b, c), torch.addmm(c, a, b.mT))  # small integers, which float32 has exactly
+        return torch.equal(
+            _onednn(a, b, c), torch.addmm(c, a, b.mT)
+        )  # small integers, which float32 has exactly
     except (AttributeError, TypeError, RuntimeError):
         return False
 

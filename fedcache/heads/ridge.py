@@ -130,10 +130,14 @@ def _gram_of_halves(single: Tensor) -> Tensor:
     part = np.zeros((D, D), np.float32, order="F")
     upper = torch.from_numpy(part.T)  # the lower triangle by columns is the upper one by rows
     with _blas().limit(limits=1, user_api="blas"):  # another library's BLAS does not ask torch
-        for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
+        for rows, out in zip(
+            single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True
+        ):
             total = upper if n <= SINGLE_ROWS else torch.zeros(D, D, dtype=torch.float64)
             for start in range(0, n, SINGLE_ROWS):
-                ssyrk(1.0, rows[start : start + SINGLE_ROWS].numpy().T, c=part, overwrite_c=1, lower=1)
+                ssyrk(
+                    1.0, rows[start : start + SINGLE_ROWS].numpy().T, c=part, overwrite_c=1, lower=1
+                )
                 if total is not upper:
                     for a, b in pairwise(edges):
                         total[a:b, a:] += upper[a:b, a:]
@@ -263,7 +267,13 @@ def _start(width: int) -> np.ndarray:
 
 
 def solve(
-    A: Tensor, B: Tensor, ridge: float, *, size: Tensor | None = None, switch: str = "lam", unit: float = 1.0
+    A: Tensor,
+    B: Tensor,
+    ridge: float,
+    *,
+    size: Tensor | None = None,
+    switch: str = "lam",
+    unit: float = 1.0,
 ) -> Tensor:
     """(A + ridge I)^-1 B by Cholesky, in float64.
 
@@ -341,7 +351,9 @@ DESTROYS = 0.1
 """Part of the usual variance of a feature from which on a ridge decides the model more than the rows do."""
 
 
-def _singular(variances: Tensor, size: Tensor, ridge: float, switch: str, unit: float) -> FedcacheError:
+def _singular(
+    variances: Tensor, size: Tensor, ridge: float, switch: str, unit: float
+) -> FedcacheError:
     """The error of a singular system; it names a ridge that works and leaves the model to the rows, if there is one.
 
     Args:
@@ -370,9 +382,13 @@ def _singular(variances: Tensor, size: Tensor, ridge: float, switch: str, unit: 
     )
 
 
-def drawn_fourier(g: np.random.Generator, width: int, dim: int, sigma: float) -> tuple[Tensor, Tensor]:
+def drawn_fourier(
+    g: np.random.Generator, width: int, dim: int, sigma: float
+) -> tuple[Tensor, Tensor]:
     """Frequencies Om [width, dim] ~ N(0, 1 / sigma^2) and phases u [dim] ~ U[0, 2 pi), in float64."""
-    return torch.from_numpy(g.standard_normal((width, dim)) / sigma), torch.from_numpy(g.uniform(0, 2 * np.pi, dim))
+    return torch.from_numpy(g.standard_normal((width, dim)) / sigma), torch.from_numpy(
+        g.uniform(0, 2 * np.pi, dim)
+    )
 
 
 def fourier_features(z: Tensor, om: Tensor, u: Tensor) -> Tensor:

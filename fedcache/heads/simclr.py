@@ -30,7 +30,9 @@ def nt_xent(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
     z = torch.cat([z1, z2], -2)
     both = torch.cat([w, w], -1)
     s = z @ z.mT / tau
-    other = torch.eye(2 * B, dtype=torch.bool, device=z.device).logical_not() & (both > 0).unsqueeze(-2)
+    other = torch.eye(2 * B, dtype=torch.bool, device=z.device).logical_not() & (
+        both > 0
+    ).unsqueeze(-2)
     total = torch.logsumexp(torch.where(other, s, s.new_full((), MASKED)), -1)
     positive = torch.cat([s.diagonal(B, -2, -1), s.diagonal(-B, -2, -1)], -1)
     # A padded row has no candidate; its weight is 0, and MASKED keeps the product finite.
@@ -47,7 +49,9 @@ def one_way(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
     return (w * (total - s.diagonal(0, -2, -1))).sum(-1)
 
 
-def similarity_divergence(z: Tensor, keys: Tensor, target: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
+def similarity_divergence(
+    z: Tensor, keys: Tensor, target: Tensor, w: Tensor, tau: float | Tensor
+) -> Tensor:
     """FLESD's L_ESD: mean KL(q || p) with p_ij = softmax_j(z_i . k_j / tau) (eqs 7 and 9).
 
     Args:
@@ -82,7 +86,15 @@ class Ensemble:
 
     EAGER = 5000
 
-    def __init__(self, R: Tensor | None, M: Tensor | None, tau: float, keep: float = 1.0, *, own: bool = False) -> None:
+    def __init__(
+        self,
+        R: Tensor | None,
+        M: Tensor | None,
+        tau: float,
+        keep: float = 1.0,
+        *,
+        own: bool = False,
+    ) -> None:
         self._parts: Sequence[Tensor] = list(R if R is not None else cast(Tensor, M))
         self._square = R is None
         self.size = len(self._parts[0])

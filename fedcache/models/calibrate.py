@@ -118,11 +118,18 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
     return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
 
 
-def _scores(model: DeployedModel, spec: TrainingRun, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _scores(
+    model: DeployedModel, spec: TrainingRun, rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Scores float64 [n, C] of rows of the run."""
     parts = []
     for start in range(0, len(rows), BLOCK):
         x = spec.data.x[torch.from_numpy(rows[start : start + BLOCK]).to(spec.data.x.device), 0]
         with torch.no_grad():
-            parts.append(model.scores(x.to(spec.dtype) if x.is_floating_point() else x).double().cpu().numpy())
+            parts.append(
+                model.scores(x.to(spec.dtype) if x.is_floating_point() else x)
+                .double()
+                .cpu()
+                .numpy()
+            )
     return np.concatenate(parts)

@@ -59,7 +59,9 @@ def check_format(found: Any, current: int) -> None:
 
 def whole(low: int, high: int) -> FactKind:
     """A whole number from ``low`` to ``high``."""
-    return FactKind(lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}")
+    return FactKind(
+        lambda v: type(v) is int and low <= v <= high, f"a whole number from {low} to {high}"
+    )
 
 
 def one_of(*words: str) -> FactKind:
@@ -74,13 +76,19 @@ def or_none(kind: FactKind) -> FactKind:
 
 def list_of(kind: FactKind) -> FactKind:
     """A list of values of a kind."""
-    return FactKind(lambda v: isinstance(v, list | tuple) and all(map(kind.allows, v)), f"a list, each {kind.words}")
+    return FactKind(
+        lambda v: isinstance(v, list | tuple) and all(map(kind.allows, v)),
+        f"a list, each {kind.words}",
+    )
 
 
 def mapping_to(kind: FactKind) -> FactKind:
     """An object with words as keys."""
     return FactKind(
-        lambda v: isinstance(v, Mapping) and all(isinstance(k, str) and kind.allows(one) for k, one in v.items()),
+        lambda v: (
+            isinstance(v, Mapping)
+            and all(isinstance(k, str) and kind.allows(one) for k, one in v.items())
+        ),
         f"an object, each value {kind.words}",
     )
 
@@ -88,14 +96,20 @@ def mapping_to(kind: FactKind) -> FactKind:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    return value is None or isinstance(value, bool | str) or (type(value) is int and abs(value) < 2**63)
+    return (
+        value is None
+        or isinstance(value, bool | str)
+        or (type(value) is int and abs(value) < 2**63)
+    )
 
 
 def _is_override(value: Any) -> bool:
     if not isinstance(value, Mapping) or set(value) != {"columns", "hp"}:
         return False
     columns = value["columns"]
-    if not list_of(list_of(whole(0, WIDEST))).allows(columns) or any(len(pair) != 2 for pair in columns):
+    if not list_of(list_of(whole(0, WIDEST))).allows(columns) or any(
+        len(pair) != 2 for pair in columns
+    ):
         return False
     return SETTINGS.allows(value["hp"])
 
@@ -137,8 +151,14 @@ FACTS: Mapping[str, FactKind] = {
 }
 """Every fact of a model file."""
 
-LATER: Mapping[str, Any] = {"names": (), "template": None, "encoder": None, "image": None, "computed": (),
-                            "temperature": None}  # fmt: skip
+LATER: Mapping[str, Any] = {
+    "names": (),
+    "template": None,
+    "encoder": None,
+    "image": None,
+    "computed": (),
+    "temperature": None,
+}
 """What files of earlier releases may lack, and what that means."""
 
 
@@ -187,11 +207,17 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
             row.accepts(made)
             made.check_departures(row.recipe)
     except UsageError as error:
-        raise refused(f"its recipe is none of {_shown(made.backbone)} ({error.message.rstrip('.')})") from error
+        raise refused(
+            f"its recipe is none of {_shown(made.backbone)} ({error.message.rstrip('.')})"
+        ) from error
 
 
 def _check_computed(how: Mapping[str, Any]) -> None:
-    for name, kind in (("device", WORD), ("dtype", one_of(*COMPUTE_DTYPES)), ("batch", whole(1, WIDEST))):
+    for name, kind in (
+        ("device", WORD),
+        ("dtype", one_of(*COMPUTE_DTYPES)),
+        ("batch", whole(1, WIDEST)),
+    ):
         if name in how and not kind.allows(how[name]):
             raise refused(f"{name} of its features is {_shown(how[name])}, expected {kind.words}")
 
@@ -214,7 +240,9 @@ def _check_clients(known: Mapping[str, Any]) -> None:
         raise refused(f"it is one model for all, and has models of {len(saved)} clients")
     # A client that joined later has the number after the last one.
     if len(set(saved.values())) < len(saved) or any(number > clients for number in saved.values()):
-        raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(sorted(saved.values()))}")
+        raise refused(
+            f"{len(saved)} saved clients of {clients} have the numbers {_shown(sorted(saved.values()))}"
+        )
     width = sum(known["widths"])
     for number, own in known["overrides"].items():
         # -1 stands for rows of which no client is named.
@@ -237,13 +265,23 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         wanted |= {"features/mean", "features/scale"}
         for name in ("features/mean", "features/scale"):
             t = tensors.get(name, torch.empty(0))
-            if t.dtype != torch.float64 or tuple(t.shape) != (facts.width,) or not bool(t.isfinite().all()):
-                raise refused(f"{name} is missing or is not {facts.width} numbers, which feat_post standardize needs")
+            if (
+                t.dtype != torch.float64
+                or tuple(t.shape) != (facts.width,)
+                or not bool(t.isfinite().all())
+            ):
+                raise refused(
+                    f"{name} is missing or is not {facts.width} numbers, which feat_post standardize needs"
+                )
         if not bool((tensors["features/scale"] > 0).all()):
             raise refused("features/scale holds numbers that are not above 0")
     text = tensors.get("features/text")
-    if text is not None and (text.dim() != 2 or len(text) != len(facts.classes) or not text.is_floating_point()):
-        raise refused(f"features/text is {list(text.shape)}, expected a row for each of {len(facts.classes)} classes")
+    if text is not None and (
+        text.dim() != 2 or len(text) != len(facts.classes) or not text.is_floating_point()
+    ):
+        raise refused(
+            f"features/text is {list(text.shape)}, expected a row for each of {len(facts.classes)} classes"
+        )
     for name in tensors:
         if not name.startswith(("server/", PREFIX)) and name not in wanted:
             raise refused(f"it holds {_shown(name)}, which its facts do not tell of")
@@ -268,7 +306,9 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
             raise refused(f"it holds {_shown(name)}, which is nothing of a client")
         if last == "number":
             if t.dtype != torch.int64 or t.dim() != 1:
-                raise refused(f"{name} is {t.dtype} {list(t.shape)}, expected a list of whole numbers")
+                raise refused(
+                    f"{name} is {t.dtype} {list(t.shape)}, expected a list of whole numbers"
+                )
             rows[group] = len(t)
             numbers += t.tolist()
     for name, t in stacks.items():
@@ -278,7 +318,9 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
     saved = sorted(facts.saved.values())
     listed = sorted(numbers)
     if listed != saved and (stacked or not set(listed) <= set(saved)):
-        raise refused(f"it holds tensors of clients {_shown(listed)}, and says that clients {_shown(saved)} are saved")
+        raise refused(
+            f"it holds tensors of clients {_shown(listed)}, and says that clients {_shown(saved)} are saved"
+        )
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,11 @@ class Collected:
 
 
 def collect(
-    out: TrainingOutput, facts: ModelFacts, data: Data, scaling: Scaling | None, clients: str | None = None
+    out: TrainingOutput,
+    facts: ModelFacts,
+    data: Data,
+    scaling: Scaling | None,
+    clients: str | None = None,
 ) -> Collected | None:
     """The models of a seed; None where the one model for all is not there.
 
@@ -48,7 +52,10 @@ def collect(
     if data.text is not None:
         tensors["features/text"] = data.text
     if scaling is not None:
-        tensors |= {"features/mean": torch.from_numpy(scaling.mean), "features/scale": torch.from_numpy(scaling.scale)}
+        tensors |= {
+            "features/mean": torch.from_numpy(scaling.mean),
+            "features/scale": torch.from_numpy(scaling.scale),
+        }
     notes: list[str] = []
     if not facts.personal:
         one = out.deployed(None)
@@ -79,7 +86,9 @@ def collect(
             f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
             "--fresh --save-clients all, or the names of some, saves them."
         )
-    return Collected(SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), tuple(notes))
+    return Collected(
+        SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), tuple(notes)
+    )
 
 
 def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
@@ -101,7 +110,9 @@ def chosen_clients(names: Sequence[str], asked: str | None) -> list[int]:
     wanted = [part.strip() for part in str(asked).split(",") if part.strip()]
     for name in wanted:
         if name not in numbers:
-            raise unknown("client", name, list(numbers), hint="--save-clients all | none | NAME,NAME")
+            raise unknown(
+                "client", name, list(numbers), hint="--save-clients all | none | NAME,NAME"
+            )
     return sorted({numbers[name] for name in wanted})
 
 

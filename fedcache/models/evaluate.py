@@ -94,10 +94,15 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
             raise StoreError(f"{path} has no rows of split {split}.", "Leave --split out.")
         rows = np.flatnonzero(held.splits == SPLITS.index(split))
     name = f"{path.name}, " + (f"split {split}" if split is not None else "all rows")
-    each = (np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays]) for arrays in features.blocks())
+    each = (
+        np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])
+        for arrays in features.blocks()
+    )
     readable = np.concatenate([*each])[rows]
     codes = (np.asarray(held.labels, np.int64)[rows], np.asarray(held.domains, np.int64)[rows])
-    return matched(name, rows, codes, readable, (held.classes, held.domain_names), predictor.classes, features)
+    return matched(
+        name, rows, codes, readable, (held.classes, held.domain_names), predictor.classes, features
+    )
 
 
 def matched(
@@ -125,30 +130,42 @@ def matched(
     label, domain = codes
     there, truth = readable & (label >= 0), model_labels(label, names[0], classes)
     lost = Counter(names[0][k] for k in label[there & (truth < 0)])
-    left = LeftOutRows(int((readable & (label < 0)).sum()), int((~readable).sum()), dict(sorted(lost.items())))
+    left = LeftOutRows(
+        int((readable & (label < 0)).sum()), int((~readable).sum()), dict(sorted(lost.items()))
+    )
     known = there & (truth >= 0)
     if not there.any():
         said = f"{name}: no row that can be read has a label. " + " ".join(left.sentences())
         raise StoreError(
-            said, "A file has them as labels, label or y; `fedcache predict` says the classes of rows without."
+            said,
+            "A file has them as labels, label or y; `fedcache predict` says the classes of rows without.",
         )
     if not known.any():
         own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
         raise StoreError(
-            f"{name}: no row has a label that the model knows; its classes are {own}. " + " ".join(left.sentences()),
+            f"{name}: no row has a label that the model knows; its classes are {own}. "
+            + " ".join(left.sentences()),
             "Give data with classes of these names.",
         )
-    return LabelledRows(name, rows[known], truth[known], domain[known], tuple(names[1]), left, source)
+    return LabelledRows(
+        name, rows[known], truth[known], domain[known], tuple(names[1]), left, source
+    )
 
 
-def model_labels(label: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
+def model_labels(
+    label: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]
+) -> NDArray[np.int64]:
     """Labels [n], numbers among ``names``, as numbers among a model's ``classes``; -1 for one that it does not know."""
     number = {c: i for i, c in enumerate(classes)}
     return np.array([number.get(c, -1) for c in names] + [-1], np.int64)[label]
 
 
 def measure(
-    predictor: Predictor, rows: LabelledRows, *, fit: bool = True, done: Callable[[int], None] | None = None
+    predictor: Predictor,
+    rows: LabelledRows,
+    *,
+    fit: bool = True,
+    done: Callable[[int], None] | None = None,
 ) -> Measures:
     """What a model makes of labelled rows. Raises as ``Predictor.over_store``, and what ``done`` raises.
 
@@ -172,7 +189,9 @@ def measure(
         confidence[part] = np.exp(np.take_along_axis(logs, told[:, None], 1)[:, 0])
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
-            kept.append(scores[:, -part.start % step :: step].copy())  # a view would hold the whole block
+            kept.append(
+                scores[:, -part.start % step :: step].copy()
+            )  # a view would hold the whole block
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0
@@ -181,7 +200,11 @@ def measure(
     pairs = count_pairs(label, predicted[known], C)
     domain = rows.domain[known]
     sample = known[::step]
-    fitted = fit_temperature(np.concatenate(kept, 1)[:, sample], rows.label[::step][sample]) if fit else None
+    fitted = (
+        fit_temperature(np.concatenate(kept, 1)[:, sample], rows.label[::step][sample])
+        if fit
+        else None
+    )
     return Measures(
         all=right_rows(right),
         macro_f1=macro_f1(predicted[known], label, C),
@@ -228,7 +251,12 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
     ends = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
     found = minimize_scalar(nll, bounds=ends, method="bounded", options={"xatol": 1e-6})
     value = float(found.x)
-    return Temperature(float(np.exp(value)), float(found.fun), len(label), bool(min(value - low, high - value) < 1e-3))
+    return Temperature(
+        float(np.exp(value)),
+        float(found.fun),
+        len(label),
+        bool(min(value - low, high - value) < 1e-3),
+    )
 
 
 def right_rows(right: NDArray[np.bool_], *, alone: bool = True) -> RightRows:
@@ -245,7 +273,9 @@ def named_pairs(pairs: Counts, classes: Sequence[str]) -> tuple[tuple[str, str, 
     return tuple((classes[i], classes[j], int(k)) for i, j, k in pairs)
 
 
-def measure_clients(models: Iterable[tuple[str, Predictor]], rows: LabelledRows) -> tuple[Measures, ClientSpread]:
+def measure_clients(
+    models: Iterable[tuple[str, Predictor]], rows: LabelledRows
+) -> tuple[Measures, ClientSpread]:
     """Every client's model on all rows: counts of all together, means of the rest, and the spread of accuracies."""
     accuracy: dict[str, float] = {}
     whole: list[Measures] = []
@@ -256,8 +286,12 @@ def measure_clients(models: Iterable[tuple[str, Predictor]], rows: LabelledRows)
         whole.append(replace(one, by_class=(), by_domain={}, confusion=(), bins=()))
         total = one if total is None else _added(total, one)
     if total is None:
-        raise StoreError("The run saved no client's model.", "Train again with --fresh --save-clients all")
-    f1, ece, nll = (float(np.nanmean([getattr(m, k) for m in whole])) for k in ("macro_f1", "ece", "nll"))
+        raise StoreError(
+            "The run saved no client's model.", "Train again with --fresh --save-clients all"
+        )
+    f1, ece, nll = (
+        float(np.nanmean([getattr(m, k) for m in whole])) for k in ("macro_f1", "ece", "nll")
+    )
     together = replace(total, all=replace(total.all, interval=None), macro_f1=f1, ece=ece, nll=nll)
     return together, ClientSpread(accuracy)
 
@@ -268,7 +302,10 @@ def _added(a: Measures, b: Measures) -> Measures:
     for c in b.by_class:
         old = classes.get(c.name, replace(c, rows=0, predicted=0, right=0))
         classes[c.name] = replace(
-            c, rows=old.rows + c.rows, predicted=old.predicted + c.predicted, right=old.right + c.right
+            c,
+            rows=old.rows + c.rows,
+            predicted=old.predicted + c.predicted,
+            right=old.right + c.right,
         )
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
@@ -280,9 +317,14 @@ def _added(a: Measures, b: Measures) -> Measures:
         for (n, c, r), (m, d, s) in zip(a.bins, b.bins, strict=True)
     )
     return replace(
-        a, all=_sum(a.all, b.all), by_class=tuple(classes.values()), by_domain=domains,
-        confusion=tuple((i, j, n) for (i, j), n in pairs.items()), bins=bins, unscored=a.unscored + b.unscored,
-    )  # fmt: skip
+        a,
+        all=_sum(a.all, b.all),
+        by_class=tuple(classes.values()),
+        by_domain=domains,
+        confusion=tuple((i, j, n) for (i, j), n in pairs.items()),
+        bins=bins,
+        unscored=a.unscored + b.unscored,
+    )
 
 
 def _sum(a: RightRows, b: RightRows) -> RightRows:

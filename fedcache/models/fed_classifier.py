@@ -123,14 +123,19 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2.")
+            raise ValueError(
+                f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2."
+            )
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
         if self.temperature is not None:
             check_temperature(self.temperature)
         for name, given in (("settings", self.settings), ("scheme_options", self.scheme_options)):
             if given is not None and not isinstance(given, Mapping):
-                raise UsageError(f"{name} is a {type(given).__name__}, expected a dict.", f'{name}={{"name": value}}')
+                raise UsageError(
+                    f"{name} is a {type(given).__name__}, expected a dict.",
+                    f'{name}={{"name": value}}',
+                )
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
         _check_reads_features(method, hp)
@@ -141,18 +146,30 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.clients_ = [client.name for client in clients]
         feat_post = str(hp.get("feat_post", "none"))
         x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))
-        data = Data(x=x, y=torch.from_numpy(codes.astype(np.int64)), classes=len(self.classes_), widths=(X.shape[1],))
+        data = Data(
+            x=x,
+            y=torch.from_numpy(codes.astype(np.int64)),
+            classes=len(self.classes_),
+            widths=(X.shape[1],),
+        )
         spec = TrainingRun(
-            method, data, clients, self.rounds or method.defaults.rounds, self.participation, int(seed),
+            method,
+            data,
+            clients,
+            self.rounds or method.defaults.rounds,
+            self.participation,
+            int(seed),
             getattr(torch, self.dtype),
-        )  # fmt: skip
+        )
         out = run(spec, hp)
         facts = self._facts(out, feat_post, X.shape[1])
         if self.temperature is None:
             facts = replace(facts, temperature=temperature_of(spec, out))
         found = collect(out, facts, data, scaling, "all")
         if found is None:
-            raise UsageError(f"{method.name} trained nothing that predicts.", "fedcache methods list")
+            raise UsageError(
+                f"{method.name} trained nothing that predicts.", "fedcache methods list"
+            )
         self.model_ = _in_double(found.model)
         return self
 
@@ -172,7 +189,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores that add up to 1.
         """
         scores = self._scores(X, groups)
-        return Predictor((self.model_,), temperature=self.temperature).mean_probability(scores[np.newaxis])
+        return Predictor((self.model_,), temperature=self.temperature).mean_probability(
+            scores[np.newaxis]
+        )
 
     def predict(self, X: Any, groups: Any = None) -> Labels:
         """Labels [N] of the highest scores; ``groups`` as in ``decision_function``."""
@@ -196,9 +215,15 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         values = how.resolve({"clients": max(1, min(asked, N)), **(self.scheme_options or {})})
         whole = np.zeros(N, np.int64)
         columns = Columns(
-            codes, whole, whole, np.ones(N, np.uint8), np.zeros((N, 16), np.uint8),
-            tuple(map(str, range(len(self.classes_)))), ("all",), "",
-        )  # fmt: skip
+            codes,
+            whole,
+            whole,
+            np.ones(N, np.uint8),
+            np.zeros((N, 16), np.uint8),
+            tuple(map(str, range(len(self.classes_)))),
+            ("all",),
+            "",
+        )
         pool = make_pool(columns, None, split=0, needs_labels=how.needs_labels, scheme=self.scheme)
         dealt = how.deal(pool, values, Streams(seed, self.scheme))
         names = dealt.names or [f"client-{i}" for i in range(len(dealt.train))]
@@ -206,10 +231,24 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _facts(self, out: TrainingOutput, feat_post: str, width: int) -> ModelFacts:
         return ModelFacts(
-            run="", seed=out.seed, dataset="in memory", method=out.method, code="", hp=out.hp, protocol=out.protocol,
-            rounds=len(out.records), dtype=self.dtype, classes=tuple(map(str, self.classes_)), keys=("features",),
-            recipes=(), widths=(width,), views=1, feat_post=feat_post, clients=len(out.clients), saved={},
-        )  # fmt: skip
+            run="",
+            seed=out.seed,
+            dataset="in memory",
+            method=out.method,
+            code="",
+            hp=out.hp,
+            protocol=out.protocol,
+            rounds=len(out.records),
+            dtype=self.dtype,
+            classes=tuple(map(str, self.classes_)),
+            keys=("features",),
+            recipes=(),
+            widths=(width,),
+            views=1,
+            feat_post=feat_post,
+            clients=len(out.clients),
+            saved={},
+        )
 
     def _scores(self, X: Any, groups: Any) -> NDArray[np.float64]:
         """[N, C] scores of rows, each by the model of its client."""
@@ -237,7 +276,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _in_double(model: SavedModel) -> SavedModel:
     """The same model, which scores in float64."""
-    tensors = {name: t.double() if t.is_floating_point() else t for name, t in model.tensors.items()}
+    tensors = {
+        name: t.double() if t.is_floating_point() else t for name, t in model.tensors.items()
+    }
     return SavedModel(replace(model.facts, dtype="float64"), tensors)
 
 
@@ -252,7 +293,8 @@ def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
     for row, (word, group) in enumerate(zip(words, groups, strict=True)):
         if word in MISSING and not isinstance(group, str):
             raise UsageError(
-                f"groups names no client for row {row} ({word}).", "Leave such rows out of X, y and groups."
+                f"groups names no client for row {row} ({word}).",
+                "Leave such rows out of X, y and groups.",
             )
     return np.array(words)
 
@@ -262,7 +304,9 @@ def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
     names, codes = np.unique(_names(groups, X), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     starts = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
-    return [_client(str(name), rows) for name, rows in zip(names, np.split(order, starts), strict=True)]
+    return [
+        _client(str(name), rows) for name, rows in zip(names, np.split(order, starts), strict=True)
+    ]
 
 
 def _check_reads_features(method: Method, hp: Mapping[str, Any]) -> None:

@@ -61,7 +61,9 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
     """
     facts = model.facts
     if facts.image is not None:
-        raise UsageError(f"{facts.method} reads images, not embeddings.", "fedcache predict RUN photo.jpg")
+        raise UsageError(
+            f"{facts.method} reads images, not embeddings.", "fedcache predict RUN photo.jpg"
+        )
     for known in (facts.keys, facts.backbones):
         if known and all(name in columns for name in known):
             return FileFeatures(tuple(columns[name] for name in known))

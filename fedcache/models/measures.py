@@ -88,8 +88,12 @@ class Measures:
     nll: float  # nats per row; inf where a label has probability 0
     by_class: tuple[ClassMeasures, ...]  # of the classes among the labels
     by_domain: Mapping[str, RightRows]
-    confusion: tuple[tuple[str, str, int], ...]  # (label, prediction, rows), of the pairs that occur
-    bins: tuple[tuple[int, float, float], ...]  # rows, mean confidence and accuracy of each of ``BINS``; 0 without rows
+    confusion: tuple[
+        tuple[str, str, int], ...
+    ]  # (label, prediction, rows), of the pairs that occur
+    bins: tuple[
+        tuple[int, float, float], ...
+    ]  # rows, mean confidence and accuracy of each of ``BINS``; 0 without rows
     temperature: Temperature | None  # None for several models, and where no temperature helps
     unscored: int = 0  # rows without scores
 
@@ -97,13 +101,14 @@ class Measures:
         """Plain JSON values."""
         plain = {k: getattr(self, k) for k in ("macro_f1", "ece", "nll", "unscored")}
         return {
-            **self.all.to_dict(), **plain,
+            **self.all.to_dict(),
+            **plain,
             "by_class": [c.to_dict() for c in self.by_class],
             "by_domain": {name: d.to_dict() for name, d in self.by_domain.items()},
             "confusion": [list(pair) for pair in self.confusion],
             "reliability": [{"rows": n, "confidence": c, "accuracy": a} for n, c, a in self.bins],
             "temperature": None if self.temperature is None else asdict(self.temperature),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,13 @@ class ClientSpread:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"mean": self.mean, "std": self.std, "least": list(self.least), "most": list(self.most),
-                "clients": dict(self.clients)}  # fmt: skip
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "least": list(self.least),
+            "most": list(self.most),
+            "clients": dict(self.clients),
+        }
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,9 @@ class LeftOutRows:
 
     unlabelled: int = 0
     unreadable: int = 0  # without features
-    unknown: Mapping[str, int] = field(default_factory=dict)  # rows of each class that the model does not know
+    unknown: Mapping[str, int] = field(
+        default_factory=dict
+    )  # rows of each class that the model does not know
 
     def sentences(self) -> list[str]:
         """For a person."""
@@ -231,10 +243,18 @@ class RunEvaluation:
 
     def _repr_html_(self) -> str:
         m = self.measures
-        interval = None if m.all.interval is None else " to ".join(str(percent(v)) for v in m.all.interval)
-        facts = {"rows": f"{m.all.rows:,}", "accuracy": percent(self.accuracy), "95 % interval": interval,
-                 "macro-F1": percent(m.macro_f1), "ECE": percent(m.ece), "NLL": f"{m.nll:.4f}",
-                 "best temperature": None if m.temperature is None else f"{m.temperature.value:.4g}"}  # fmt: skip
+        interval = (
+            None if m.all.interval is None else " to ".join(str(percent(v)) for v in m.all.interval)
+        )
+        facts = {
+            "rows": f"{m.all.rows:,}",
+            "accuracy": percent(self.accuracy),
+            "95 % interval": interval,
+            "macro-F1": percent(m.macro_f1),
+            "ECE": percent(m.ece),
+            "NLL": f"{m.nll:.4f}",
+            "best temperature": None if m.temperature is None else f"{m.temperature.value:.4g}",
+        }
         return html_facts(f"{self.label}, {self.model}, on {self.rows}", facts)
 
     def sentences(self) -> list[str]:
@@ -249,7 +269,9 @@ class RunEvaluation:
                 f"highest {100 * most:.2f} % ({high})."
             )
         if m.nll == float("inf"):
-            said.append("NLL is inf: some of these rows are of classes to which a model gives the probability 0.")
+            said.append(
+                "NLL is inf: some of these rows are of classes to which a model gives the probability 0."
+            )
         t = m.temperature
         if t is not None:
             limit = ", the last that was tried" if t.at_limit else ""
@@ -264,10 +286,12 @@ class RunEvaluation:
         plain = ("run", "digest", "method", "model", "trained_on", "softmax_temperature", "rows")
         return {
             **{k: getattr(self, k) for k in plain},
-            "backbones": list(self.backbones), "seeds": list(self.seeds), "left_out": asdict(self.left_out),
+            "backbones": list(self.backbones),
+            "seeds": list(self.seeds),
+            "left_out": asdict(self.left_out),
             "clients": None if self.clients is None else self.clients.to_dict(),
             "measures": self.measures.to_dict(),
-        }  # fmt: skip
+        }
 
 
 def calibration_error(bins: NDArray[Any]) -> float:
@@ -280,18 +304,24 @@ def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
     """[BINS, 3]: rows, summed confidence and right rows of each bin, of n rows' confidence in [0, 1] and right."""
     place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
     columns = (None, confidence, right.astype(np.float64))
-    return np.stack([np.bincount(place, weights, BINS).astype(np.float64) for weights in columns], 1)
+    return np.stack(
+        [np.bincount(place, weights, BINS).astype(np.float64) for weights in columns], 1
+    )
 
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
     """Rows, mean confidence and accuracy of each bin."""
-    return tuple((int(n), float(c / n) if n else 0.0, float(r / n) if n else 0.0) for n, c, r in sums)
+    return tuple(
+        (int(n), float(c / n) if n else 0.0, float(r / n) if n else 0.0) for n, c, r in sums
+    )
 
 
 def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures, ...]:
     """Of each class among the labels; ``pairs`` is [P, 3]: label, prediction, rows."""
     C = len(classes)
-    rows, predicted = (np.bincount(pairs[:, side], pairs[:, 2], C).astype(np.int64) for side in (0, 1))
+    rows, predicted = (
+        np.bincount(pairs[:, side], pairs[:, 2], C).astype(np.int64) for side in (0, 1)
+    )
     hit = pairs[pairs[:, 0] == pairs[:, 1]]
     right = np.bincount(hit[:, 0], hit[:, 2], C).astype(np.int64)
     return tuple(

@@ -37,7 +37,11 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
         clients += client is not None
         if not readers:
             readers = [store.reader(key) for key in array_keys(predictor.members[0], store)]
-            label = np.where(s.ok == 1, model_labels(np.asarray(s.label, np.int64), s.classes, predictor.classes), -1)
+            label = np.where(
+                s.ok == 1,
+                model_labels(np.asarray(s.label, np.int64), s.classes, predictor.classes),
+                -1,
+            )
         rows = np.asarray(wanted, np.int64)
         rows = rows[label[rows] >= 0]
         for start in range(0, len(rows), BLOCK):
@@ -51,7 +55,12 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
             names = predictor.classes
             best += [
                 Mistake(
-                    int(part[i]), s.name[part[i]], names[label[part[i]]], names[predicted[i]], float(told[i]), client
+                    int(part[i]),
+                    s.name[part[i]],
+                    names[label[part[i]]],
+                    names[predicted[i]],
+                    float(told[i]),
+                    client,
                 )
                 for i in wrong[np.argsort(-told[wrong], kind="stable")[:MOST]]
             ]

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoreError, UsageError
-from fedcache.extract.embed_images import NamedImages, find_images, images_in_memory, texts_in_memory
+from fedcache.extract.embed_images import (
+    NamedImages,
+    find_images,
+    images_in_memory,
+    texts_in_memory,
+)
 from fedcache.extract.inputs import TEXTS
 from fedcache.models.predictions import best_of
 from fedcache.models.predictor import Predictor
@@ -69,7 +74,9 @@ class Model:
         """
         model = self._alone("a file")
         if not overwrite and Path(path).exists():
-            raise UsageError(f"{path} is there already.", "model.save(path, overwrite=True) takes its place.")
+            raise UsageError(
+                f"{path} is there already.", "model.save(path, overwrite=True) takes its place."
+            )
         model.save(path)
         return Path(path)
 
@@ -103,10 +110,22 @@ class Model:
             scores = self.predictor.scores(*self._arrays(images))
             names = [str(i) for i in range(scores.shape[1])]
             p, ranking = self.predictor.mean_probability(scores), self.predictor.ranking(scores)
-            found = list(best_of(names, self.classes, self.predictor.predicted(scores), p, ranking, wanted, {}))
+            found = list(
+                best_of(
+                    names, self.classes, self.predictor.predicted(scores), p, ranking, wanted, {}
+                )
+            )
         else:
             found = list(
-                predict_images(self.predictor, named, ExtractConfig(), self.home, self.observer, Stop(), top=wanted)
+                predict_images(
+                    self.predictor,
+                    named,
+                    ExtractConfig(),
+                    self.home,
+                    self.observer,
+                    Stop(),
+                    top=wanted,
+                )
             )
         if top is None:
             return [row.classes[0] if row.classes else None for row in found]
@@ -141,18 +160,25 @@ class Model:
     def _alone(self, what: str) -> SavedModel:
         members = self.predictor.members
         if len(members) > 1:
-            raise UsageError(f"{what.capitalize()} is of one seed, and {len(members)} are loaded.", "seed=0")
+            raise UsageError(
+                f"{what.capitalize()} is of one seed, and {len(members)} are loaded.", "seed=0"
+            )
         return members[0]
 
     def _arrays(self, X: Features) -> list[np.ndarray]:
         facts = self.predictor.members[0].facts
         if isinstance(path := X[0] if isinstance(X, list | tuple) and X else X, str | Path):
             raise UsageError(
-                f"{str(path)!r} is a path, and features are numbers.", "model.predict(paths) classifies images."
+                f"{str(path)!r} is a path, and features are numbers.",
+                "model.predict(paths) classifies images.",
             )
         if facts.image is not None:
             return [np.asarray(X)]
-        parts = [np.asarray(X)] if not isinstance(X, list | tuple) or np.ndim(X[0]) < 2 else [np.asarray(a) for a in X]
+        parts = (
+            [np.asarray(X)]
+            if not isinstance(X, list | tuple) or np.ndim(X[0]) < 2
+            else [np.asarray(a) for a in X]
+        )
         if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] == facts.width:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
         fits = tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) == facts.widths
@@ -162,7 +188,9 @@ class Model:
                 hint = "model.scores(x[None])   of one row."
             elif parts[0].ndim in (3, 4) and parts[0].shape[-1] == 3:
                 hint = AS_BYTES
-            found = " and ".join(f"{p.dtype} {list(p.shape)}" if p.ndim else type(X).__name__ for p in parts)
+            found = " and ".join(
+                f"{p.dtype} {list(p.shape)}" if p.ndim else type(X).__name__ for p in parts
+            )
             raise StoreError(
                 f"The model reads features [N, {facts.width}] ({' + '.join(facts.backbones) or 'embeddings'}), found "
                 f"{found}.",
@@ -198,7 +226,9 @@ class Model:
 
 def _are_texts(given: Any) -> bool:
     """Whether these are words and not features."""
-    return isinstance(given, str) or (isinstance(given, list | tuple) and bool(given) and isinstance(given[0], str))
+    return isinstance(given, str) or (
+        isinstance(given, list | tuple) and bool(given) and isinstance(given[0], str)
+    )
 
 
 def _images(found: Any) -> NamedImages | None:
@@ -210,8 +240,16 @@ def _images(found: Any) -> NamedImages | None:
             return None
         return images_in_memory([found] if found.ndim == 3 and found.shape[2] == 3 else list(found))
     if not isinstance(found, Sequence):
-        return None if hasattr(found, "__array__") and not hasattr(found, "getexif") else images_in_memory([found])
+        return (
+            None
+            if hasattr(found, "__array__") and not hasattr(found, "getexif")
+            else images_in_memory([found])
+        )
     if found and all(isinstance(one, str | Path) for one in found):
         return find_images([Path(one) for one in found])
     first = np.asarray(found[0]) if found else np.empty(0, np.uint8)
-    return images_in_memory(found) if (first.dtype == np.uint8 and first.ndim != 1) or not found else None
+    return (
+        images_in_memory(found)
+        if (first.dtype == np.uint8 and first.ndim != 1) or not found
+        else None
+    )

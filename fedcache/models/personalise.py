@@ -52,10 +52,13 @@ def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> d
     if "global" in (facts.protocol, method.protocol(hp)):
         raise UsageError(
             f"{facts.method} has no personal part"
-            + (": it trained one model for all clients, which a new one uses as it is." if not facts.personal
-               else " with these settings."),
+            + (
+                ": it trained one model for all clients, which a new one uses as it is."
+                if not facts.personal
+                else " with these settings."
+            ),
             "fedcache predict RUN --store SHARD",
-        )  # fmt: skip
+        )
     if method.reads_test(hp):
         raise UsageError(
             f"{facts.method} of this run adapts to labelled test rows, and a new client has none to adapt to.",
@@ -100,9 +103,18 @@ def personalise(
     hp = settled(model, used, settings or {})
     n = len(client.train)
     if not n:
-        raise StoreError(f"{client.name} has no rows to learn from.", "Give a store with labelled training rows.")
-    if trains(used) and used.gradient and "batch" in hp and not batch_sizes(min(n, 2 * int(hp["batch"])), hp):
-        raise StoreError(f"{client.name} has {n} rows, too few for one batch of {hp['batch']}.", "--set batch=1")
+        raise StoreError(
+            f"{client.name} has no rows to learn from.", "Give a store with labelled training rows."
+        )
+    if (
+        trains(used)
+        and used.gradient
+        and "batch" in hp
+        and not batch_sizes(min(n, 2 * int(hp["batch"])), hp)
+    ):
+        raise StoreError(
+            f"{client.name} has {n} rows, too few for one batch of {hp['batch']}.", "--set batch=1"
+        )
     number = facts.saved.get(client.name, facts.clients)
     alone = replace(model, facts=replace(facts, hp=hp, overrides={}))
     ctx = alone.context((client.name, number), encoders=encoders, device=device)
@@ -138,7 +150,9 @@ def personalise(
     made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
     own = owned(client_tensors(made, down))
     if not all_bounded({k: t for k, t in own.items() if t.is_floating_point()}):
-        raise FederatedRunError(f"The training of {client.name} diverged.", "A smaller learning rate: --set lr=0.01")
+        raise FederatedRunError(
+            f"The training of {client.name} diverged.", "A smaller learning rate: --set lr=0.01"
+        )
     shared = {k: t for k, t in model.tensors.items() if not k.startswith(PREFIX)}
     rows = ClientTensors()
     rows.add(number, own)

@@ -38,10 +38,21 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``top`` has the best classes with their probabilities."""
         if self.reason:
-            return {"name": self.name, "class": None, "probability": None, "top": [], "reason": self.reason}
+            return {
+                "name": self.name,
+                "class": None,
+                "probability": None,
+                "top": [],
+                "reason": self.reason,
+            }
         top = [[c, p] for c, p in zip(self.classes, self.probabilities, strict=True)]
-        return {"name": self.name, "class": self.classes[0], "probability": self.probabilities[0], "top": top,
-                "reason": ""}  # fmt: skip
+        return {
+            "name": self.name,
+            "class": self.classes[0],
+            "probability": self.probabilities[0],
+            "top": top,
+            "reason": "",
+        }
 
 
 def best_of(
@@ -104,21 +115,29 @@ def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -
             _write_parquet(file, columns, predictions, top)
         elif path.suffix.lower() == ".jsonl":
             for row in predictions:
-                file.write(escape_json(json.dumps(row.to_dict(), ensure_ascii=False)).encode() + b"\n")
+                file.write(
+                    escape_json(json.dumps(row.to_dict(), ensure_ascii=False)).encode() + b"\n"
+                )
         else:
             text = io.TextIOWrapper(file, "utf-8", newline="")
             writer = csv.writer(text)
             writer.writerow(columns)
-            writer.writerows([sheet_cell(v) for v in _flat(row.to_dict(), top).values()] for row in predictions)
+            writer.writerows(
+                [sheet_cell(v) for v in _flat(row.to_dict(), top).values()] for row in predictions
+            )
             text.detach()  # which leaves the file to whoever opened it, with all that was written
 
 
-def _write_parquet(file: BinaryIO, columns: Sequence[str], predictions: Iterable[Prediction], top: int) -> None:
+def _write_parquet(
+    file: BinaryIO, columns: Sequence[str], predictions: Iterable[Prediction], top: int
+) -> None:
     """Row group by row group."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema([(c, pa.float64() if c.startswith("probability") else pa.string()) for c in columns])
+    schema = pa.schema(
+        [(c, pa.float64() if c.startswith("probability") else pa.string()) for c in columns]
+    )
     rest = iter(predictions)
     with parquet.ParquetWriter(file, schema) as writer:
         while group := [_flat(row.to_dict(), top) for row in islice(rest, ROW_GROUP)]:

@@ -47,10 +47,14 @@ class Predictor:
 
     members: tuple[SavedModel, ...]  # one per seed, of the same run
     client: str | None = None  # whose model; None for the one for all
-    temperature: float | None = None  # > 0; None for the one that was fitted when the model was trained
+    temperature: float | None = (
+        None  # > 0; None for the one that was fitted when the model was trained
+    )
     device: str = "cpu"
     method: Method | None = None  # a user's own
-    encoders: FrozenEncoders | None = field(default=None, repr=False)  # live ones, for methods that run some
+    encoders: FrozenEncoders | None = field(
+        default=None, repr=False
+    )  # live ones, for methods that run some
     one_for_all: bool = False  # the server's model of a method that trains personal ones beside it
 
     def __post_init__(self) -> None:
@@ -71,7 +75,9 @@ class Predictor:
     @property
     def calibrated(self) -> bool:
         """Whether a temperature was given or fitted, without which a softmax is no probability of being right."""
-        return self.temperature is not None or all(m.facts.temperature is not None for m in self.members)
+        return self.temperature is not None or all(
+            m.facts.temperature is not None for m in self.members
+        )
 
     @property
     def softmax_temperature(self) -> float:
@@ -85,7 +91,10 @@ class Predictor:
         """Refuse to name more classes for a row than there are, none, or a part of one. Raises UsageError."""
         C = len(self.classes)
         if not isinstance(top, Integral) or not 1 <= top <= C:
-            raise UsageError(f"{name} is {top!r}, and the model has {C:,} classes.", f"A whole number from 1 to {C}.")
+            raise UsageError(
+                f"{name} is {top!r}, and the model has {C:,} classes.",
+                f"A whole number from 1 to {C}.",
+            )
 
     @cached_property
     def deployed(self) -> tuple[DeployedModel, ...]:
@@ -120,12 +129,16 @@ class Predictor:
         out = np.empty((len(self.members), N, len(self.classes)))
         for e, (member, model) in enumerate(zip(self.members, self.deployed, strict=True)):
             for start in range(0, N, BLOCK):
-                x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(self.device)
+                x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(
+                    self.device
+                )
                 with torch.no_grad():
                     out[e, start : start + BLOCK] = model.scores(x).double().cpu().numpy()
                 scores = out[e, start : start + BLOCK]
                 lost = np.zeros(len(scores), bool)
-                if x.is_floating_point():  # a missing row has no scores, whatever a method makes of NaN
+                if (
+                    x.is_floating_point()
+                ):  # a missing row has no scores, whatever a method makes of NaN
                     lost = torch.isnan(x).any(-1).cpu().numpy()
                 if not np.isfinite(scores[~lost].max(-1)).all():
                     check_finite(member.tensors)
@@ -140,7 +153,9 @@ class Predictor:
         Raises UsageError for an ensemble, whose members have embeddings of their own.
         """
         if len(self.members) > 1:
-            raise UsageError(f"{len(self.members)} models have as many embeddings.", "Load one seed: seed=0")
+            raise UsageError(
+                f"{len(self.members)} models have as many embeddings.", "Load one seed: seed=0"
+            )
         (member,), (model,), parts = self.members, self.deployed, []
         for start in range(0, max(1, len(arrays[0])), BLOCK):
             x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(self.device)
@@ -197,7 +212,9 @@ class Predictor:
 def check_temperature(value: float) -> None:
     """Refuse a temperature with which no probability can be told from 0, 1 or 1 / C. Raises UsageError."""
     if not isinstance(value, Real) or not COLDEST <= value <= HOTTEST:
-        raise UsageError(f"The temperature is {value!r}, expected {COLDEST:g} to {HOTTEST:g}.", "For example 1.0")
+        raise UsageError(
+            f"The temperature is {value!r}, expected {COLDEST:g} to {HOTTEST:g}.", "For example 1.0"
+        )
 
 
 def array_keys(model: SavedModel, store: Store) -> list[str]:
@@ -224,7 +241,11 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         for key in sorted(recipe)
         if found.get(key) != recipe[key] and key not in OF_VIEWS
     ]
-    has = f"its {name} has {', '.join(apart)}" if apart else f"it has {', '.join(store.arrays) or 'none'}"
+    has = (
+        f"its {name} has {', '.join(apart)}"
+        if apart
+        else f"it has {', '.join(store.arrays) or 'none'}"
+    )
     message = f"{store.path.name} has no features of {name} as the model was trained on"
     if "size" not in recipe:  # somebody's own embeddings
         return StoreError(f"{message}; {has}.", "Name a store that has them.")
@@ -235,7 +256,9 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         made = Recipe.from_dict(recipe)
         options = made.departures(lookup_recorded(made).recipe)
         return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
-    return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {shell_word(name)}")
+    return StoreError(
+        f"{message}; {has}.", f"fedcache backbones import FILE --as {shell_word(name)}"
+    )
 
 
 def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -245,7 +268,9 @@ def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     }
 
 
-def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None = None) -> FrozenEncoders | None:
+def encoders_of(
+    model: SavedModel, home: Home, given: Mapping[str, Path] | None = None
+) -> FrozenEncoders | None:
     """The live encoders of a model that runs some, with the weights that its recipe names; None for the others.
 
     Raises MachineError, as ``locate_recipe``; StoreError for a backbone that has none.
@@ -254,6 +279,10 @@ def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None 
         return None
     item = locate_recipe(model.recipes[model.facts.encoder], home, given)
     try:
-        return clip_towers.load_towers(item.backbone, item.weights, item.recipe, str(model.facts.template))
+        return clip_towers.load_towers(
+            item.backbone, item.weights, item.recipe, str(model.facts.template)
+        )
     except UsageError as error:
-        raise refused(f"its live encoders are {item.backbone.name}, which has none ({error.message})") from error
+        raise refused(
+            f"its live encoders are {item.backbone.name}, which has none ({error.message})"
+        ) from error

@@ -24,7 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, closest, shell_word, unknown
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    StoreError,
+    UsageError,
+    closest,
+    shell_word,
+    unknown,
+)
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -45,7 +53,9 @@ FORMAT = 2
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
 """What a model keeps of how its features were computed: another value of these gives other last bits."""
-AS_BYTES = 'Images have bytes; of values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
+AS_BYTES = (
+    'Images have bytes; of values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
+)
 """What helps whoever gives images as floats."""
 
 
@@ -117,7 +127,11 @@ class ModelFacts:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**plain, "format": FORMAT, "overrides": {str(c): asdict(o) for c, o in self.overrides.items()}}
+        return {
+            **plain,
+            "format": FORMAT,
+            "overrides": {str(c): asdict(o) for c, o in self.overrides.items()},
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
@@ -145,7 +159,10 @@ class ModelFacts:
 def check_place(path: Path) -> None:
     """Refuse a model file that does not end in .safetensors, or whose folder is not there. Raises UsageError."""
     if path.suffix != ".safetensors":
-        raise UsageError(f"{path} is no model file.", f"One ends in .safetensors: {path.with_suffix('.safetensors')}")
+        raise UsageError(
+            f"{path} is no model file.",
+            f"One ends in .safetensors: {path.with_suffix('.safetensors')}",
+        )
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
 
@@ -198,10 +215,13 @@ class SavedModel:
                     "Give the directory of the run that it was made of; fedcache runs list lists them.",
                 ) from error
             raise CorruptionError(
-                error.message, "A run's is made again by its command with --fresh, a client's by fedcache personalise."
+                error.message,
+                "A run's is made again by its command with --fresh, a client's by fedcache personalise.",
             ) from error
         if found is None:
-            raise StoreError(f"There is no model at {path}.", "`fedcache train` saves one with every run.")
+            raise StoreError(
+                f"There is no model at {path}.", "`fedcache train` saves one with every run."
+            )
         facts = ModelFacts.from_dict(found.content)
         tensors, stacked = found.tensors, found.content["format"] == FORMAT
         if not stacked:
@@ -214,7 +234,11 @@ class SavedModel:
 
     def tree(self, folder: str) -> Tree:
         """The tensors in ``features/`` or ``server/`` by their last name."""
-        return {name.removeprefix(folder): t for name, t in self.tensors.items() if name.startswith(folder)}
+        return {
+            name.removeprefix(folder): t
+            for name, t in self.tensors.items()
+            if name.startswith(folder)
+        }
 
     @cached_property
     def client_stacks(self) -> ClientStacks:
@@ -228,7 +252,9 @@ class SavedModel:
         """
         if own is not None:
             if own.name != self.facts.method:
-                raise UsageError(f"The model is of {self.facts.method}, not of {own.name}.", "Give that method.")
+                raise UsageError(
+                    f"The model is of {self.facts.method}, not of {own.name}.", "Give that method."
+                )
             return own
         if self.facts.method not in METHODS:
             raise StoreError(
@@ -257,7 +283,9 @@ class SavedModel:
         if client is None:
             raise UsageError(
                 f"{facts.method} trained a model for each client, and no client is named.",
-                f"--client NAME, one of: {few}" if self.clients else "Train with --save-clients all; none is saved.",
+                f"--client NAME, one of: {few}"
+                if self.clients
+                else "Train with --save-clients all; none is saved.",
             )
         if client not in facts.saved:
             if not self.clients:
@@ -266,7 +294,9 @@ class SavedModel:
                     f"Train again with --fresh --save-clients {client}",
                 )
             near = closest(client, sorted(self.clients))
-            hint = f"--client NAME, one of: {few}" if near is None else f"--client {shell_word(near)}"
+            hint = (
+                f"--client NAME, one of: {few}" if near is None else f"--client {shell_word(near)}"
+            )
             raise unknown("client", client, self.clients, hint=hint)
         return facts.saved[client]
 
@@ -301,7 +331,10 @@ class SavedModel:
         down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
         made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
         # Clients of one group have tensors of the same names and shapes, so one of them is tried for all.
-        alike = (one_for_all, self.client_stacks.places.get(-1 if number is None else number, ("", 0))[0])
+        alike = (
+            one_for_all,
+            self.client_stacks.places.get(-1 if number is None else number, ("", 0))[0],
+        )
         if method is None:  # clients of one group may have settings of their own
             check_settings(used, ctx.hp, facts.protocol)
         if method is None and alike not in self._tried:
@@ -315,7 +348,11 @@ class SavedModel:
         return set()
 
     def context(
-        self, client: tuple[str, int] | None, *, encoders: FrozenEncoders | None = None, device: str = "cpu"
+        self,
+        client: tuple[str, int] | None,
+        *,
+        encoders: FrozenEncoders | None = None,
+        device: str = "cpu",
     ) -> Ctx:
         """The context of a client's model after the last round.
 
@@ -417,13 +454,17 @@ def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None
         except FedcacheError:
             same = False
         if not same:
-            raise refused(f"{name} of {method.name} is {str(value)[:40]!r}, expected {declared[name].legal()}")
+            raise refused(
+                f"{name} of {method.name} is {str(value)[:40]!r}, expected {declared[name].legal()}"
+            )
     try:
         wanted = method.protocol(hp)
     except (KeyError, TypeError) as error:
         raise refused(f"{method.name} lacks hyperparameters ({reason(error)})") from error
     if protocol != wanted:
-        raise refused(f"its protocol is {protocol}, and that of {method.name} with its settings is {wanted}")
+        raise refused(
+            f"its protocol is {protocol}, and that of {method.name} with its settings is {wanted}"
+        )
 
 
 def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
@@ -447,7 +488,9 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
                 f"{model.method.name} has no model for all: its server holds what clients share, and no classifier.",
                 "--client NAME takes the model of a client.",
             ) from None
-        raise refused(f"{model.method.name} cannot score with its tensors ({reason(error)})") from error
+        raise refused(
+            f"{model.method.name} cannot score with its tensors ({reason(error)})"
+        ) from error
     for name in begun.keys() & model.down.keys():
         # A tensor of one number would be spread over all without an error.
         found, wanted = model.down[name], begun[name]
@@ -457,4 +500,6 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
                 f"{list(wanted.shape)}"
             )
     if tuple(scores.shape) != (1, env.classes) or not scores.is_floating_point():
-        raise refused(f"{model.method.name} scores {list(scores.shape[1:])} classes with its tensors, of {env.classes}")
+        raise refused(
+            f"{model.method.name} scores {list(scores.shape[1:])} classes with its tensors, of {env.classes}"
+        )

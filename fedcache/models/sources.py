@@ -12,7 +12,13 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoppedError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.compute_features import ExtractionOptions
 from fedcache.extract.datasets.dataset import SPLIT_WORDS
-from fedcache.extract.embed_images import NamedImages, embedded, find_images, find_texts, locate_recipe
+from fedcache.extract.embed_images import (
+    NamedImages,
+    embedded,
+    find_images,
+    find_texts,
+    locate_recipe,
+)
 from fedcache.extract.inputs import ROWS, TEXTS, held_by
 from fedcache.extract.recipe import Recipe
 from fedcache.models.file_features import features_of_file
@@ -49,7 +55,9 @@ def reads_of_model(model: SavedModel) -> str:
     return held_by(recipe for _, recipe in model.facts.inputs)
 
 
-def find_inputs(model: SavedModel, paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
+def find_inputs(
+    model: SavedModel, paths: Sequence[Path], *, follow_links: bool = False
+) -> NamedImages:
     """The images of files, folders and archives, or the texts of tables, as the model reads them.
 
     Raises UsageError as ``find_images`` and ``find_texts``, and for a model of rows of numbers.
@@ -86,24 +94,37 @@ def predict_images(
     model = predictor.members[0]
     planned = [locate_recipe(recipe, home, weights) for recipe in read_recipes(model)]
     options = ExtractionOptions(
-        workers=config.workers, chunk_rows=None, max_bad=len(images.names), wait=False, fresh=False, stop=stop,
+        workers=config.workers,
+        chunk_rows=None,
+        max_bad=len(images.names),
+        wait=False,
+        fresh=False,
+        stop=stop,
         observer=observer,
-    )  # fmt: skip
+    )
     try:
         with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
             reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
             for rows, scores in predictor.over_store(store):
-                yield from _named(predictor, [images.names[r] for r in rows], rows, scores, top, reasons)
-    except StoppedError as error:  # an extraction would go on; what is made here is gone with its store
+                yield from _named(
+                    predictor, [images.names[r] for r in rows], rows, scores, top, reasons
+                )
+    except (
+        StoppedError
+    ) as error:  # an extraction would go on; what is made here is gone with its store
         said = f"{error.message.partition(';')[0]}; predict keeps no part of an answer."
         raise StoppedError(said, "Run the same command again: it begins anew.") from error
 
 
-def predict_store(predictor: Predictor, store: Store, rows: NDArray[np.int64], *, top: int) -> Iterator[Prediction]:
+def predict_store(
+    predictor: Predictor, store: Store, rows: NDArray[np.int64], *, top: int
+) -> Iterator[Prediction]:
     """Rows of a store, int [n], in their order. Raises StoreError for a store without the model's arrays."""
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):
-        yield from _named(predictor, [store.samples.name[r] for r in part], part, scores, top, reasons)
+        yield from _named(
+            predictor, [store.samples.name[r] for r in part], part, scores, top, reasons
+        )
 
 
 def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
@@ -122,13 +143,22 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
     return rows.astype(np.int64)
 
 
-def predict_embeddings(predictor: Predictor, held: Embeddings, path: Path, *, top: int) -> Iterator[Prediction]:
+def predict_embeddings(
+    predictor: Predictor, held: Embeddings, path: Path, *, top: int
+) -> Iterator[Prediction]:
     """Every row of an opened file of features, ``path``; errors as ``features_of_file``, UsageError for damage."""
     features, start = features_of_file(predictor.members[0], held.features, path), 0
     for arrays in features.blocks():
         rows = np.arange(start, start + len(arrays[0]))
         start += len(rows)
-        yield from _named(predictor, held.names[start - len(rows) : start], rows, predictor.scores(*arrays), top, {})
+        yield from _named(
+            predictor,
+            held.names[start - len(rows) : start],
+            rows,
+            predictor.scores(*arrays),
+            top,
+            {},
+        )
 
 
 def _named(

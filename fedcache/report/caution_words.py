@@ -32,7 +32,8 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
         return None
     scored, trained = drawn[0]["scored"], drawn[0].get("trained")
     who = (
-        f"{scored:,} of {result['partition']['clients']:,} clients {'was' if scored == 1 else 'were'} drawn and scored"
+        f"{scored:,} of {result['partition']['clients']:,} clients "
+        f"{'was' if scored == 1 else 'were'} drawn and scored"
     )
     if trained == 0:
         who += ", none of which took part in any round: the accuracy is that of untrained models"
@@ -45,7 +46,11 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     """Why validation may choose wrongly between models of different kinds; None for runs where it may not."""
     known = list(results)
     kinds = {r.get("protocol") for r in known}
-    if len(kinds) < 2 or not all("validation" in r for r in known) or not any(map(_unseen_classes, known)):
+    if (
+        len(kinds) < 2
+        or not all("validation" in r for r in known)
+        or not any(map(_unseen_classes, known))
+    ):
         return None
     return (
         "Validation rows have the classes of each client, and the tests here all classes: what validation prefers "

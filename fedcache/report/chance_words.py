@@ -31,7 +31,9 @@ def next_step(result: Mapping[str, Any]) -> str:
     some, else a larger rate, else the data.
     """
     bytes_of = result.get("traffic", {}).get("exact", {})
-    asked_for = bytes_of.get("down_bytes") or result.get("participants")  # a method may send nothing by design
+    asked_for = bytes_of.get("down_bytes") or result.get(
+        "participants"
+    )  # a method may send nothing by design
     if result.get("protocol") == "global" and asked_for and not bytes_of.get("up_bytes", 1):
         return (
             "no client sent anything in any round: the same command with more clients a round (--participation), or "
@@ -40,8 +42,10 @@ def next_step(result: Mapping[str, Any]) -> str:
     method, hp = str(result["method"]), result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):
-        words = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-                         for name, value in tuned.items())  # fmt: skip
+        words = " ".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in tuned.items()
+        )
         return f"the same command with --preset tuned  ({words}, chosen on validation rows)"
     rate = hp.get("lr")
     if isinstance(rate, float) and rate < LARGE_RATE:

@@ -12,7 +12,14 @@ from fedcache.report.drawing import percent
 from fedcache.report.find_runs import Gathered, LeftOut, StoredRun, measured_alone
 from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.report.merge_seeds import MergedRun, merge_seeds
-from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, over_held_out, scored_by, within
+from fedcache.report.paired_blocks import (
+    PairedBlocks,
+    across,
+    check_metric,
+    over_held_out,
+    scored_by,
+    within,
+)
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.statistics import TESTS
@@ -42,12 +49,16 @@ class Comparisons:
         return {
             "comparisons": [c.to_dict() for c in self.tables],
             "said": list(self.said),
-            "left_out": [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out],
+            "left_out": [
+                {"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out
+            ],
         }
 
     def markdown(self) -> str:
         """All tables as Markdown."""
-        return "\n".join([*(comparison_output.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)])
+        return "\n".join(
+            [*(comparison_output.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)]
+        )
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
@@ -70,7 +81,10 @@ class Comparisons:
         from html import escape
 
         return "".join(
-            [*(f"<p>{escape(visible(s))}</p>" for s in self.said), *(comparison_output.as_html(c) for c in self.tables)]
+            [
+                *(f"<p>{escape(visible(s))}</p>" for s in self.said),
+                *(comparison_output.as_html(c) for c in self.tables),
+            ]
         )
 
     def __repr__(self) -> str:
@@ -94,7 +108,11 @@ def compare_entries(
     found = merge_seeds(measured_alone(found) if over == "settings" else found)
     entries = found.entries
     if len(entries) < 2:
-        what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"
+        what = (
+            f"there is one ({entries[0].method}, {entries[0].digest})"
+            if entries
+            else "there is none"
+        )
         if entries and isinstance(entries[0], MergedRun):
             what = f"these {len(entries[0].members)} have equal settings, so they are one"
         lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
@@ -105,7 +123,9 @@ def compare_entries(
 
     def one(blocks: PairedBlocks, what: str) -> Comparison:
         reference = None if against is None else _reference(against, blocks)
-        return compared(blocks, over=over, metric=what, test=test, against=reference, pairs=pairs, level=level)
+        return compared(
+            blocks, over=over, metric=what, test=test, against=reference, pairs=pairs, level=level
+        )
 
     if over == "settings":
         what = scored_by(entries, metric, over)
@@ -126,13 +146,23 @@ def compare_entries(
             continue
         reference = None if against is None else _reference(against, blocks)
         tables.append(
-            compared(blocks, over=HELD_OUT, metric=what, test=test, against=reference, pairs=pairs, level=level)
+            compared(
+                blocks,
+                over=HELD_OUT,
+                metric=what,
+                test=test,
+                against=reference,
+                pairs=pairs,
+                level=level,
+            )
         )
         grouped |= {e.digest for e in leave_one_out.entries}
     groups = by_setting([e for e in entries if e.digest not in grouped])
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
-            said.append(f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with.")
+            said.append(
+                f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with."
+            )
             continue
         try:
             what = scored_by(group, metric, over)
@@ -141,7 +171,9 @@ def compare_entries(
             refused.append(error)
             said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
     if not tables and refused:
-        alike = len({error.message for error in refused}) == 1 and (len(refused) > 1 or len(groups) == 1)
+        alike = len({error.message for error in refused}) == 1 and (
+            len(refused) > 1 or len(groups) == 1
+        )
         raise refused[0] if alike else UsageError(" ".join(said), refused[0].hint)
     if not tables and not held:
         raise UsageError(
@@ -168,12 +200,18 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
     for name, accuracy in group.accuracies().items():
         each = ", ".join(f"{value} {percent(a)}" for value, a in accuracy.items())
         mean = mean_over_values(accuracy)
-        of = f"mean {percent(mean)} % over {len(accuracy)} held-out values" if mean is not None else "no mean"
+        of = (
+            f"mean {percent(mean)} % over {len(accuracy)} held-out values"
+            if mean is not None
+            else "no mean"
+        )
         lines.append(f"{group.title}: {name}, {of} ({each}).")
     return lines
 
 
-def check(*, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float) -> None:
+def check(
+    *, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float
+) -> None:
     """Refuse wrong and contradicting values before anything is read. Raises UsageError."""
     check_metric(metric, over)
     if test is not None and test not in TESTS:
@@ -182,10 +220,13 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
         raise unknown("--pairs", pairs, PAIRS)
     if pairs == "all" and against is not None:
         raise UsageError(
-            "--pairs all and --against are both given. All pairs need no reference.", "Leave one of them out."
+            "--pairs all and --against are both given. All pairs need no reference.",
+            "Leave one of them out.",
         )
     if not LOWEST <= level <= HIGHEST:
-        raise UsageError(f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95")
+        raise UsageError(
+            f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95"
+        )
 
 
 def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
@@ -206,7 +247,11 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     meant = [name for name, row in blocks.runs.items() if row[0].method == against]
     if not meant and against:
         path = Path(against).resolve()
-        meant = [name for name, row in blocks.runs.items() if any(is_called(e, against, path) for e in row)]
+        meant = [
+            name
+            for name, row in blocks.runs.items()
+            if any(is_called(e, against, path) for e in row)
+        ]
     if not meant:
         raise unknown("--against", against, blocks.names)
     if len(meant) > 1:

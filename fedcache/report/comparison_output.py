@@ -67,14 +67,25 @@ def values(c: Comparison) -> Sheet:
     several = len(c.blocks) > 1
     own_seeds = not same_blocks(c)
     each = c.blocks if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS else ()
-    kinds = {t.test_rows is None for t in c.treatments if t.test_rows is not None or t.interval is not None}
+    kinds = {
+        t.test_rows is None
+        for t in c.treatments
+        if t.test_rows is not None or t.interval is not None
+    }
     rows = tuple(
         (
             t.name,
-            f"{100 * t.mean:.2f}" + ("" if t.std is None or constant(t.known) else f" ± {100 * t.std:.2f}"),
+            f"{100 * t.mean:.2f}"
+            + ("" if t.std is None or constant(t.known) else f" ± {100 * t.std:.2f}"),
             compact(t.blocks(c.blocks)) if own_seeds else "",
             _interval(t.interval if t.test_rows is None else t.test_rows[1:]),
-            "" if len(kinds) < 2 else "rows" if t.test_rows is not None else c.over if t.interval else "",
+            ""
+            if len(kinds) < 2
+            else "rows"
+            if t.test_rows is not None
+            else c.over
+            if t.interval
+            else "",
             f"{t.rank:.2f}" if several and t.rank is not None else "",
             "" if t.validation is None else f"{100 * t.validation:.2f}",
             *("" if value is None else f"{100 * value:.2f}" for value in t.values[: len(each)]),
@@ -82,7 +93,16 @@ def values(c: Comparison) -> Sheet:
         for t in c.treatments
     )
     metric = c.metric.replace("_", " ") if c.metric in SCORE_WORDS else c.metric
-    columns = ("run", f"{metric} %", c.over, f"{_level(c)} interval", "over", "rank", "validation %", *each)
+    columns = (
+        "run",
+        f"{metric} %",
+        c.over,
+        f"{_level(c)} interval",
+        "over",
+        "rank",
+        "validation %",
+        *each,
+    )
     stands_out = c.best if c.chosen is None else (c.chosen,)
     return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
 
@@ -98,7 +118,15 @@ def differences(c: Comparison) -> Sheet | None:
         return None
     against = all(p.other == c.reference for p in c.pairs)
     first = "run" if against else "pair"
-    columns = (first, "difference, pp", f"over {c.over}", f"{_level(c)} interval", "p", "p (Holm)", *_over_rows(c))
+    columns = (
+        first,
+        "difference, pp",
+        f"over {c.over}",
+        f"{_level(c)} interval",
+        "p",
+        "p (Holm)",
+        *_over_rows(c),
+    )
     of_all = same_blocks(c)
     rows = tuple(
         (
@@ -135,13 +163,21 @@ def sheets(c: Comparison) -> list[Sheet]:
 
 def caption(c: Comparison) -> str:
     """What the numbers are."""
-    named = f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
+    named = (
+        f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
+    )
     metric = SCORE_WORDS.get(c.metric, c.metric)
     if len(c.blocks) == 1:
-        what = f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}{_rows_words(c)}"
+        what = (
+            f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}{_rows_words(c)}"
+        )
         return f"{what}. Bold: {c.chosen_by}."
     tests = sum(p.p is not None for p in c.pairs)
-    over = f"over {len(c.blocks)} {c.over}{named}" if same_blocks(c) else f"over the {c.over} that each run has"
+    over = (
+        f"over {len(c.blocks)} {c.over}{named}"
+        if same_blocks(c)
+        else f"over the {c.over} that each run has"
+    )
     parts = [f"{c.setting}: {metric} in %, mean ± standard deviation {over}"]
     counts = [len(t.known) for t in c.treatments if t.interval]
     if counts:
@@ -152,7 +188,9 @@ def caption(c: Comparison) -> str:
     if tests:
         parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
     words = "; ".join(parts) + f"{_rows_words(c)}. Bold: {c.chosen_by}."
-    return words + (f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}." if c.alike else "")
+    return words + (
+        f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}." if c.alike else ""
+    )
 
 
 def _rows_words(c: Comparison) -> str:
@@ -160,7 +198,9 @@ def _rows_words(c: Comparison) -> str:
     found = [p.rows for p in c.pairs if p.rows is not None]
     if not found:
         return ""
-    tests = " or ".join(words for name, words in ROW_TESTS.items() if name in {r.test for r in found})
+    tests = " or ".join(
+        words for name, words in ROW_TESTS.items() if name in {r.test for r in found}
+    )
     counts = sorted({r.rows for r in found})
     rows = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
     return f"; over rows: {tests} on {rows} test rows, p corrected for {len(found)} (Holm)"
@@ -196,7 +236,10 @@ def markdown(c: Comparison) -> str:
     for sheet in sheets(c):
         lines.append(f"| {' | '.join(_markdown(name) for name in sheet.columns)} |")
         lines.append("|" + "|".join([" --- ", *[" ---: "] * (len(sheet.columns) - 1)]) + "|")
-        lines += [f"| {' | '.join(row)} |" for row in _marked(sheet, _markdown, _markdown, lambda s: f"**{s}**")]
+        lines += [
+            f"| {' | '.join(row)} |"
+            for row in _marked(sheet, _markdown, _markdown, lambda s: f"**{s}**")
+        ]
         lines.append("")
     lines += [_markdown(caption(c)), "", *(f"- {_markdown(said)}" for said in sentences(c))]
     return "\n".join(lines).rstrip() + "\n"
@@ -210,7 +253,8 @@ def latex(c: Comparison) -> str:
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
         lines += [" & ".join(_latex(name) for name in sheet.columns) + r" \\", r"\midrule"]
         lines += [
-            " & ".join(row) + r" \\" for row in _marked(sheet, _latex, _latex_number, lambda s: rf"\textbf{{{s}}}")
+            " & ".join(row) + r" \\"
+            for row in _marked(sheet, _latex, _latex_number, lambda s: rf"\textbf{{{s}}}")
         ]
         lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
@@ -227,7 +271,9 @@ def as_html(c: Comparison) -> str:
     for sheet in sheets(c):
         head = "".join(f"<th>{_html(name)}</th>" for name in sheet.columns)
         rows = _marked(sheet, _html, _html, lambda s: f"<b>{s}</b>")
-        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
+        )
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     parts += [f"<p>{_html(said)}</p>" for said in (caption(c), *sentences(c))]
     return "".join(parts)
@@ -239,7 +285,9 @@ def show_p(p: float | None) -> str:
 
 
 def _tested(pair: Pair) -> tuple[str, ...]:
-    over_rows = ("", "") if pair.rows is None else (_interval(pair.rows.interval), show_p(pair.rows.holm))
+    over_rows = (
+        ("", "") if pair.rows is None else (_interval(pair.rows.interval), show_p(pair.rows.holm))
+    )
     return _interval(pair.interval), show_p(pair.p), show_p(pair.holm), *over_rows
 
 
@@ -261,7 +309,10 @@ def _places(c: Comparison, names: Sequence[str]) -> frozenset[int]:
 
 
 def _marked(
-    sheet: Sheet, words: Callable[[str], str], numbers: Callable[[str], str], bold: Callable[[str], str]
+    sheet: Sheet,
+    words: Callable[[str], str],
+    numbers: Callable[[str], str],
+    bold: Callable[[str], str],
 ) -> list[list[str]]:
     """The rows, escaped, with the best in bold and daggers."""
     made = []
@@ -314,10 +365,13 @@ def draw_ranks(c: Comparison, path: Path) -> None:
         few = len(c.treatments) < 3 or len(c.blocks) < 2
         raise UsageError(
             f"A critical-difference diagram takes three runs or more and two {c.over} or more"
-            + (f"; there are {len(c.treatments)} and {len(c.blocks)}." if few else
-               f", and at most one run without a spread over {c.over}."),
+            + (
+                f"; there are {len(c.treatments)} and {len(c.blocks)}."
+                if few
+                else f", and at most one run without a spread over {c.over}."
+            ),
             f"Leave --plot out, or name {'more' if few else 'other'} runs.",
-        )  # fmt: skip
+        )
     ranking, count = c.ranking, len(c.treatments)
     bars = stacked([_span(ranking.ranks, group) for group in ranking.groups])
     names = [f"{plain(t.name, LONGEST)}  {t.rank:.2f}" for t in c.treatments]
@@ -335,7 +389,9 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     write_drawing(path, (width, LINE * (lines + 3.2) + 0.5), fill)
 
 
-def fill_ranks(axes: Any, c: Comparison, ink: str = "black", muted: str = "0.35", longest: int = LONGEST) -> None:
+def fill_ranks(
+    axes: Any, c: Comparison, ink: str = "black", muted: str = "0.35", longest: int = LONGEST
+) -> None:
     """Draw the diagram of a comparison that has a ranking on some axes."""
     assert c.ranking is not None  # nosec B101
     ranks, count = c.ranking.ranks, len(c.treatments)
@@ -343,9 +399,18 @@ def fill_ranks(axes: Any, c: Comparison, ink: str = "black", muted: str = "0.35"
     _scale(axes, count, c.ranking.cd, ink)
     for low, high, level in bars:
         y = 0.55 * (level + 1)
-        axes.plot([low - 0.04, high + 0.04], [y, y], color=ink, linewidth=3.2, solid_capstyle="butt", gid="group")
+        axes.plot(
+            [low - 0.04, high + 0.04],
+            [y, y],
+            color=ink,
+            linewidth=3.2,
+            solid_capstyle="butt",
+            gid="group",
+        )
     top = 0.55 * (max((level for *_, level in bars), default=-1) + 1) + 0.8
-    _labels(axes, ranks, [f"{plain(t.name, longest)}  {t.rank:.2f}" for t in c.treatments], top, muted)
+    _labels(
+        axes, ranks, [f"{plain(t.name, longest)}  {t.rank:.2f}" for t in c.treatments], top, muted
+    )
     axes.set(xlim=(0.9, count + 0.1), ylim=(top + -(-count // 2) - 0.4, -2.3))
     axes.axis("off")
 
@@ -374,7 +439,9 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
         axes.plot([rank, rank], [0, -0.22], color=ink, linewidth=0.9)
         if (rank - 1) % step == 0:
             axes.text(rank, -0.32, str(rank), ha="center", va="bottom")
-    shown = min(cd, count - 1.0)  # a longer one tells nothing apart, and the words say how long it is
+    shown = min(
+        cd, count - 1.0
+    )  # a longer one tells nothing apart, and the words say how long it is
     axes.plot([1, 1 + shown], [-1.35, -1.35], color=ink, linewidth=1.6)
     for end in (1.0, 1.0 + shown):
         axes.plot([end, end], [-1.5, -1.2], color=ink, linewidth=0.9)
@@ -382,7 +449,9 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
     axes.text(1 + shown / 2, -1.6, f"CD {cd:.2f}{beyond}", ha="center", va="bottom")
 
 
-def _labels(axes: Any, ranks: Sequence[float], names: Sequence[str], top: float, muted: str) -> None:
+def _labels(
+    axes: Any, ranks: Sequence[float], names: Sequence[str], top: float, muted: str
+) -> None:
     """Names left and right of the scale, each joined to its place; the better half is on the left."""
     count = len(ranks)
     order = sorted(range(count), key=lambda i: (ranks[i], i))
@@ -394,5 +463,10 @@ def _labels(axes: Any, ranks: Sequence[float], names: Sequence[str], top: float,
         end = 0.9 if left else count + 0.1
         axes.plot([ranks[i], ranks[i], end], [0, y, y], color=muted, linewidth=0.8)
         axes.text(
-            end + (-0.04 if left else 0.04), y, names[i], ha="right" if left else "left", va="center", parse_math=False
+            end + (-0.04 if left else 0.04),
+            y,
+            names[i],
+            ha="right" if left else "left",
+            va="center",
+            parse_math=False,
         )

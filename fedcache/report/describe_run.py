@@ -61,7 +61,9 @@ class RunsListed:
     entries: list[dict[str, Any]]
     problems: list[LeftOut] = field(default_factory=list)
     groups: list[HeldOutGroup] = field(default_factory=list)
-    tags_lost: list[str] = field(default_factory=list)  # what is wrong with damaged tags.json files, and what to do
+    tags_lost: list[str] = field(
+        default_factory=list
+    )  # what is wrong with damaged tags.json files, and what to do
 
 
 def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
@@ -74,8 +76,12 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     kept = [(one, entry) for one, entry in pairs if wanted.takes(entry)]
     finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
-        entry["differs"] = label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
-    problems = [one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING]
+        entry["differs"] = (
+            label.removeprefix(one.method).removesuffix(f"({one.digest[:8]})").strip()
+        )
+    problems = [
+        one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING
+    ]
     lost = []
     for run in found:
         try:
@@ -96,7 +102,12 @@ def state_of(one: StoredRun | LeftOut) -> str:
 
 
 def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
-    common = {"name": one.path.name, "path": str(one.path), "state": state_of(one), "tags": _tags(one.path)}
+    common = {
+        "name": one.path.name,
+        "path": str(one.path),
+        "state": state_of(one),
+        "tags": _tags(one.path),
+    }
     if isinstance(one, LeftOut):
         asked = train_table(one.path)
         backbones, store = list(asked.get("backbones", ())), str(asked.get("store", ""))
@@ -106,8 +117,11 @@ def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
             "dataset": Path(store).name.rpartition("-")[0] if store else asked.get("dataset", ""),
             "backbones": backbones,
             **dict.fromkeys(("partition", "rounds", "accuracy", "model_bytes")),
-            "seeds": [], "claimed": False, "differs": "", "hold_out": [],
-        }  # fmt: skip
+            "seeds": [],
+            "claimed": False,
+            "differs": "",
+            "hold_out": [],
+        }
     r = one.result
     return {
         **common,
@@ -131,7 +145,10 @@ def finished_run(name: str, root: Path) -> StoredRun:
     """
     found = every_run([name], root)
     if len(found) != 1:
-        raise UsageError(f"{name} names {len(found)} runs, expected one.", "Give one run of `fedcache runs list`.")
+        raise UsageError(
+            f"{name} names {len(found)} runs, expected one.",
+            "Give one run of `fedcache runs list`.",
+        )
     if isinstance(found[0], LeftOut):
         raise FedcacheError(found[0].exit, found[0].sentence, found[0].hint)
     return found[0]
@@ -150,7 +167,10 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
         if item.name in asked and item.name not in NO_SETTING and item.name != "preset":
             default = own.get(item.name, item.default)
             made.append((item.name, asked[item.name], default))
-    made += [(f"set.{key}", value, usual.get(key, "?")) for key, value in entry.result["hyperparameters"].items()]
+    made += [
+        (f"set.{key}", value, usual.get(key, "?"))
+        for key, value in entry.result["hyperparameters"].items()
+    ]
     return [
         {"setting": name, "value": _said(value), "default": _said(default)}
         for name, value, default in made
@@ -187,10 +207,20 @@ def _largest_error(result: Mapping[str, Any]) -> float | None:
 def settings_of(entry: StoredRun) -> dict[str, str]:
     """Everything that was asked of a run, as words."""
     r, asked = entry.result, train_table(entry.path)
-    made = {"dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}", "features": " ".join(r["arrays"])}
-    made |= {"partition": f"{setting_name(entry).partition(', ')[2]} {r['partition']['digest'][:8]}"}
+    made = {
+        "dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}",
+        "features": " ".join(r["arrays"]),
+    }
+    made |= {
+        "partition": f"{setting_name(entry).partition(', ')[2]} {r['partition']['digest'][:8]}"
+    }
     made |= {key: _said(value) for key, value in asked.items() if key not in NO_SETTING}
-    return {**made, "seeds": " ".join(map(str, r["seeds"])), **facts(entry), "code": str(r.get("code"))[:8]}
+    return {
+        **made,
+        "seeds": " ".join(map(str, r["seeds"])),
+        **facts(entry),
+        "code": str(r.get("code"))[:8],
+    }
 
 
 def different(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -202,7 +232,11 @@ def different(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def files_of(folder: Path) -> list[tuple[str, int]]:
     """Every file of a run, its name below the directory and its bytes."""
-    return [(str(p.relative_to(folder)), p.stat().st_size) for p in sorted(folder.rglob("*")) if p.is_file()]
+    return [
+        (str(p.relative_to(folder)), p.stat().st_size)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    ]
 
 
 def begun(folder: Path) -> str:

@@ -28,7 +28,18 @@ from fedcache.visible_text import visible
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INK, MUTED, LINE, PAPER = "#0f0001", "#0f0002", "#0f0003", "#0f0004"
 SERIES = tuple(f"#0f00{10 + i}" for i in range(10))
-_LIGHT = ("#2563eb", "#d9480f", "#0f8a5f", "#a21caf", "#b58900", "#0e7490", "#be123c", "#4d7c0f", "#6d4aff", "#6b7280")
+_LIGHT = (
+    "#2563eb",
+    "#d9480f",
+    "#0f8a5f",
+    "#a21caf",
+    "#b58900",
+    "#0e7490",
+    "#be123c",
+    "#4d7c0f",
+    "#6d4aff",
+    "#6b7280",
+)
 NAMES = {
     INK: "var(--ink, #1b1f24)",
     MUTED: "var(--muted, #59636e)",
@@ -106,18 +117,36 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
         told[name] = list(words), runs
 
     style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": LETTERS,
-        "text.parse_math": False, "text.color": INK,
-        "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
-        "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": MUTED, "ytick.color": MUTED,
-        "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": LETTERS,
+        "svg.fonttype": "none",
+        "svg.hashsalt": ident,
+        "font.size": LETTERS,
+        "text.parse_math": False,
+        "text.color": INK,
+        "axes.edgecolor": LINE,
+        "axes.labelcolor": MUTED,
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": LINE,
+        "grid.linewidth": 0.6,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": MUTED,
+        "ytick.labelcolor": MUTED,
+        "legend.frameon": False,
+        "legend.fontsize": LETTERS,
         "legend.title_fontsize": LETTERS,
         "figure.facecolor": "none",
-        "axes.prop_cycle": cycler(color=SERIES), "savefig.facecolor": "none", "xtick.major.size": 0,
-        "ytick.major.size": 0, "lines.linewidth": 1.8, "axes.formatter.use_mathtext": False,
+        "axes.prop_cycle": cycler(color=SERIES),
+        "savefig.facecolor": "none",
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "lines.linewidth": 1.8,
+        "axes.formatter.use_mathtext": False,
         "path.simplify_threshold": 0.5,
-    }  # fmt: skip
+    }
     buffer = io.BytesIO()
     with _ALONE, warnings.catch_warnings(), matplotlib.rc_context(style):
         # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
@@ -126,16 +155,26 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         fill(axes, marks)
-        for artist in (*axes.lines, *axes.patches, *axes.collections):  # what is cut off at the axes needs no more room
+        for artist in (
+            *axes.lines,
+            *axes.patches,
+            *axes.collections,
+        ):  # what is cut off at the axes needs no more room
             artist.set_in_layout(not artist.get_clip_on())
         # Laid out here and no more by savefig, which would draw everything once for it.
         cast(Any, figure.get_layout_engine()).execute(figure)
         figure.set_layout_engine(None)
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     return _themed(buffer.getvalue(), ident, told, says)
 
 
-def _themed(raw: bytes, ident: str, told: dict[str, tuple[list[str], str | Sequence[str]]], says: str) -> str:
+def _themed(
+    raw: bytes, ident: str, told: dict[str, tuple[list[str], str | Sequence[str]]], says: str
+) -> str:
     """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
@@ -159,8 +198,12 @@ def _themed(raw: bytes, ident: str, told: dict[str, tuple[list[str], str | Seque
             elif key in ("style", "clip-path", "fill", "stroke"):
                 element.set(key, _style(value, ident))
             elif key in ("d", "x", "y", "points", "transform"):
-                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " "))  # a third of the size
-    return visible(re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode")), lines=True)
+                element.set(
+                    key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " ")
+                )  # a third of the size
+    return visible(
+        re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode")), lines=True
+    )
 
 
 def _style(value: str, ident: str) -> str:
@@ -198,7 +241,9 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
         made = [_middle(name, longest) for name in tried]
         if len(set(made)) == len(set(names)):
             return made
-    return [f"{i + 1}: {_middle(name, longest - 2 - len(str(i + 1)))}" for i, name in enumerate(without)]
+    return [
+        f"{i + 1}: {_middle(name, longest - 2 - len(str(i + 1)))}" for i, name in enumerate(without)
+    ]
 
 
 def settings_of(names: Sequence[str], longest: int) -> str:
@@ -209,14 +254,19 @@ def settings_of(names: Sequence[str], longest: int) -> str:
     if not alike or len(names) < 2 or all(len(visible(n)) <= longest for n in names):
         return ""
     values = [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
-    fit = all(len(visible(v)) <= longest + 4 for v in values) and len(set(values)) == len(set(names))
+    fit = all(len(visible(v)) <= longest + 4 for v in values) and len(set(values)) == len(
+        set(names)
+    )
     return ", ".join(told.pop()) if fit else ""
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
     words = [name.split() for name in names]
     shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
-    return [" ".join(w for w in part if w not in shared) or name for part, name in zip(words, names, strict=True)]
+    return [
+        " ".join(w for w in part if w not in shared) or name
+        for part, name in zip(words, names, strict=True)
+    ]
 
 
 def _middle(name: str, longest: int) -> str:
@@ -247,13 +297,21 @@ def size(scalars: float | None) -> str:
     return f"{scalars:.3g}"
 
 
-def legend_below(axes: Any, marks: Marks | None = None, runs: Sequence[str] = (), **style: Any) -> None:
+def legend_below(
+    axes: Any, marks: Marks | None = None, runs: Sequence[str] = (), **style: Any
+) -> None:
     """A legend under the axes, which covers nothing, in two columns where the names are short."""
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
     columns = 2 if max(map(len, names)) <= 18 else 1
-    style = {"ncols": columns, "handlelength": 1.4, "labelspacing": 0.3, "columnspacing": 1.0, **style}
+    style = {
+        "ncols": columns,
+        "handlelength": 1.4,
+        "labelspacing": 0.3,
+        "columnspacing": 1.0,
+        **style,
+    }
     style["title"] = style.get("title") or None
     legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
     if marks is not None:
@@ -296,7 +354,9 @@ def need_matplotlib() -> None:
     needed_library("matplotlib", "Drawing", "plots")
 
 
-def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None], style: Any = None) -> None:
+def write_drawing(
+    path: Path, size: tuple[float, float], fill: Callable[[Any], None], style: Any = None
+) -> None:
     """Draw one pair of axes into a file, whole or not at all.
 
     Args:
@@ -324,7 +384,9 @@ def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], N
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=size, layout="constrained")
         fill(figure.add_subplot())
-        date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[
+            kind
+        ]
         figure.savefig(buffer, format=kind, dpi=300 if style else 150, metadata=date)
     write_output(path, buffer.getvalue())
 
@@ -349,14 +411,32 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
     fill, width = made.fill, COLUMNS[columns]
     ink, muted, line = "#1b1f24", "#3c444d", "#d8dee4"
     style = {
-        "font.size": _POINTS, "legend.fontsize": _POINTS, "legend.title_fontsize": _POINTS,
-        "pdf.fonttype": 42, "svg.fonttype": "path",
-        "text.parse_math": False, "text.color": ink, "axes.edgecolor": muted, "axes.labelcolor": ink,
-        "xtick.labelcolor": ink, "ytick.labelcolor": ink, "xtick.color": muted, "ytick.color": muted,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
-        "grid.color": line, "grid.linewidth": 0.4, "axes.linewidth": 0.6, "legend.frameon": False,
-        "lines.linewidth": 1.2, "xtick.major.size": 2, "ytick.major.size": 2, "axes.formatter.use_mathtext": False,
-    }  # fmt: skip
+        "font.size": _POINTS,
+        "legend.fontsize": _POINTS,
+        "legend.title_fontsize": _POINTS,
+        "pdf.fonttype": 42,
+        "svg.fonttype": "path",
+        "text.parse_math": False,
+        "text.color": ink,
+        "axes.edgecolor": muted,
+        "axes.labelcolor": ink,
+        "xtick.labelcolor": ink,
+        "ytick.labelcolor": ink,
+        "xtick.color": muted,
+        "ytick.color": muted,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": line,
+        "grid.linewidth": 0.4,
+        "axes.linewidth": 0.6,
+        "legend.frameon": False,
+        "lines.linewidth": 1.2,
+        "xtick.major.size": 2,
+        "ytick.major.size": 2,
+        "axes.formatter.use_mathtext": False,
+    }
     height = made.height * COLUMNS[1] / WIDTH * (1.0 if columns == 1 else 1.2)
 
     def draw_in_colours(axes: Any) -> None:
@@ -376,7 +456,11 @@ def _recolour(figure: Any) -> None:
         known = shown.get(to_hex(colour))
         return colour if known is None else to_rgba(known, to_rgba(colour)[3])
 
-    boxes = [box for t in figure.findobj() if (box := getattr(t, "get_bbox_patch", lambda: None)()) is not None]
+    boxes = [
+        box
+        for t in figure.findobj()
+        if (box := getattr(t, "get_bbox_patch", lambda: None)()) is not None
+    ]
     for artist in [*figure.findobj(), *boxes]:
         for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
             take, put = (getattr(artist, f"{do}_{part}", None) for do in ("get", "set"))

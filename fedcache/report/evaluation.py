@@ -16,7 +16,17 @@ from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.models.measures import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.progress import Observer, Silent
-from fedcache.report.drawing import MUTED, SERIES, Cell, Marks, Plot, legend_below, need_matplotlib, percent, short
+from fedcache.report.drawing import (
+    MUTED,
+    SERIES,
+    Cell,
+    Marks,
+    Plot,
+    legend_below,
+    need_matplotlib,
+    percent,
+    short,
+)
 from fedcache.report.figures.runs import confusion_matrix
 from fedcache.report.galleries import gallery, lost_of
 from fedcache.report.gallery import Gallery
@@ -28,9 +38,23 @@ ENDINGS = (".html", ".csv", ".json")
 MOST_DRAWN = 6
 """Runs that get figures; tables have all of them."""
 COLUMNS = (
-    "run", "method", "model", "rows_of", "scope", "name", "rows", "right", "accuracy", "low", "high", "precision",
-    "f1", "ece", "nll", "best_temperature",
-)  # fmt: skip
+    "run",
+    "method",
+    "model",
+    "rows_of",
+    "scope",
+    "name",
+    "rows",
+    "right",
+    "accuracy",
+    "low",
+    "high",
+    "precision",
+    "f1",
+    "ece",
+    "nll",
+    "best_temperature",
+)
 
 
 def check_asked(out: Path | None, *, with_images: bool) -> None:
@@ -55,7 +79,10 @@ def check_out(path: Path) -> None:
 
 
 def write_evaluations(
-    path: Path, found: Sequence[RunEvaluation], images: ImagePlaces | None = None, observer: Observer | None = None
+    path: Path,
+    found: Sequence[RunEvaluation],
+    images: ImagePlaces | None = None,
+    observer: Observer | None = None,
 ) -> None:
     """Write evaluations to a .html, .csv or .json file, whole or not at all.
 
@@ -92,7 +119,9 @@ def _table(found: Sequence[RunEvaluation]) -> str:
     writer.writeheader()
     for e in found:
         for line in _lines(e):
-            writer.writerow({k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()})
+            writer.writerow(
+                {k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()}
+            )
     return out.getvalue()
 
 
@@ -100,13 +129,24 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
     whose = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
     m, best = e.measures, e.measures.temperature
     yield {
-        **whose, "scope": "all", **_right(m.all), "f1": m.macro_f1, "ece": m.ece, "nll": m.nll,
+        **whose,
+        "scope": "all",
+        **_right(m.all),
+        "f1": m.macro_f1,
+        "ece": m.ece,
+        "nll": m.nll,
         "best_temperature": None if best is None else best.value,
-    }  # fmt: skip
+    }
     for name, d in m.by_domain.items():
         yield {**whose, "scope": "domain", "name": name, **_right(d)}
     for c in m.by_class:
-        own = {"rows": c.rows, "right": c.right, "accuracy": c.recall, "precision": c.precision, "f1": c.f1}
+        own = {
+            "rows": c.rows,
+            "right": c.right,
+            "accuracy": c.recall,
+            "precision": c.precision,
+            "f1": c.f1,
+        }
         yield {**whose, "scope": "class", "name": c.name, **own}
     for name, accuracy in () if e.clients is None else e.clients.clients.items():
         yield {**whose, "scope": "client", "name": name, "accuracy": accuracy}
@@ -114,11 +154,19 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
 
 def _right(found: RightRows) -> dict[str, Any]:
     low, high = found.interval or (None, None)
-    return {"rows": found.rows, "right": found.right, "accuracy": found.accuracy, "low": low, "high": high}
+    return {
+        "rows": found.rows,
+        "right": found.right,
+        "accuracy": found.accuracy,
+        "low": low,
+        "high": high,
+    }
 
 
 def evaluation_page(
-    found: Sequence[RunEvaluation], images: ImagePlaces | None = None, observer: Observer | None = None
+    found: Sequence[RunEvaluation],
+    images: ImagePlaces | None = None,
+    observer: Observer | None = None,
 ) -> str:
     """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
     sections = []
@@ -128,7 +176,10 @@ def evaluation_page(
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
         for i, e in enumerate(mine[:MOST_DRAWN]):
-            plots += [accuracy_of_classes(f"{ident}-classes{i}", e), confusion(f"{ident}-confusion{i}", e)]
+            plots += [
+                accuracy_of_classes(f"{ident}-classes{i}", e),
+                confusion(f"{ident}-confusion{i}", e),
+            ]
         notes = [f"{e.label}: {said}" for e in mine for said in e.sentences()]
         says = (
             f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
@@ -141,34 +192,55 @@ def evaluation_page(
             if images is None or e.mistakes is None:
                 continue
             try:
-                own = gallery(f"{ident}-mistakes{i}", e.label, e.mistakes, (rows, "all of them"), images)
+                own = gallery(
+                    f"{ident}-mistakes{i}", e.label, e.mistakes, (rows, "all of them"), images
+                )
                 galleries += own
                 for sentence in lost_of(e.label, own):
                     told.warn(sentence)
             except FedcacheError as error:
                 notes.append(f"Mistakes of {e.label} are not shown: {error.message} {error.hint}")
                 told.warn(notes[-1])
-        sections.append(Section(ident, f"On {rows}", says, columns, cells, drawn, notes, [], [], galleries))
+        sections.append(
+            Section(ident, f"On {rows}", says, columns, cells, drawn, notes, [], [], galleries)
+        )
     return render_page("Evaluation of models", sections, len(found))
 
 
 def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[HtmlCell]]]:
-    texts, numbers = ("method", "run", "model", "trained on"), ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL",
-                      "best temperature", "NLL there")  # fmt: skip
+    texts, numbers = (
+        ("method", "run", "model", "trained on"),
+        ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL", "best temperature", "NLL there"),
+    )
     columns = [*map(Column, texts), *(Column(n, True) for n in numbers), Column("95 % interval")]
     rows = []
     for e in found:
         m, best = e.measures, e.measures.temperature
-        interval = "-" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
+        interval = (
+            "-" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
+        )
         if e.clients is not None and e.clients.std is not None:
             interval = f"std over clients {percent(e.clients.std)}"
         words = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
-        figures = [(f"{m.all.rows:,}", m.all.rows), (percent(e.accuracy), e.accuracy),
-                   (percent(m.macro_f1), m.macro_f1), (percent(m.ece), m.ece), (f"{m.nll:.4f}", m.nll)]  # fmt: skip
+        figures = [
+            (f"{m.all.rows:,}", m.all.rows),
+            (percent(e.accuracy), e.accuracy),
+            (percent(m.macro_f1), m.macro_f1),
+            (percent(m.ece), m.ece),
+            (f"{m.nll:.4f}", m.nll),
+        ]
         figures += (
-            [("-", None)] * 2 if best is None else [(f"{best.value:.4g}", best.value), (f"{best.nll:.4f}", best.nll)]
+            [("-", None)] * 2
+            if best is None
+            else [(f"{best.value:.4g}", best.value), (f"{best.nll:.4f}", best.nll)]
         )
-        rows.append([*words, *(HtmlCell(t, "" if v is None else repr(v)) for t, v in figures), HtmlCell(interval, "")])
+        rows.append(
+            [
+                *words,
+                *(HtmlCell(t, "" if v is None else repr(v)) for t, v in figures),
+                HtmlCell(interval, ""),
+            ]
+        )
     return columns, rows
 
 
@@ -181,9 +253,22 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--")
         for i, e in enumerate(found):
             known = [(n, c, a) for n, c, a in e.measures.bins if n]
-            axes.plot([c for _, c, _ in known], [a for *_, a in known], color=SERIES[i], label=short(e.label))
-            dots = axes.scatter([c for _, c, _ in known], [a for *_, a in known], s=24, color=SERIES[i])
-            marks(dots, [f"{e.label}: {a:.3f} right at confidence {c:.3f}, {n:,} rows" for n, c, a in known])
+            axes.plot(
+                [c for _, c, _ in known],
+                [a for *_, a in known],
+                color=SERIES[i],
+                label=short(e.label),
+            )
+            dots = axes.scatter(
+                [c for _, c, _ in known], [a for *_, a in known], s=24, color=SERIES[i]
+            )
+            marks(
+                dots,
+                [
+                    f"{e.label}: {a:.3f} right at confidence {c:.3f}, {n:,} rows"
+                    for n, c, a in known
+                ],
+            )
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
         legend_below(axes)
 
@@ -199,10 +284,14 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
     says = "Of the rows of each class, the percentage that is right"
-    says += f"; the {MOST_BARS} lowest of {len(ordered)} classes." if len(ordered) > MOST_BARS else "."
+    says += (
+        f"; the {MOST_BARS} lowest of {len(ordered)} classes." if len(ordered) > MOST_BARS else "."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
-        bars = axes.barh(range(len(shown)), [100 * (c.recall or 0.0) for c in shown], color=SERIES[0], height=0.7)
+        bars = axes.barh(
+            range(len(shown)), [100 * (c.recall or 0.0) for c in shown], color=SERIES[0], height=0.7
+        )
         for bar, c in zip(bars, shown, strict=True):
             marks(bar, [f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {percent(c.f1)} %"])
         axes.set_yticks(range(len(shown)), [short(c.name, 18) for c in shown])
@@ -210,7 +299,9 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
 
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
     title, height = f"Classes of {e.label}", 1.4 + 0.17 * len(shown)
-    return Plot(ident, title, says, ("class", "rows", "right", "predicted", "F1"), rows, fill, height=height)
+    return Plot(
+        ident, title, says, ("class", "rows", "right", "predicted", "F1"), rows, fill, height=height
+    )
 
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:

@@ -16,7 +16,13 @@ from fedcache.progress import Observer
 from fedcache.report.model_card import model_card, run_result
 from fedcache.runs.client_columns import client_columns
 from fedcache.runs.directory import read_result
-from fedcache.runs.predict_run import check_saved, check_weights, open_members, predictor_of, weights_of
+from fedcache.runs.predict_run import (
+    check_saved,
+    check_weights,
+    open_members,
+    predictor_of,
+    weights_of,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,9 @@ def export_model(
         MachineError: weights or packages that are not here.
     """
     if wanted.out is None:
-        raise UsageError("-o says where the model goes; found none.", "For example -o model.onnx, or -o FOLDER")
+        raise UsageError(
+            "-o says where the model goes; found none.", "For example -o model.onnx, or -o FOLDER"
+        )
     if asked.seed == "all":
         raise UsageError("An exported model is that of one seed.", "--seed 0")
     out = Path(wanted.out)
@@ -71,7 +79,12 @@ def export_model(
 
 def named(saved: SavedModel, asked: ModelOptions) -> ModelOptions:
     """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
-    if asked.client is None and not asked.one_for_all and saved.facts.personal and len(saved.clients) == 1:
+    if (
+        asked.client is None
+        and not asked.one_for_all
+        and saved.facts.personal
+        and len(saved.clients) == 1
+    ):
         return replace(asked, client=saved.clients[0])
     return asked
 
@@ -90,5 +103,7 @@ def agreement(program: ModelProgram) -> str:
         f"itself, scores changed by at most {moved.scores:.1g} and probabilities by {moved.probabilities:.1g}.",
     ]
     if "float16" in dtypes:
-        lines.append("A run on features kept as float32 (`fedcache extract --recipe dtype=float32`) is free of it.")
+        lines.append(
+            "A run on features kept as float32 (`fedcache extract --recipe dtype=float32`) is free of it."
+        )
     return "\n".join(lines) + "\n"

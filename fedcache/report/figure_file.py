@@ -51,7 +51,9 @@ class FigureInput:
         """The store of the runs. Raises UsageError where it is not at hand, or must not be shown."""
         found = PRIVATE if any(e.private for e in self.entries) else store_of_run(self.entries)
         if isinstance(found, str):
-            raise UsageError(f"Partition and features cannot be drawn: {found}.", "fedcache figure curves")
+            raise UsageError(
+                f"Partition and features cannot be drawn: {found}.", "fedcache figure curves"
+            )
         return found
 
     def swept(self) -> Any:
@@ -88,37 +90,78 @@ def _differences(i: FigureInput) -> Plot | None:
 
 
 KINDS = {
-    "bytes": Kind("accuracy against bytes sent", "two runs, one of which sends something",
-                  lambda i: costs.against_bytes("figure", i.named, i.score)),
-    "seconds": Kind("accuracy against seconds of training", "two runs whose seconds were measured",
-                    lambda i: costs.against_seconds("figure", i.named, i.score)),
-    "curves": Kind("accuracy per round with bands over seeds", "runs with --eval-every",
-                   lambda i: runs.curves("figure", every_method_first(i.named))),
-    "clients": Kind("accuracy of every client", "clients that are scored on rows of their own",
-                    lambda i: runs.spread("figure", every_method_first(i.named))),
-    "differences": Kind("paired differences from the first run", "two runs of three seeds or clients", _differences),
-    "ranks": Kind("mean ranks with the critical difference", "three runs, five seeds or clients, and differences that "
-                  "these can tell", _ranks),
-    "grid": Kind("accuracy over one or two swept settings", "two points of a method",
-                 lambda i: next(iter(grids.sweeps("figure", i.entries, i.score)), None)),
-    "importance": Kind("how much each setting of a grid mattered", "eight points of a method in two settings",
-                       lambda i: None if (p := i.swept()) is None else importance_bars("figure", p)),
-    "parallel": Kind("every point of a grid as a line", "eight points of a method in two settings",
-                     lambda i: None if (p := i.swept()) is None else parallel("figure", p)),
-    "confusion": Kind("test rows by true and predicted class of the first run", "a run with a mistake", _confusion),
-    "confusion-difference": Kind("confusion of the first run minus the second method's, or run's",
-                                 "two runs that differ in a row", _confusion_difference),
-    "partition": Kind("who holds which classes", "training rows with labels", lambda i: data.dots("figure", i.source)),
-    "features": Kind("test rows in two dimensions", "three test rows, and --embed other than none",
-                     lambda i: data.plane("figure", i.source, i.source.keys[0], i.embed)),
-}  # fmt: skip
+    "bytes": Kind(
+        "accuracy against bytes sent",
+        "two runs, one of which sends something",
+        lambda i: costs.against_bytes("figure", i.named, i.score),
+    ),
+    "seconds": Kind(
+        "accuracy against seconds of training",
+        "two runs whose seconds were measured",
+        lambda i: costs.against_seconds("figure", i.named, i.score),
+    ),
+    "curves": Kind(
+        "accuracy per round with bands over seeds",
+        "runs with --eval-every",
+        lambda i: runs.curves("figure", every_method_first(i.named)),
+    ),
+    "clients": Kind(
+        "accuracy of every client",
+        "clients that are scored on rows of their own",
+        lambda i: runs.spread("figure", every_method_first(i.named)),
+    ),
+    "differences": Kind(
+        "paired differences from the first run", "two runs of three seeds or clients", _differences
+    ),
+    "ranks": Kind(
+        "mean ranks with the critical difference",
+        "three runs, five seeds or clients, and differences that these can tell",
+        _ranks,
+    ),
+    "grid": Kind(
+        "accuracy over one or two swept settings",
+        "two points of a method",
+        lambda i: next(iter(grids.sweeps("figure", i.entries, i.score)), None),
+    ),
+    "importance": Kind(
+        "how much each setting of a grid mattered",
+        "eight points of a method in two settings",
+        lambda i: None if (p := i.swept()) is None else importance_bars("figure", p),
+    ),
+    "parallel": Kind(
+        "every point of a grid as a line",
+        "eight points of a method in two settings",
+        lambda i: None if (p := i.swept()) is None else parallel("figure", p),
+    ),
+    "confusion": Kind(
+        "test rows by true and predicted class of the first run", "a run with a mistake", _confusion
+    ),
+    "confusion-difference": Kind(
+        "confusion of the first run minus the second method's, or run's",
+        "two runs that differ in a row",
+        _confusion_difference,
+    ),
+    "partition": Kind(
+        "who holds which classes",
+        "training rows with labels",
+        lambda i: data.dots("figure", i.source),
+    ),
+    "features": Kind(
+        "test rows in two dimensions",
+        "three test rows, and --embed other than none",
+        lambda i: data.plane("figure", i.source, i.source.keys[0], i.embed),
+    ),
+}
 ACROSS = "settings"
 LISTED = (*KINDS, ACROSS)
 
 
 def kind_lines() -> list[str]:
     """Every kind with what it shows."""
-    return [*(f"{name}: {kind.says}" for name, kind in KINDS.items()), f"{ACROSS}: methods in several settings"]
+    return [
+        *(f"{name}: {kind.says}" for name, kind in KINDS.items()),
+        f"{ACROSS}: methods in several settings",
+    ]
 
 
 def write_figure(
@@ -147,9 +190,13 @@ def write_figure(
         StoreError where there is no finished run; MachineError without matplotlib.
     """
     if kind not in LISTED:
-        raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}.")
+        raise UsageError(
+            unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}."
+        )
     if columns not in COLUMNS:
-        raise UsageError(f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text")
+        raise UsageError(
+            f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text"
+        )
     check_file(out, "-o")
     check_score(score)
     data.check_embedding(embed)
@@ -179,7 +226,9 @@ def write_figure(
     return plot
 
 
-def _across(settings: Sequence[Sequence[StoredRun]], titles: Sequence[str], score: str | None) -> Plot | None:
+def _across(
+    settings: Sequence[Sequence[StoredRun]], titles: Sequence[str], score: str | None
+) -> Plot | None:
     """Methods in all settings: of each method in a setting the run that stands first."""
     points = []
     for title, entries in zip(titles, settings, strict=True):

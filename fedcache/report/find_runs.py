@@ -51,8 +51,17 @@ CLAIMED = (
 
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
 
-_WHO = ("client_sampling", "availability", "client_dropout", "client_clusters", "clusters_per_round", "asynchronous",
-        "staleness_power", "client_durations", "eval_clients")  # fmt: skip
+_WHO = (
+    "client_sampling",
+    "availability",
+    "client_dropout",
+    "client_clusters",
+    "clusters_per_round",
+    "asynchronous",
+    "staleness_power",
+    "client_durations",
+    "eval_clients",
+)
 USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _WHO}
 """Who takes part and who is scored: what is said of a run where it is not this."""
 
@@ -82,12 +91,20 @@ class StoredRun:
         r = self.result
         made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
         asked = train_table(self.path)
-        made |= {k: value_words(asked[k]) for k, usual in USUAL.items() if asked.get(k) not in (None, usual)}
+        made |= {
+            k: value_words(asked[k])
+            for k, usual in USUAL.items()
+            if asked.get(k) not in (None, usual)
+        }
         made |= {k: str(r[k]) for k in _IDENTITY if k in r}
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
         made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
         made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
-        made |= {f"trust.{k}": value_words(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
+        made |= {
+            f"trust.{k}": value_words(v)
+            for k, v in r.get("trust", {}).items()
+            if not isinstance(v, dict | list)
+        }
         return made
 
     @property
@@ -104,12 +121,16 @@ class StoredRun:
     def pooled_rows(self) -> bool:
         """Whether it is no federation: one model for all clients, and nothing travelled."""
         exact = self.result.get("traffic", {}).get("exact", {"up_bytes": 1, "down_bytes": 0})
-        return self.result.get("protocol") == "global" and not exact["up_bytes"] + exact["down_bytes"]
+        return (
+            self.result.get("protocol") == "global" and not exact["up_bytes"] + exact["down_bytes"]
+        )
 
     @property
     def seconds(self) -> float | None:
         """Seconds of training over all seeds; None when the measurements are lost."""
-        value = self.measured.get("seconds", {}).get("train")  # of a file without a digest: anything may stand there
+        value = self.measured.get("seconds", {}).get(
+            "train"
+        )  # of a file without a digest: anything may stand there
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
@@ -181,7 +202,9 @@ def measured_alone(found: Gathered) -> Gathered:
         return found
     why = "has figures that its sites claim, which are not averaged with measured ones"
     hint = "Name the runs of federations alone to compare them with each other."
-    return Gathered(kept, [*found.left_out, *(LeftOut(e.path, why, hint) for e in found.entries if e.claimed)])
+    return Gathered(
+        kept, [*found.left_out, *(LeftOut(e.path, why, hint) for e in found.entries if e.claimed)]
+    )
 
 
 def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
@@ -200,7 +223,9 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
             found[path.resolve()] = _open(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
-    if all(isinstance(one, str) and selector(one) is not None for one in asked):  # nobody named a run
+    if all(
+        isinstance(one, str) and selector(one) is not None for one in asked
+    ):  # nobody named a run
         entries, old = _newest(entries)
         left_out += old
     return Gathered(entries, left_out)
@@ -221,8 +246,13 @@ def need_finished(found: Gathered, root: Path) -> None:
         return
     if found.left_out:
         first = found.left_out[0]
-        raise FedcacheError(first.exit, f"No run can be shown: {first.sentence} Nothing was written.", first.hint)
-    raise StoreError(f"There is no finished run under {root}. Nothing was written.", "fedcache train --method fed3r")
+        raise FedcacheError(
+            first.exit, f"No run can be shown: {first.sentence} Nothing was written.", first.hint
+        )
+    raise StoreError(
+        f"There is no finished run under {root}. Nothing was written.",
+        "fedcache train --method fed3r",
+    )
 
 
 def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:
@@ -230,7 +260,9 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
 
     A run by older code stays where it has a seed that the code that ran last has not.
     """
-    keys = [(e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items()))) for e in entries]
+    keys = [
+        (e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items()))) for e in entries
+    ]
     last = {key: e.result.get("code") for key, e in zip(keys, entries, strict=True)}  # oldest first
     seeds: dict[object, set[int]] = {}
     for key, entry in zip(keys, entries, strict=True):
@@ -243,7 +275,11 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     ]
     hint = "Name it to show it, or remove such runs:  fedcache gc --kind old-runs"
     names = {e.path for e in kept}
-    return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
+    return kept, [
+        LeftOut(e.path, "is the same run by older code", hint)
+        for e in entries
+        if e.path not in names
+    ]
 
 
 def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
@@ -259,7 +295,10 @@ def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
 def names_in(root: Path) -> list[str]:
     """What names runs of a directory: those of their own directories, and ``tag:NAME`` of each tag."""
     found = _inside(root)
-    return [*(p.name for p in found), *sorted({f"{OF_TAG}{tag}" for p in found for tag in tags_of(p)})]
+    return [
+        *(p.name for p in found),
+        *sorted({f"{OF_TAG}{tag}" for p in found for tag in tags_of(p)}),
+    ]
 
 
 def find_one(name: str, root: Path) -> Path:
@@ -269,7 +308,9 @@ def find_one(name: str, root: Path) -> Path:
     """
     found = _named(name, root, LISTED)
     if len(found) != 1:
-        raise UsageError(f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache runs list`.")
+        raise UsageError(
+            f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache runs list`."
+        )
     return found[0]
 
 
@@ -283,7 +324,9 @@ def several(runs: object) -> list[RunQuery]:
     one = isinstance(runs, str | Path) or not isinstance(runs, Iterable)
     asked: list[Any] = [runs] if one else list(runs)  # type: ignore[call-overload]
     if not asked:
-        raise UsageError("There is no run in what was given.", "None takes all runs of FEDCACHE_HOME.")
+        raise UsageError(
+            "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME."
+        )
     return asked
 
 
@@ -293,18 +336,24 @@ def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
     for one in asked:
         if isinstance(one, str | Path):
             yield from _named(one, root)
-        elif (points := getattr(one, "points", None)) is not None:  # a Grid; looking at its class would import torch
+        elif (
+            points := getattr(one, "points", None)
+        ) is not None:  # a Grid; looking at its class would import torch
             yield from (p.run.path for p in points)
         elif (run := getattr(one, "run", None)) is not None:  # a Point
             yield run.path
         elif isinstance(path := getattr(one, "path", None), Path):
             yield path
         else:
-            raise UsageError(f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests.")
+            raise UsageError(
+                f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests."
+            )
 
 
 def _named(
-    name: str | Path, root: Path, hint: str = "See `fedcache runs list`, or give no name: all runs are taken then."
+    name: str | Path,
+    root: Path,
+    hint: str = "See `fedcache runs list`, or give no name: all runs are taken then.",
 ) -> list[Path]:
     if not str(name):
         raise UsageError("A run has an empty name.", "See `fedcache runs list`.")
@@ -320,7 +369,10 @@ def _named(
     if (takes := selector(str(name))) is not None:
         if found := [p for p, result in _results(root) if takes(result)]:
             return found
-        raise StoreError(f"No finished run under {root} is of {name}.", "fedcache runs list   shows what there is")
+        raise StoreError(
+            f"No finished run under {root} is of {name}.",
+            "fedcache runs list   shows what there is",
+        )
     path = Path(name)
     if path.is_dir():
         return [path] if _is_run(path) else _inside(path)
@@ -332,7 +384,9 @@ def _named(
     if matches:
         shown = ", ".join(p.name for p in matches[:5])
         raise UsageError(f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
-    kinds = [kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))]
+    kinds = [
+        kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))
+    ]
     raise UsageError(
         f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
         f"{kinds[0]}:{name}   names the runs of that {kinds[0]}" if kinds else hint,
@@ -355,7 +409,9 @@ def _inside(folder: Path) -> list[Path]:
     """Directories of runs in a folder, oldest first."""
     if not folder.is_dir():
         return []
-    inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and _is_run(p)]
+    inside = [
+        p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and _is_run(p)
+    ]
     return sorted(inside, key=lambda p: (_begun(p), p))
 
 
@@ -369,12 +425,16 @@ def _open(path: Path) -> StoredRun | LeftOut:
         config = path / "config.toml"
         if not config.exists():
             return LeftOut(
-                path, "is not finished, and its config.toml is missing", "Run the command that began it again."
+                path,
+                "is not finished, and its config.toml is missing",
+                "Run the command that began it again.",
             )
         try:
             pruned = read_pruned(path)
         except CorruptionError as error:
-            return LeftOut(path, f"is not finished: {error.message}", f"rm {shell_word(path / PRUNED)}")
+            return LeftOut(
+                path, f"is not finished: {error.message}", f"rm {shell_word(path / PRUNED)}"
+            )
         return LeftOut(
             path,
             "is not finished"
@@ -401,4 +461,10 @@ def value_words(value: object) -> str:
     """A setting as labels and tables show it."""
     if value is None:
         return "auto"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )

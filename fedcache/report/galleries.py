@@ -30,7 +30,11 @@ MOST_GALLERIES = 4
 
 
 def galleries_of(
-    ident: str, named: Sequence[tuple[str, StoredRun]], source: RunStore | str, places: ImagePlaces, asked: ToShow
+    ident: str,
+    named: Sequence[tuple[str, StoredRun]],
+    source: RunStore | str,
+    places: ImagePlaces,
+    asked: ToShow,
 ) -> tuple[list[Gallery], list[str]]:
     """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
 
@@ -52,20 +56,34 @@ def galleries_of(
         try:
             mistakes = mistakes_of(entry, source, places)
             asked.mistakes += len(mistakes.most)
-            own = gallery(f"{ident}-mistakes{i}", label, mistakes, ("its own test rows", "its own rows"), places)
+            own = gallery(
+                f"{ident}-mistakes{i}",
+                label,
+                mistakes,
+                ("its own test rows", "its own rows"),
+                places,
+            )
             found, asked.missing = found + own, asked.missing + lost_of(label, own)
         except FedcacheError as error:
             note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
             asked.missing += [note] if note not in notes else []
             notes += [note] if note not in notes else []
         else:
-            notes += [] if mistakes.wrong else [f"{label} made no mistake on its {mistakes.rows:,} test rows."]
+            notes += (
+                []
+                if mistakes.wrong
+                else [f"{label} made no mistake on its {mistakes.rows:,} test rows."]
+            )
     if len(named) > MOST_GALLERIES:
-        notes.append(f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs.")
+        notes.append(
+            f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs."
+        )
     return found, notes
 
 
-def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces) -> list[Gallery]:
+def gallery(
+    ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces
+) -> list[Gallery]:
     """The mistakes of one run as a gallery, none where it made none.
 
     Raises StoreError, with the dataset that is needed, where no image is at hand.
@@ -108,7 +126,9 @@ def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
 
 def thumbnail_uri(image: Image.Image) -> str:
     """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
-    small = Image.fromarray(np.array(image.convert("RGB")))  # pixels alone: no profile, no words of a camera
+    small = Image.fromarray(
+        np.array(image.convert("RGB"))
+    )  # pixels alone: no profile, no words of a camera
     kind = "png" if max(small.size) <= SIDE else "jpeg"
     small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     out = io.BytesIO()

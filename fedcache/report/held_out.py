@@ -84,7 +84,11 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
         first = group[0].result
         column = str(first["partition"]["args"].get("by") or "domain")
         title = f"{first['dataset']['slug']}, {name_without_hold_out(first)}, each {column} held out in turn"
-        made.append(HeldOutGroup(f"{title}{AS_CLAIMED if group[0].claimed else ''}", column, values, tuple(group)))
+        made.append(
+            HeldOutGroup(
+                f"{title}{AS_CLAIMED if group[0].claimed else ''}", column, values, tuple(group)
+            )
+        )
     return made
 
 
@@ -93,4 +97,6 @@ def _key(entry: StoredRun) -> str:
     part = entry.result["partition"]
     args = {name: value for name, value in part["args"].items() if name != "hold_out"}
     seeds = part["seed"] if len(set(part["digests"])) == 1 else "redrawn"
-    return json.dumps([entry.result["dataset"]["digest"], part["scheme"], args, seeds, entry.claimed], default=str)
+    return json.dumps(
+        [entry.result["dataset"]["digest"], part["scheme"], args, seeds, entry.claimed], default=str
+    )

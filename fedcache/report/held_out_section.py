@@ -17,14 +17,20 @@ MOST_NAMED = 4
 """Runs of which the first lines say the names."""
 
 
-def held_out_section(number: int, group: HeldOutGroup, score: str | None) -> tuple[Verdict, Section]:
+def held_out_section(
+    number: int, group: HeldOutGroup, score: str | None
+) -> tuple[Verdict, Section]:
     """What is to be said of a group first, and its table: accuracy on each held-out value, and the mean."""
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
     found = _comparison(group, used)
     names = sorted(means, key=lambda name: _falling(means[name]))
-    validation = {} if found is None else {t.name: t.validation for t in found.treatments if t.validation is not None}
+    validation = (
+        {}
+        if found is None
+        else {t.name: t.validation for t in found.treatments if t.validation is not None}
+    )
     if found is not None and found.chosen is not None:
         names.sort(key=lambda name: _falling(validation.get(name)))
         names.sort(key=lambda name: name != found.chosen)
@@ -42,8 +48,17 @@ def held_out_section(number: int, group: HeldOutGroup, score: str | None) -> tup
     says += f" {CLAIMED}" if group.entries[0].claimed else ""
     notes = [] if found is None else sentences(found)
     section = Section(
-        f"h{number}", group.title, says, columns, rows, [], notes, commands=[], points=[], chosen=0,
-    )  # fmt: skip
+        f"h{number}",
+        group.title,
+        says,
+        columns,
+        rows,
+        [],
+        notes,
+        commands=[],
+        points=[],
+        chosen=0,
+    )
     return _verdict(group, best, means, found), section
 
 
@@ -65,26 +80,41 @@ def _cell(value: float | None, *, best: bool = False) -> HtmlCell:
     return HtmlCell(percent(value), "" if value is None else repr(value), best=best)
 
 
-def _verdict(group: HeldOutGroup, best: str, means: dict[str, float | None], found: Comparison | None) -> Verdict:
+def _verdict(
+    group: HeldOutGroup, best: str, means: dict[str, float | None], found: Comparison | None
+) -> Verdict:
     """The first lines of a group: the highest mean, how far above the second it is, and what the tests can say."""
     count = len(group.values)
     mean = means[best]
     entry = next(iter(group.rows()[best].values()))
     chosen = found is not None and found.chosen is not None
-    by = "is best by mean validation accuracy and reaches" if chosen else "has the highest mean test accuracy,"
+    by = (
+        "is best by mean validation accuracy and reaches"
+        if chosen
+        else "has the highest mean test accuracy,"
+    )
     headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
     others = {name: value for name, value in means.items() if name != best and value is not None}
     if others and mean is not None:
         second = max(others, key=lambda name: others[name])
         gap = 100 * (mean - others[second])
-        headline += f", {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the second, {second}"
+        headline += (
+            f", {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the second, {second}"
+        )
     word, sure = _sure(group, found)
     if not chosen and others:
         sure += " No rows were kept to choose by, so this is the highest of "
         sure += f"{len(others) + 1} on the test rows themselves (`--validation 0.2` keeps some)."
     cost = price(entry)
     return Verdict(
-        group.title, best, entry.digest, chosen, f"{headline}.", word, sure, f"{cost[:1].upper()}{cost[1:]}."
+        group.title,
+        best,
+        entry.digest,
+        chosen,
+        f"{headline}.",
+        word,
+        sure,
+        f"{cost[:1].upper()}{cost[1:]}.",
     )
 
 
@@ -94,9 +124,18 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
         return "Alone", f"No other method has a run for each {group.column}."
     count = len(found.blocks)
     if found.too_few:
-        return "Not known", f"{count} held-out values are too few for a test, whatever the differences are."
+        return (
+            "Not known",
+            f"{count} held-out values are too few for a test, whatever the differences are.",
+        )
     open_pairs = [p.one for p in found.pairs if p.holm is None or p.holm >= 1.0 - found.level]
     if not open_pairs:
-        return "Sure", f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm)."
+        return (
+            "Sure",
+            f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
+        )
     names = ", ".join(open_pairs[:MOST_NAMED]) + (", ..." if len(open_pairs) > MOST_NAMED else "")
-    return "Not sure", f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm)."
+    return (
+        "Not sure",
+        f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",
+    )

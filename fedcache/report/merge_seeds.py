@@ -61,7 +61,10 @@ class MergedRun(StoredRun):
     @property
     def exact(self) -> bool:
         """Whether figures of clients, classes and costs are exactly those of the seeds."""
-        return all(len(new) == len(run.result["seeds"]) for run, new in zip(self.members, self.added, strict=True))
+        return all(
+            len(new) == len(run.result["seeds"])
+            for run, new in zip(self.members, self.added, strict=True)
+        )
 
     @cached_property
     def clients(self) -> ClientColumns:
@@ -114,12 +117,23 @@ def settings_key(run: StoredRun) -> str:
     alone, because its epsilon is that of its own seeds.
     """
     result = run.result
-    facts = {name: value for name, value in run.facts.items() if name not in ("preset", "trust.rejected")}
+    facts = {
+        name: value for name, value in run.facts.items() if name not in ("preset", "trust.rejected")
+    }
     asked = {name: value for name, value in train_table(run.path).items() if name not in NO_SETTING}
-    timing = {name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES}
+    timing = {
+        name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES
+    }
     apart = run.digest if result.get("trust", {}).get("privacy") else ""
-    kinds = (result.get("features"), result.get("code"), result.get("device"), result.get("protocol"))
-    return json.dumps([run.setting, facts, asked, timing, result.get("participants"), kinds, apart], default=str)
+    kinds = (
+        result.get("features"),
+        result.get("code"),
+        result.get("device"),
+        result.get("protocol"),
+    )
+    return json.dumps(
+        [run.setting, facts, asked, timing, result.get("participants"), kinds, apart], default=str
+    )
 
 
 def merged(runs: Sequence[StoredRun]) -> StoredRun:
@@ -141,7 +155,9 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
         seen.update(new)
     if len(taken) == 1:
         return taken[0]
-    return MergedRun(taken[0].path, _result(taken, added), _measured(taken, added), tuple(taken), tuple(added))
+    return MergedRun(
+        taken[0].path, _result(taken, added), _measured(taken, added), tuple(taken), tuple(added)
+    )
 
 
 def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -187,16 +203,22 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
     if all("traffic" in result for result in results):
         made["traffic"] = _traffic(results, added)
     if "rejected" in made.get("trust", {}):
-        rejected = _total([result["trust"].get("rejected", 0) for result in results], _shares(results, added))
+        rejected = _total(
+            [result["trust"].get("rejected", 0) for result in results], _shares(results, added)
+        )
         made["trust"] = {**made["trust"], "rejected": rejected}
     if all(result.get("confusion") for result in results):
-        made["confusion"] = _total([result["confusion"] for result in results], _shares(results, added))
+        made["confusion"] = _total(
+            [result["confusion"] for result in results], _shares(results, added)
+        )
     else:
         made.pop("confusion", None)
     return made
 
 
-def _traffic(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _traffic(
+    results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     """Sums over the seeds; what a client sends in a round is that of the first run."""
     first = results[0]["traffic"]
     made = _total([result["traffic"] for result in results], _shares(results, added))
@@ -237,10 +259,14 @@ def _mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
     first = values[0]
     if isinstance(first, Mapping):
         return {
-            key: _mean_of([value[key] for value in values], weights) if all(key in value for value in values) else one
+            key: _mean_of([value[key] for value in values], weights)
+            if all(key in value for value in values)
+            else one
             for key, one in first.items()
         }
-    if isinstance(first, list) and all(isinstance(value, list) and len(value) == len(first) for value in values):
+    if isinstance(first, list) and all(
+        isinstance(value, list) and len(value) == len(first) for value in values
+    ):
         return [_mean_of(items, weights) for items in zip(*values, strict=True)]
     if any(value is None for value in values):
         return None
@@ -255,7 +281,11 @@ def _total(values: Sequence[Any], shares: Sequence[float]) -> Any:
     """Sums of the counts in equal structures, each times its share; what is no number is that of the first."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {key: _total([value[key] for value in values], shares) for key in first if all(key in v for v in values)}
+        return {
+            key: _total([value[key] for value in values], shares)
+            for key in first
+            if all(key in v for v in values)
+        }
     if isinstance(first, list):
         return [_total(items, shares) for items in zip(*values, strict=True)]
     if isinstance(first, bool | str) or any(value is None for value in values):

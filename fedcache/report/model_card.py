@@ -28,13 +28,20 @@ SHOWN = 20
 
 
 def model_card(
-    predictor: Predictor, result: Mapping[str, Any] | None, home: Home, clients: ClientColumns | None = None
+    predictor: Predictor,
+    result: Mapping[str, Any] | None,
+    home: Home,
+    clients: ClientColumns | None = None,
 ) -> str:
     """Markdown; ``result`` and ``clients`` are the run's, None for a model file whose run is not at hand."""
     accuracy = [] if result is None else accuracy_lines(result, predictor.client, clients)
     saved = predictor.members[0]
     facts = saved.facts
-    whose = "the one for all clients" if predictor.client is None else f"that of client {predictor.client} alone"
+    whose = (
+        "the one for all clients"
+        if predictor.client is None
+        else f"that of client {predictor.client} alone"
+    )
     few = ", ".join(facts.classes[:SHOWN]) + (", ..." if len(facts.classes) > SHOWN else "")
     lines = [
         "# Model card",
@@ -63,7 +70,10 @@ def model_card(
         *_privacy(result),
     ]
     if predictor.client is not None and predictor.deployed[0].personal:
-        own = ", ".join(f"{k} [{', '.join(map(str, t.shape))}]" for k, t in predictor.deployed[0].personal.items())
+        own = ", ".join(
+            f"{k} [{', '.join(map(str, t.shape))}]"
+            for k, t in predictor.deployed[0].personal.items()
+        )
         lines += [
             "",
             "## What it tells of a client",
@@ -78,11 +88,15 @@ def model_card(
 def _temperature(predictor: Predictor) -> list[str]:
     """Whether probabilities are calibrated, and by what."""
     if not predictor.calibrated:
-        return ["Outputs called probabilities are the softmax of the scores. They are not calibrated."]
+        return [
+            "Outputs called probabilities are the softmax of the scores. They are not calibrated."
+        ]
     words = f"Probabilities: softmax of the scores divided by {predictor.softmax_temperature:g}"
     if predictor.temperature is not None:
         return [f"{words}, as --temperature asked for."]
-    return [f"{words}, the temperature fitted when training ended to rows that the model had not seen."]
+    return [
+        f"{words}, the temperature fitted when training ended to rows that the model had not seen."
+    ]
 
 
 def _held_rows(predictor: Predictor) -> list[str]:
@@ -104,7 +118,9 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
     args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
     held = values_held_out(result)
     column = part["args"].get("by") or "domain"
-    first = f"Held out: {column} {', '.join(held)}. Its rows were not trained on and are the test set."
+    first = (
+        f"Held out: {column} {', '.join(held)}. Its rows were not trained on and are the test set."
+    )
     return [
         *([first] if held else []),
         f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {data.get('holds', IMAGES)}.",
@@ -123,7 +139,9 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
     lines = []
     for key, told in zip(saved.facts.keys, saved.facts.recipes, strict=False):
         if "size" not in told:  # embeddings of somebody's own
-            lines.append(f"Embeddings {told.get('backbone', key)}, made elsewhere; licence of the weights: not known.")
+            lines.append(
+                f"Embeddings {told.get('backbone', key)}, made elsewhere; licence of the weights: not known."
+            )
             continue
         recipe = Recipe.from_dict(told)
         try:
@@ -131,7 +149,11 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
         except FedcacheError:  # a backbone of another installation
             licence = ""
         kind = reads_of(recipe)
-        side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}" if recipe.size else f"{kind} as they are"
+        side = (
+            f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
+            if recipe.size
+            else f"{kind} as they are"
+        )
         side = f"{recipe.size} tokens of a text" if recipe.size and kind != IMAGES else side
         lines.append(
             f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
@@ -145,8 +167,11 @@ def accuracy_lines(
 ) -> list[str]:
     """Accuracy of every seed, with a Wilson interval where one model met a known number of rows."""
     a, protocol = result["accuracy"], result["protocol"]
-    over = {"global": "one model on the global test rows", "personalised": "each client's model on its own test rows",
-            "everywhere": "each client's model on all test rows"}[protocol]  # fmt: skip
+    over = {
+        "global": "one model on the global test rows",
+        "personalised": "each client's model on its own test rows",
+        "everywhere": "each client's model on all test rows",
+    }[protocol]
     lines = []
     rows = test_rows(result)
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
@@ -162,8 +187,10 @@ def accuracy_lines(
             f"{100 * ci.high:.2f} %."
         )
     if len(a["per_seed"]) > 1 and a["mean"] is not None:
-        lines.append(f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation "
-                     f"{100 * (a['std'] or 0.0):.2f} points.")  # fmt: skip
+        lines.append(
+            f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation "
+            f"{100 * (a['std'] or 0.0):.2f} points."
+        )
     own = None if client is None or clients is None else clients.accuracy_of(client)
     lines += [] if own is None else [f"Client {client}: {100 * own:.2f} %, mean over seeds."]
     return lines or ["No row was scored."]
@@ -191,9 +218,14 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
     facts = saved.facts
     method = METHODS.get(facts.method)
     if method is None:
-        return [*lines, f"{facts.method} is a method of somebody's own; see its code for what it sends."]
+        return [
+            *lines,
+            f"{facts.method} is a method of somebody's own; see its code for what it sends.",
+        ]
     parts = (
-        leaving(method, Sizes(facts.width, facts.width, len(facts.classes))) if facts.image is None else leaving(method)
+        leaving(method, Sizes(facts.width, facts.width, len(facts.classes)))
+        if facts.image is None
+        else leaving(method)
     )
     lines += [f"Sent: {part.what} ({part.tells})." for part in parts] or ["Nothing is sent."]
     return lines
@@ -204,7 +236,11 @@ def _privacy(result: Mapping[str, Any] | None) -> list[str]:
         return ["Not known: the run is not at hand."]
     trust = result.get("trust", {})
     lines = describe_trust(trust)
-    return lines if trust.get("privacy") else [*lines, "No noise was added, so no epsilon bounds what uploads tell."]
+    return (
+        lines
+        if trust.get("privacy")
+        else [*lines, "No noise was added, so no epsilon bounds what uploads tell."]
+    )
 
 
 def run_result(place: Path) -> Path | None:

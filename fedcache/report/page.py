@@ -94,7 +94,8 @@ def write_report(
         raise MachineError(f"{out.parent} cannot be written to.", "-o another/place/report.html")
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
-            f"{out} is no HTML file.", f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}"
+            f"{out} is no HTML file.",
+            f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}",
         )
     need_matplotlib()
     data.check_embedding(embed)
@@ -107,7 +108,9 @@ def write_report(
     groups = held_out_groups(merged.entries)
     in_groups = {e.digest for group in groups for e in group.entries}
     # A group says first what its runs say together; the sections of its runs come last.
-    settings = sorted(by_setting(merged.entries), key=lambda entries: entries[0].digest in in_groups)
+    settings = sorted(
+        by_setting(merged.entries), key=lambda entries: entries[0].digest in in_groups
+    )
     titles, shown = setting_names(settings), ToShow()
     observer.start("comparing", len(settings), "settings")
     try:
@@ -120,7 +123,9 @@ def write_report(
             sections.append(made)
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
             source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
-            said, made = section_of(number, name, entries, source, Shown(embed, score, images, shown))
+            said, made = section_of(
+                number, name, entries, source, Shown(embed, score, images, shown)
+            )
             if entries[0].digest not in in_groups:
                 verdicts.append(said)
             sections.append(made)
@@ -128,8 +133,12 @@ def write_report(
             observer.advance(1)
     finally:
         observer.stop()
-    draw_all([plot for section in sections for plot in (*section.plots, *section.details)], observer)
-    raw = _page(found, sections, verdicts, recipes, title or "Federated runs on cached features").encode()
+    draw_all(
+        [plot for section in sections for plot in (*section.plots, *section.details)], observer
+    )
+    raw = _page(
+        found, sections, verdicts, recipes, title or "Federated runs on cached features"
+    ).encode()
     write_output(out, raw)
     for sentence in dict.fromkeys(shown.missing):
         observer.warn(sentence)
@@ -149,15 +158,21 @@ def recipes_of(source: RunStore | str) -> dict[str, str]:
 
 
 def _page(
-    found: Gathered, sections: list[Section], verdicts: list[Verdict], recipes: Mapping[str, str], title: str
+    found: Gathered,
+    sections: list[Section],
+    verdicts: list[Verdict],
+    recipes: Mapping[str, str],
+    title: str,
 ) -> str:
     accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
     matrix = grids.matrix("across", accuracy, [s.title for s in sections])
     return render_page(
-        title, sections, len(found.entries),
+        title,
+        sections,
+        len(found.entries),
         across=[] if matrix is None else [matrix],
         verdicts=verdicts,
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         recipes=recipes,
         trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
-    )  # fmt: skip
+    )

@@ -45,7 +45,10 @@ _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "macro_f1": lambda r: r["macro_f1"]["mean"],
     "client_mean": lambda r: score_of(r, "client-mean").mean,
     "pooled": lambda r: score_of(r, "pooled").mean,
-    **{name: lambda r, name=name: r["fairness"][name] for name in ("worst10", "worst20", "worst40", "best10")},  # type: ignore[misc]
+    **{
+        name: lambda r, name=name: r["fairness"][name]  # type: ignore[misc]
+        for name in ("worst10", "worst20", "worst40", "best10")
+    },
 }
 METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
 """What a stored result has for every block."""
@@ -103,7 +106,11 @@ def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
 
 
 def within(
-    entries: Sequence[StoredRun], where: str, metric: str, over: str, names: Sequence[str] | None = None
+    entries: Sequence[StoredRun],
+    where: str,
+    metric: str,
+    over: str,
+    names: Sequence[str] | None = None,
 ) -> PairedBlocks:
     """Runs of one setting over seeds or clients, called by ``names`` or by what tells these apart.
 
@@ -143,20 +150,31 @@ def within(
     if over == "clients":
         lacking = _lacking(cells, blocks, known)
         notes += [
-            f"Left out of the clients: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()
+            f"Left out of the clients: {_some(left)}, without a value in {lack}."
+            for lack, left in lacking.items()
         ]
         notes += _seeds_differ(kept)
         common = known.all(0)
     else:
         notes += merged_notes(kept)
         common = known.any(0)
-    shared = tuple(blocks) if common.all() else tuple(blocks[i] for i in np.flatnonzero(common).tolist())
+    shared = (
+        tuple(blocks) if common.all() else tuple(blocks[i] for i in np.flatnonzero(common).tolist())
+    )
     return PairedBlocks(
-        where, tuple(cells), shared, values[:, common], tuple(notes), kept, _validation(kept, metric, over)
+        where,
+        tuple(cells),
+        shared,
+        values[:, common],
+        tuple(notes),
+        kept,
+        _validation(kept, metric, over),
     )
 
 
-def values_of_seeds(runs: Mapping[str, StoredRun], take: Callable[[Any], Any]) -> dict[str, tuple[list[str], Floats]]:
+def values_of_seeds(
+    runs: Mapping[str, StoredRun], take: Callable[[Any], Any]
+) -> dict[str, tuple[list[str], Floats]]:
     """Seeds and values of each run; a run that does not depend on the seed has its value for every seed of the others.
 
     Args:
@@ -164,15 +182,24 @@ def values_of_seeds(runs: Mapping[str, StoredRun], take: Callable[[Any], Any]) -
         take: the values of a result by seed, in the order of its seeds.
     """
     of_run = {
-        name: dict(zip(map(int, e.result["seeds"]), np.array(take(e.result), float).tolist(), strict=True))
+        name: dict(
+            zip(map(int, e.result["seeds"]), np.array(take(e.result), float).tolist(), strict=True)
+        )
         for name, e in runs.items()
     }
     fixed = fixed_runs(runs)
-    seeds = list(dict.fromkeys(seed for name, values in of_run.items() if name not in fixed for seed in values))
+    seeds = list(
+        dict.fromkeys(
+            seed for name, values in of_run.items() if name not in fixed for seed in values
+        )
+    )
     for name in fixed if seeds else ():
         first = next(iter(of_run[name].values()))
         of_run[name] = dict.fromkeys(seeds, first)
-    return {name: ([*map(str, values)], np.array(list(values.values()), float)) for name, values in of_run.items()}
+    return {
+        name: ([*map(str, values)], np.array(list(values.values()), float))
+        for name, values in of_run.items()
+    }
 
 
 def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
@@ -193,7 +220,9 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
                 continue
             seeds = compact(run.result["seeds"])
             which = _some([digest[:8] for digest in run.digests])
-            notes.append(f"{name}: {len(run.members)} runs of equal settings with the seeds {seeds} ({which}).")
+            notes.append(
+                f"{name}: {len(run.members)} runs of equal settings with the seeds {seeds} ({which})."
+            )
             if not run.exact:
                 notes.append(
                     f"{name}: these runs share some seeds. Accuracy is over all seeds, each once; figures of clients, "
@@ -212,19 +241,25 @@ def _aligned(rows: Sequence[tuple[Sequence[str], Floats]]) -> tuple[Sequence[str
     if all(names == first for names, _ in rows[1:]):
         return _distinct(first), np.stack([values for _, values in rows])
     named = [_distinct(names) for names, _ in rows]
-    places = {name: i for i, name in enumerate(dict.fromkeys(name for names in named for name in names))}
+    places = {
+        name: i for i, name in enumerate(dict.fromkeys(name for names in named for name in names))
+    }
     table = np.full((len(rows), len(places)), np.nan)
     for own, names, (_, values) in zip(table, named, rows, strict=True):
         own[[places[name] for name in names]] = values
     return list(places), table
 
 
-def _lacking(names: Sequence[str], blocks: Sequence[str], known: NDArray[np.bool_]) -> dict[str, list[str]]:
+def _lacking(
+    names: Sequence[str], blocks: Sequence[str], known: NDArray[np.bool_]
+) -> dict[str, list[str]]:
     """The blocks that some run has no value of, by the names of these runs; ``known`` is [T, B]."""
     lost = np.flatnonzero(~known.all(0))
     if not len(lost):
         return {}
-    kinds, first, kind_of = np.unique(known[:, lost], axis=1, return_index=True, return_inverse=True)
+    kinds, first, kind_of = np.unique(
+        known[:, lost], axis=1, return_index=True, return_inverse=True
+    )
     found = {}
     for kind in np.argsort(first).tolist():
         without = [name for name, there in zip(names, kinds[:, kind], strict=True) if not there]
@@ -250,7 +285,10 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                     f"{label_of(entry, facts)} is there twice on {where}: {_seeded(before)} and {_seeded(entry)}.",
                     "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
                 )
-    cells = {name: {where: _PER_RUN[metric](e.result) for where, e in row.items()} for name, row in taken.items()}
+    cells = {
+        name: {where: _PER_RUN[metric](e.result) for where, e in row.items()}
+        for name, row in taken.items()
+    }
     names, blocks = complete(cells, wheres)
     if len(names) < 2 or len(blocks) < 2:
         raise UsageError(
@@ -266,15 +304,27 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     runs = dict(zip(short, runs.values(), strict=True)) if len(set(short)) == len(short) else runs
     lost = [*(w for w in wheres if w not in blocks), *(n for n in cells if n not in names)]
     notes = _not_alike(runs, metric)
-    notes += [f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."] if lost else []
+    notes += (
+        [f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."]
+        if lost
+        else []
+    )
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
     if sets < len(blocks):
-        notes.append(f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small.")
+        notes.append(
+            f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small."
+        )
     where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
     table = _table({name: cells[name] for name in names}, blocks)
     return PairedBlocks(
-        where, tuple(runs), tuple(blocks), table, tuple(notes), runs, _validation(runs, metric, "settings")
+        where,
+        tuple(runs),
+        tuple(blocks),
+        table,
+        tuple(notes),
+        runs,
+        _validation(runs, metric, "settings"),
     )
 
 
@@ -284,7 +334,10 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     Raises UsageError, for fewer than two treatments that have all of two values.
     """
     runs = group.rows()
-    cells = {name: {value: _PER_RUN[metric](e.result) for value, e in row.items()} for name, row in runs.items()}
+    cells = {
+        name: {value: _PER_RUN[metric](e.result) for value, e in row.items()}
+        for name, row in runs.items()
+    }
     names, values = complete(cells, group.values)
     if len(names) < 2 or len(values) < 2:
         raise UsageError(
@@ -294,20 +347,36 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     kept = {name: [runs[name][value] for value in values] for name in names}
     lost = [*(v for v in group.values if v not in values), *(n for n in cells if n not in names)]
     notes = _not_alike(kept, metric)
-    notes += [f"Left out, so that every method has every value: {_some(lost, '; ')}."] if lost else []
+    notes += (
+        [f"Left out, so that every method has every value: {_some(lost, '; ')}."] if lost else []
+    )
     notes += _seeds_differ(kept) + merged_notes(kept)
-    notes.append(f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small.")
+    notes.append(
+        f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small."
+    )
     table = _table({name: cells[name] for name in names}, values)
     return PairedBlocks(
-        group.title, tuple(names), tuple(values), table, tuple(notes), kept, _validation(kept, metric, "settings")
+        group.title,
+        tuple(names),
+        tuple(values),
+        table,
+        tuple(notes),
+        kept,
+        _validation(kept, metric, "settings"),
     )
 
 
-def _validation(runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str) -> tuple[float, ...] | None:
+def _validation(
+    runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str
+) -> tuple[float, ...] | None:
     """What treatments are chosen by, where all of their runs have it: by the score by which they are compared."""
     score = metric.replace("_", "-")
     if score not in SCORES:
-        score = "client-mean" if over == "clients" else score_for(e.result for row in runs.values() for e in row)
+        score = (
+            "client-mean"
+            if over == "clients"
+            else score_for(e.result for row in runs.values() for e in row)
+        )
     made = []
     for row in runs.values():
         found = [value for e in row if (value := validation_value(e.result, score)) is not None]
@@ -359,13 +428,23 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
     notes = [CLAIMED] if any(e.claimed for row in runs.values() for e in row) else []
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
-        told = "; ".join(f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual)
-        head = "Models of different kinds" if metric in ("client_mean", "pooled") else "Not scored alike"
+        told = "; ".join(
+            f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual
+        )
+        head = (
+            "Models of different kinds"
+            if metric in ("client_mean", "pooled")
+            else "Not scored alike"
+        )
         notes.append(f"{head}. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
     notes += _drawn_apart({name: entry.result["accuracy"] for name, (entry, *_) in runs.items()})
     if (unlike := unlike_tests(e.result for row in runs.values() for e in row)) is not None:
         notes.append(unlike)
-    rough = [name for name, row in runs.items() if any(e.result.get("fidelity") not in (None, "exact") for e in row)]
+    rough = [
+        name
+        for name, row in runs.items()
+        if any(e.result.get("fidelity") not in (None, "exact") for e in row)
+    ]
     if rough:
         notes.append(f"Approximations of their method: {_some(rough)}.")
     return notes
@@ -385,7 +464,11 @@ def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
     counts = sorted({len(seeds) for seeds in held})
     spread = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return [] if len(held) < 2 else [f"Values are means over seeds that differ between runs ({spread} of them)."]
+    return (
+        []
+        if len(held) < 2
+        else [f"Values are means over seeds that differ between runs ({spread} of them)."]
+    )
 
 
 def _seeded(entry: StoredRun) -> str:

@@ -52,7 +52,9 @@ class RowDifference:
     holm: float | None = None
 
 
-def row_difference(one: StoredRun, other: StoredRun, metric: str, level: float) -> RowDifference | None:
+def row_difference(
+    one: StoredRun, other: StoredRun, metric: str, level: float
+) -> RowDifference | None:
     """``one`` minus ``other``, over the pairs of ``paired_seeds``.
 
     None where a run holds no test rows, where the two were not scored on the same ones, and for a metric that is no sum
@@ -109,7 +111,8 @@ def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
         return seeds[0][1:]
     rows, place = np.unique(np.concatenate([r for r, _, _ in seeds]), return_inverse=True)
     adds, weights = (
-        np.bincount(place, np.concatenate([seed[i] for seed in seeds]), len(rows)) / len(seeds) for i in (1, 2)
+        np.bincount(place, np.concatenate([seed[i] for seed in seeds]), len(rows)) / len(seeds)
+        for i in (1, 2)
     )
     return adds, weights
 
@@ -136,7 +139,11 @@ def rows_of_run(
     Raises:
         DamagedRunError for test rows that are not what was written.
     """
-    if run.result.get("protocol") not in PERSONAL or metric not in ("accuracy", "client_mean", "pooled"):
+    if run.result.get("protocol") not in PERSONAL or metric not in (
+        "accuracy",
+        "client_mean",
+        "pooled",
+    ):
         return None
     made: list[Rows] = []
     for seed, found in (run.test_rows or {}).items():

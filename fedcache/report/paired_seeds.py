@@ -43,8 +43,12 @@ def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
 
 def differences_of_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats:
     """[S] one score of a run minus that of another, of every pair of seeds; seeds without a score are left out."""
-    ours = dict(zip(map(int, one.result["seeds"]), score_of(one.result, score).per_seed, strict=False))
-    theirs = dict(zip(map(int, other.result["seeds"]), score_of(other.result, score).per_seed, strict=False))
+    ours = dict(
+        zip(map(int, one.result["seeds"]), score_of(one.result, score).per_seed, strict=False)
+    )
+    theirs = dict(
+        zip(map(int, other.result["seeds"]), score_of(other.result, score).per_seed, strict=False)
+    )
     gaps = []
     for mine, its in paired_seeds(one, other):
         value = ours.get(mine)
@@ -88,7 +92,11 @@ def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
     seeds = run.result["seeds"]
     digests = run.result.get("partition", {}).get("digests", ())
-    return dict(zip(map(int, seeds), map(str, digests), strict=True)) if len(seeds) == len(digests) else {}
+    return (
+        dict(zip(map(int, seeds), map(str, digests), strict=True))
+        if len(seeds) == len(digests)
+        else {}
+    )
 
 
 def _draws_nothing(result: Mapping[str, Any]) -> bool:

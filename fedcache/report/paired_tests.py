@@ -16,8 +16,25 @@ import numpy as np
 from fedcache.report.held_out import HELD_OUT
 from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.paired_rows import RowDifference, row_difference, rows_of_run
-from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, lowest_p, mean_ranks, p_value, ranking
-from fedcache.runs.choice import BY_VALIDATION, DIGITS, NOT_A_CHOICE, Order, order_of_run, tie_sentence
+from fedcache.report.statistics import (
+    Floats,
+    Ranking,
+    constant,
+    holm,
+    interval,
+    lowest_p,
+    mean_ranks,
+    p_value,
+    ranking,
+)
+from fedcache.runs.choice import (
+    BY_VALIDATION,
+    DIGITS,
+    NOT_A_CHOICE,
+    Order,
+    order_of_run,
+    tie_sentence,
+)
 from fedcache.runs.score import SCORES, WORDS, rows_interval
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
@@ -58,7 +75,9 @@ class Treatment:
 
     def blocks(self, names: Sequence[str]) -> tuple[str, ...]:
         """Names of the blocks of which it has a value."""
-        return tuple(name for name, value in zip(names, self.values, strict=True) if value is not None)
+        return tuple(
+            name for name, value in zip(names, self.values, strict=True) if value is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,11 @@ class Comparison:
         """What stands out in words: chosen by validation accuracy, or highest, which is no choice."""
         if self.chosen is not None:
             return BY_VALIDATION
-        return NOT_A_CHOICE if self.metric in ("accuracy", *SCORE_WORDS) else f"highest {self.metric} (not a choice)"
+        return (
+            NOT_A_CHOICE
+            if self.metric in ("accuracy", *SCORE_WORDS)
+            else f"highest {self.metric} (not a choice)"
+        )
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -151,17 +174,26 @@ class Comparison:
         alpha = 1.0 - self.level
         undecided = [p for p in self.pairs if p.holm is not None and p.holm >= alpha]
         return tuple(
-            p.one if p.other == self.reference else p.other for p in undecided if self.reference in (p.one, p.other)
+            p.one if p.other == self.reference else p.other
+            for p in undecided
+            if self.reference in (p.one, p.other)
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {**asdict(self), "best": list(self.best), "alike": list(self.alike), "chosen_by": self.chosen_by}
+        return {
+            **asdict(self),
+            "best": list(self.best),
+            "alike": list(self.alike),
+            "chosen_by": self.chosen_by,
+        }
 
     def __repr__(self) -> str:
         first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
         what = f"{len(self.treatments)} treatments over {len(self.blocks)} {self.over}"
-        return f"Comparison({self.setting}: {what}, {self.chosen_by}: {first.name} {first.mean:.4f})"
+        return (
+            f"Comparison({self.setting}: {what}, {self.chosen_by}: {first.name} {first.mean:.4f})"
+        )
 
 
 def compared(
@@ -187,13 +219,21 @@ def compared(
     """
     test = test or USUAL_TEST[over]
     means = np.nanmean(found.values, axis=1)
-    order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), DIGITS), *_place(found, i)))
+    order = sorted(
+        range(len(means)), key=lambda i: (-round(float(means[i]), DIGITS), *_place(found, i))
+    )
     names, values = [found.names[i] for i in order], found.values[order]
     known = ~np.isnan(values)
     whole = values[:, known.all(0)]  # what ranks are of: blocks of which all have a value
     ranks = list(map(float, mean_ranks(whole))) if whole.size else [None] * len(names)
-    held = None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
-    rows = _test_rows(found, metric, level) if over == "seeds" and metric in ("accuracy", *SCORE_WORDS) else {}
+    held = (
+        None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
+    )
+    rows = (
+        _test_rows(found, metric, level)
+        if over == "seeds" and metric in ("accuracy", *SCORE_WORDS)
+        else {}
+    )
     treatments = tuple(
         _treatment(n, v, r, level, None if held is None else held[n], rows.get(n))
         for n, v, r in zip(names, values, ranks, strict=True)
@@ -225,7 +265,10 @@ def compared(
         chosen=picked,
     )
     chose = against is None and pairs == "best" and picked is None
-    unpaired = [f"{one} and {other} have no seed in common, so they are not compared." for one, other in apart]
+    unpaired = [
+        f"{one} and {other} have no seed in common, so they are not compared."
+        for one, other in apart
+    ]
     return replace(done, notes=(*found.notes, *unpaired, *_tied(done), *_notes(done, chose=chose)))
 
 
@@ -241,28 +284,39 @@ def _pairs_of(
     """Pairs of treatments, each over the blocks of which both have a value."""
     known = ~np.isnan(values)
     shared = [known[i] & known[j] for i, j in chosen]
-    tested = [_p(test, values[i, s], values[j, s], over) for (i, j), s in zip(chosen, shared, strict=True)]
+    tested = [
+        _p(test, values[i, s], values[j, s], over) for (i, j), s in zip(chosen, shared, strict=True)
+    ]
     made = []
     for (i, j), s, p, corrected in zip(chosen, shared, tested, holm(tested), strict=True):
         differences = values[i, s] - values[j, s]
         of = tuple(name for name, there in zip(blocks, s, strict=True) if there)
         mean = float(differences.mean())
-        made.append(Pair(names[i], names[j], mean, interval(differences, level), p, corrected, blocks=of))
+        made.append(
+            Pair(names[i], names[j], mean, interval(differences, level), p, corrected, blocks=of)
+        )
     return tuple(made)
 
 
-def _with_rows(pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float) -> tuple[Pair, ...]:
+def _with_rows(
+    pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float
+) -> tuple[Pair, ...]:
     """The pairs with their differences over test rows, where these add up to what is compared."""
     runs = found.runs
     made = [
-        row_difference(runs[p.one][0], runs[p.other][0], metric, level) if {p.one, p.other} <= runs.keys() else None
+        row_difference(runs[p.one][0], runs[p.other][0], metric, level)
+        if {p.one, p.other} <= runs.keys()
+        else None
         for p in pairs
     ]
-    made = [r if r is not None and abs(r.difference - p.difference) < 1e-9 else None
-            for p, r in zip(pairs, made, strict=True)]  # fmt: skip
+    made = [
+        r if r is not None and abs(r.difference - p.difference) < 1e-9 else None
+        for p, r in zip(pairs, made, strict=True)
+    ]
     corrected = holm([None if r is None else r.p for r in made])
     return tuple(
-        p if r is None else replace(p, rows=replace(r, holm=h)) for p, r, h in zip(pairs, made, corrected, strict=True)
+        p if r is None else replace(p, rows=replace(r, holm=h))
+        for p, r, h in zip(pairs, made, corrected, strict=True)
     )
 
 
@@ -274,7 +328,9 @@ def _place(found: PairedBlocks, number: int) -> tuple[Order, int]:
 
 def _chosen(found: PairedBlocks, validation: Sequence[float]) -> int:
     """The number of the treatment that validation chooses."""
-    return min(range(len(validation)), key=lambda i: (-round(validation[i], DIGITS), *_place(found, i)))
+    return min(
+        range(len(validation)), key=lambda i: (-round(validation[i], DIGITS), *_place(found, i))
+    )
 
 
 def _tied(c: Comparison) -> list[str]:
@@ -287,7 +343,9 @@ def _tied(c: Comparison) -> list[str]:
     return [] if told is None else [told]
 
 
-def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, tuple[int, float, float]]:
+def _test_rows(
+    found: PairedBlocks, metric: str, level: float
+) -> dict[str, tuple[int, float, float]]:
     """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
@@ -314,7 +372,9 @@ def _treatment(
     values = row[~np.isnan(row)]
     std = float(values.std(ddof=1)) if len(values) > 1 else None
     told = tuple(None if np.isnan(value) else float(value) for value in row)
-    return Treatment(name, told, float(values.mean()), std, interval(values, level), rank, validation, rows)
+    return Treatment(
+        name, told, float(values.mean()), std, interval(values, level), rank, validation, rows
+    )
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -348,20 +408,28 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         }
         by_rows = any(t.test_rows is not None for t in c.treatments)
         over_rows = (
-            " Intervals are over test rows: Wilson's of one model, normal of clients' models." if by_rows else ""
+            " Intervals are over test rows: Wilson's of one model, normal of clients' models."
+            if by_rows
+            else ""
         )
         lacks = f"no interval over {c.over}" if by_rows else "no interval"
         untested = f"no test over {c.over}" if any(p.rows for p in c.pairs) else "no test"
-        return [f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"]
+        return [
+            f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"
+        ]
     notes = []
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")
     notes += _spreadless(c)
-    common = sum(None not in column for column in zip(*(t.values for t in c.treatments), strict=True))
+    common = sum(
+        None not in column for column in zip(*(t.values for t in c.treatments), strict=True)
+    )
     if len(c.treatments) > 2 and common < 2:
         notes.append(f"No test of ranks: fewer than two {c.over} are common to all runs.")
     elif c.ranking is None and len(c.treatments) > 2:
-        notes.append(f"No test of ranks: each of the {c.over} would count the order of runs without a spread again.")
+        notes.append(
+            f"No test of ranks: each of the {c.over} would count the order of runs without a spread again."
+        )
     if c.ranking is not None and c.ranking.blocks < count:
         notes.append(f"Ranks are over the {c.ranking.blocks} {c.over} that all runs have.")
     tested = sum(p.p is not None for p in c.pairs)
@@ -372,7 +440,9 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             f"and it would have to be below {alpha:.2g}."
         )
     if chose and tested:
-        notes.append("The highest was found by these numbers, which flatters its p; --against RUN fixes it beforehand.")
+        notes.append(
+            "The highest was found by these numbers, which flatters its p; --against RUN fixes it beforehand."
+        )
     if c.ranking is not None and c.ranking.p >= alpha:
         notes.append(
             f"Friedman's test finds no difference (p = {c.ranking.p:.2g}): distances beyond the critical one decide "
@@ -393,22 +463,38 @@ def _spreadless(c: Comparison) -> list[str]:
         HELD_OUT: "is the same for every held-out value",
     }[c.over]
     without = [name for name in same if name not in [t.name for t in by_rows]]
-    notes = [f"{t.name} has one of the {c.over} ({', '.join(t.blocks(c.blocks))}): no interval." for t in single]
-    notes += [f"Without an interval, because its value {why}: {', '.join(without)}."] if without else []
+    notes = [
+        f"{t.name} has one of the {c.over} ({', '.join(t.blocks(c.blocks))}): no interval."
+        for t in single
+    ]
+    notes += (
+        [f"Without an interval, because its value {why}: {', '.join(without)}."] if without else []
+    )
     if by_rows:
-        counts = ", ".join(dict.fromkeys(f"{t.test_rows[0]:,}" for t in by_rows if t.test_rows is not None))
+        counts = ", ".join(
+            dict.fromkeys(f"{t.test_rows[0]:,}" for t in by_rows if t.test_rows is not None)
+        )
         notes.append(
             f"The value {why}, and the interval is over {counts} test rows: {', '.join(t.name for t in by_rows)}."
         )
     once = [p for p in c.pairs if len(p.blocks) == 1]
-    notes += [f"{_pairs([p])} share one of the {c.over} ({p.blocks[0]}): no test over {c.over}." for p in once]
+    notes += [
+        f"{_pairs([p])} share one of the {c.over} ({p.blocks[0]}): no test over {c.over}."
+        for p in once
+    ]
     untested = [p for p in c.pairs if p.p is None and p not in once]
-    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over not in ("settings", HELD_OUT)]
+    among = [
+        p
+        for p in untested
+        if {p.one, p.other} <= set(same) and c.over not in ("settings", HELD_OUT)
+    ]
     if among:
         notes.append(f"{_pairs(among)} not tested: neither of the two varies over {c.over}.")
     others = [p for p in untested if p not in among]
     if others:
-        notes.append(f"{_pairs(others)} not tested: the differences are all equal, without a spread to test by.")
+        notes.append(
+            f"{_pairs(others)} not tested: the differences are all equal, without a spread to test by."
+        )
     return notes
 
 

@@ -56,12 +56,16 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
         )
     _name(axes.set_xticks, [c.name for c in partition.clients], rotation=90)
     _name(axes.set_yticks, columns.classes)
-    axes.set(xlim=(-0.6, clients - 0.4), ylim=(-0.6, classes - 0.4), xlabel="client", ylabel="class")
+    axes.set(
+        xlim=(-0.6, clients - 0.4), ylim=(-0.6, classes - 0.4), xlabel="client", ylabel="class"
+    )
     axes.set_title(plain(partition.default_name(), 80), parse_math=False)
     axes.grid(visible=True, linewidth=0.3, alpha=0.5)
     axes.set_axisbelow(True)
     if len(domains) > 1 and None not in of_client:
-        legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, title="domain")
+        legend = axes.legend(
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, title="domain"
+        )
         for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
             text.set_parse_math(False)
             handle.set_sizes([30.0])

@@ -112,7 +112,11 @@ def render_page(
     place = files("fedcache.report")
     style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
     env = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     env.filters["csv"] = _csv
     env.filters["code"] = _code
@@ -130,7 +134,11 @@ def render_page(
         count=count,
         images=sum(s.images for s in sections),
         recipes=sorted((recipes or {}).items()),
-        versions=[("fedcache", fedcache.__version__), ("python", platform.python_version()), *_versions()],
+        versions=[
+            ("fedcache", fedcache.__version__),
+            ("python", platform.python_version()),
+            *_versions(),
+        ],
         trained=trained,
     )
 
@@ -163,7 +171,8 @@ def _code(text: str) -> Any:
 
     parts = [markupsafe.escape(part) for part in visible(text, lines=True).split("`")]
     return markupsafe.Markup("").join(
-        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts)
+        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part
+        for i, part in enumerate(parts)
     )
 
 

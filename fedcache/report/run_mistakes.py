@@ -35,9 +35,17 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
     clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
     if not clients:
         raise StoreError(
-            f"The run saved no client's model ({facts.clients:,} clients).", command_saving(entry.path, "all")
+            f"The run saved no client's model ({facts.clients:,} clients).",
+            command_saving(entry.path, "all"),
         )
-    first = predict_run.predictor_of(members, ModelOptions(client=clients[0].name), places.home, "auto")
-    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)  # clients may all be tested on the same rows
-    deals = ((c.name, replace(first, client=c.name), np.asarray(c.test, np.int64)) for c in clients[::step])
+    first = predict_run.predictor_of(
+        members, ModelOptions(client=clients[0].name), places.home, "auto"
+    )
+    step = -(
+        -sum(len(c.test) for c in clients) // MOST_SCORED
+    )  # clients may all be tested on the same rows
+    deals = (
+        (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64))
+        for c in clients[::step]
+    )
     return find_mistakes(source.store, deals)

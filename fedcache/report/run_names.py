@@ -60,7 +60,11 @@ def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
 def label_of(entry: StoredRun, names: Sequence[str]) -> str:
     """The method and the facts of these names, in words."""
     told = facts(entry)
-    rest = [told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}" for n in names if n in told]
+    rest = [
+        told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}"
+        for n in names
+        if n in told
+    ]
     return " ".join(rest if "method" in names else [told["method"], *rest])
 
 
@@ -85,4 +89,6 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
         if len(set(tried)) > len(set(made)):
             used, made = [*used, name], tried
     counts = Counter(made)
-    return [f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)]
+    return [
+        f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)
+    ]

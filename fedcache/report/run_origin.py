@@ -67,7 +67,11 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             why = getattr(error, "message", str(error)).rstrip(".")
             continue
         there = {k for k, a in store.arrays.items() if a.dtype != "uint8"}
-        keys = [k for k in dict.fromkeys(str(k) for e in entries for k in e.result["arrays"]) if k in there]
+        keys = [
+            k
+            for k in dict.fromkeys(str(k) for e in entries for k in e.result["arrays"])
+            if k in there
+        ]
         fused = max((list(e.result["arrays"]) for e in entries), key=len)
         return RunStore(store, columns_of(store), partition, keys, [k for k in fused if k in there])
     return why
@@ -81,7 +85,18 @@ def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     return str(table.get("partition") or entry.result["partition"]["name"])
 
 
-_OWN = ("method", "set", "store", "dataset", "partition", "clients_from", "seeds", "rounds", "client_set", "preset")
+_OWN = (
+    "method",
+    "set",
+    "store",
+    "dataset",
+    "partition",
+    "clients_from",
+    "seeds",
+    "rounds",
+    "client_set",
+    "preset",
+)
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 
 
@@ -102,7 +117,9 @@ def command_of(entry: StoredRun, store: str) -> str:
         words += ["--clients-from", str(table["clients_from"])]
     else:
         words += (
-            ["--store", store] if store else ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
+            ["--store", store]
+            if store
+            else ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
         )
         words += _partition(entry, str(table.get("partition") or ""))
     one_shot = entry.result["rounds"] == 1 and "rounds" not in table

@@ -72,14 +72,24 @@ def section_of(
         if asked.images is not None:
             from fedcache.report.galleries import galleries_of  # decodes images, with a model
 
-            galleries, told = galleries_of(ident, every_method_first(named), source, asked.images, asked.found)
+            galleries, told = galleries_of(
+                ident, every_method_first(named), source, asked.images, asked.found
+            )
             notes += told
     else:
-        notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
+        notes.append(
+            f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
+        )
     columns, rows = table_of(entries, names, score, said.digest)
     store = source.store.path.name if isinstance(source, RunStore) else ""
     return said, Section(
-        ident, title, _says(entries, score), columns, rows, plots, notes,
+        ident,
+        title,
+        _says(entries, score),
+        columns,
+        rows,
+        plots,
+        notes,
         commands=[(label, e.digest, command_of(e, store)) for label, e in named],
         points=[(e.method, score_of(e.result, score).mean) for e in entries],
         galleries=galleries,
@@ -88,7 +98,7 @@ def section_of(
         details=details,
         tables=tables,
         filters=_filters(entries, names),
-    )  # fmt: skip
+    )
 
 
 def _says(entries: Sequence[StoredRun], score: str) -> str:
@@ -97,7 +107,11 @@ def _says(entries: Sequence[StoredRun], score: str) -> str:
     holds = first["dataset"].get("holds", ROWS)  # features that were ingested may be of anything
     says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable {holds}; partition "
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
-    says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
+    says += (
+        "; every seed has its own, the first is drawn."
+        if len(set(first["partition"]["digests"])) > 1
+        else "."
+    )
     if score != "own":
         says += f" Accuracy is {score}: {WORDS[score]}."
     if has_validation(e.result for e in entries):
@@ -111,7 +125,9 @@ def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[s
     """Columns of settings with the values by which runs can be kept, in the order of a grid."""
     made = []
     for name in names:
-        values = sorted({f[name] for f in map(facts, entries) if name in f}, key=grids.order_of_value)
+        values = sorted(
+            {f[name] for f in map(facts, entries) if name in f}, key=grids.order_of_value
+        )
         if 1 < len(values) <= MOST_VALUES:
             made.append((name.removeprefix("set."), values))
     return made
@@ -128,7 +144,9 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
         return None
     seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
     over = "seeds" if seeds else "clients"
-    if over == "clients" and (score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)):
+    if over == "clients" and (
+        score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)
+    ):
         return None
     metric = "accuracy" if score == "own" or over == "clients" else score.replace("-", "_")
     try:
@@ -145,7 +163,12 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
     assert sheet is not None  # nosec B101
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]
     said = sentences(c) if paired.enough_blocks(c) else c.notes
-    return f"Paired tests against {c.reference}", " ".join([words, *said]), sheet.columns, sheet.rows
+    return (
+        f"Paired tests against {c.reference}",
+        " ".join([words, *said]),
+        sheet.columns,
+        sheet.rows,
+    )
 
 
 def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
@@ -156,7 +179,9 @@ def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | 
         costs.against_seconds(f"{ident}-seconds", named, score),
         runs.curves(f"{ident}-curves", shown),
         runs.spread(f"{ident}-clients", shown),
-        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}, len(named)) if tests else None,
+        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}, len(named))
+        if tests
+        else None,
         paired.ranks(f"{ident}-ranks", tests) if tests else None,
         *grids.sweeps(f"{ident}-grid", [e for _, e in named], score),
         *hyperparameters(f"{ident}-settings", [e for _, e in named], score),
@@ -164,26 +189,45 @@ def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | 
     return [p for p in made if p is not None]
 
 
-def _detail_plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) -> tuple[list[Plot], list[str]]:
+def _detail_plots(
+    ident: str, named: runs.Named, source: RunStore | str, embed: str
+) -> tuple[list[Plot], list[str]]:
     """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
     entries = [e for _, e in named]
     firsts = first_of_each(named)
     made: list[Plot | None] = []
     notes: list[str] = []
     if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
-        notes.append("No run measured its accuracy in more than one round: `--eval-every 1` gives the curves.")
+        notes.append(
+            "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
+        )
     for i, (label, entry) in enumerate(firsts[:1]):
         made.append(runs.confusion(f"{ident}-confusion{i}", label, entry))
-        made += [confusion_difference(f"{ident}-against{i}", (label, entry), second) for second in firsts[1:2]]
+        made += [
+            confusion_difference(f"{ident}-against{i}", (label, entry), second)
+            for second in firsts[1:2]
+        ]
     if any("confusion" not in e.result for e in entries):
-        notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
-    notes += [*caution_notes(named), *drawn_notes(named), *merged_notes({label: [e] for label, e in named})]
+        notes.append(
+            "Results of earlier versions hold no confusion matrix: `--fresh` makes them again."
+        )
+    notes += [
+        *caution_notes(named),
+        *drawn_notes(named),
+        *merged_notes({label: [e] for label, e in named}),
+    ]
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):
         made.append(data.dots(f"{ident}-dots", source))
-        made += [data.plane(f"{ident}-plane{i}", source, k, embed) for i, k in enumerate(source.keys[:MOST_PLANES])]
-        made += [data.agreement(f"{ident}-fusion", source), data.label_entropy(f"{ident}-entropy", source)]
+        made += [
+            data.plane(f"{ident}-plane{i}", source, k, embed)
+            for i, k in enumerate(source.keys[:MOST_PLANES])
+        ]
+        made += [
+            data.agreement(f"{ident}-fusion", source),
+            data.label_entropy(f"{ident}-entropy", source),
+        ]
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
@@ -198,7 +242,11 @@ def caution_notes(named: runs.Named) -> list[str]:
     notes = []
     for found in kinds.values():
         each = [f"{label}: {words}" for label, words in found]
-        notes += each if len(each) <= MOST_NAMED else [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+        notes += (
+            each
+            if len(each) <= MOST_NAMED
+            else [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+        )
     return notes
 
 
@@ -210,7 +258,11 @@ def drawn_notes(named: runs.Named) -> list[str]:
             found.setdefault(drawn[0], []).append((label, drawn[1]))
     notes = []
     for who, of_runs in found.items():
-        names = ", ".join(label for label, _ in of_runs) if len(of_runs) <= MOST_NAMED else f"{len(of_runs)} runs"
+        names = (
+            ", ".join(label for label, _ in of_runs)
+            if len(of_runs) <= MOST_NAMED
+            else f"{len(of_runs)} runs"
+        )
         errors = [e for _, each in of_runs for e in each]
         if not errors:
             notes.append(f"{names}: {who}; there is no standard error.")

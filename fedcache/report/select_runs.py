@@ -18,7 +18,10 @@ def partition_name(result: Mapping[str, Any]) -> str:
     """The name of a saved partition, or the one that its scheme and arguments would give it."""
     part = result["partition"]
     scheme = SCHEMES.get(part["scheme"])
-    return str(part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"]))
+    return str(
+        part["name"]
+        or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
+    )
 
 
 def name_without_hold_out(result: Mapping[str, Any]) -> str:
@@ -31,7 +34,11 @@ def name_without_hold_out(result: Mapping[str, Any]) -> str:
 def partition_words(result: Mapping[str, Any]) -> str:
     """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
     held = values_held_out(result)
-    return f"{name_without_hold_out(result)}, hold_out={','.join(held)}" if held else partition_name(result)
+    return (
+        f"{name_without_hold_out(result)}, hold_out={','.join(held)}"
+        if held
+        else partition_name(result)
+    )
 
 
 OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(

@@ -71,7 +71,11 @@ def _may_fork() -> bool:
 
     Only the thread that tells a terminal that a command is at work may run: it uses nothing that drawing uses.
     """
-    others = (t for t in threading.enumerate() if t is not threading.current_thread() and t.name != SIGN_OF_LIFE)
+    others = (
+        t
+        for t in threading.enumerate()
+        if t is not threading.current_thread() and t.name != SIGN_OF_LIFE
+    )
     return sys.platform == "linux" and not any(others)
 
 
@@ -85,7 +89,9 @@ def _begin(part: Sequence[Plot], others: Sequence[Drawing]) -> list[Drawing]:
     asked = os.getpid()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, on locks that threads hold
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of Python 3.12, on locks that threads hold
             process = os.fork()
     except OSError:
         os.close(read)

@@ -151,7 +151,11 @@ def groups(ranks: Sequence[float], apart: float) -> tuple[tuple[int, ...], ...]:
     made: list[tuple[int, ...]] = []
     reached = 0
     for first, i in enumerate(order):
-        last = max(k for k in range(first, len(order)) if ranks[order[k]] - ranks[i] <= apart + 10.0**-DIGITS)
+        last = max(
+            k
+            for k in range(first, len(order))
+            if ranks[order[k]] - ranks[i] <= apart + 10.0**-DIGITS
+        )
         if last > first and last > reached:  # else it is part of the group before
             made.append(tuple(order[first : last + 1]))
             reached = last

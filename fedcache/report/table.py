@@ -50,19 +50,37 @@ def table_of(
     put("a client sends", [_sent(e) for e in entries])
     put("seconds a seed", [_seconds(seconds_of(e)) for e in entries])
     if any(e.result["fairness"].get("worst10") is not None for e in entries):
-        put(f"worst 10 %{said_by}", [_number(e.result["fairness"].get("worst10")) for e in entries],
-            shown=len({e.method for e in entries}) > 1 and len(differ) < 3)  # fmt: skip
+        put(
+            f"worst 10 %{said_by}",
+            [_number(e.result["fairness"].get("worst10")) for e in entries],
+            shown=len({e.method for e in entries}) > 1 and len(differ) < 3,
+        )
     if any("privacy" in e.result.get("trust", {}) for e in entries):
-        put("privacy", [_privacy(e.result.get("trust", {}).get("privacy")) for e in entries], numbers=False)
+        put(
+            "privacy",
+            [_privacy(e.result.get("trust", {}).get("privacy")) for e in entries],
+            numbers=False,
+        )
     _rest(put, entries, score, said_by)
-    columns, rows = [c for c, _ in made], [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
+    columns, rows = (
+        [c for c, _ in made],
+        [list(row) for row in zip(*(cells for _, cells in made), strict=True)],
+    )
     for place, column in enumerate(columns):
         if column.name.removesuffix(said_by) in MARKED:
             _mark(rows, place, [e.digest == chosen for e in entries] if held else None)
     return columns, rows
 
 
-MARKED = ("accuracy %", "validation %", "worst 10 %", "headline %", "client mean %", "pooled %", "macro F1 %")
+MARKED = (
+    "accuracy %",
+    "validation %",
+    "worst 10 %",
+    "headline %",
+    "client mean %",
+    "pooled %",
+    "macro F1 %",
+)
 
 
 def _rest(put: Any, entries: Sequence[StoredRun], score: str, said_by: str) -> None:
@@ -73,18 +91,31 @@ def _rest(put: Any, entries: Sequence[StoredRun], score: str, said_by: str) -> N
     stds = [score_of(r, score).std or None for r in results]
     if any(stds):
         put("± seeds", [_number(s) for s in stds], shown=False)
-    put("seeds", [HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))) for r in results], shown=False)
+    put(
+        "seeds",
+        [HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))) for r in results],
+        shown=False,
+    )
     others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
     for name, other in others.items():
         if other != score:
-            put(f"{name} %{said_by}", [_number(score_of(r, other).mean) for r in results], shown=False)
+            put(
+                f"{name} %{said_by}",
+                [_number(score_of(r, other).mean) for r in results],
+                shown=False,
+            )
     put(f"macro F1 %{said_by}", [_number(r["macro_f1"]["mean"]) for r in results], shown=False)
     sent = [r["traffic"]["exact"]["per_client_round"]["up"] for r in results]
     put("scalars a round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
     exact = [r["traffic"]["exact"] for r in results]
     megabytes = [(x["up_bytes"] + x["down_bytes"]) / 1e6 for x in exact]
     put("MB in all", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
-    put("fidelity", [HtmlCell(str(r["fidelity"]), str(r["fidelity"])) for r in results], numbers=False, shown=False)
+    put(
+        "fidelity",
+        [HtmlCell(str(r["fidelity"]), str(r["fidelity"])) for r in results],
+        numbers=False,
+        shown=False,
+    )
     put("run", [HtmlCell(e.digest[:8], e.digest) for e in entries], numbers=False, shown=False)
 
 
@@ -93,7 +124,11 @@ def _interval(entry: StoredRun, score: str) -> HtmlCell:
     found = uncertainty(entry, score)
     if found is None:
         return NOTHING
-    over = found.over.removesuffix(" test rows") + " rows" if found.over.endswith("rows") else found.over
+    over = (
+        found.over.removesuffix(" test rows") + " rows"
+        if found.over.endswith("rows")
+        else found.over
+    )
     return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
 
 
@@ -124,6 +159,8 @@ def _mark(rows: list[list[HtmlCell]], place: int, chosen: Sequence[bool] | None)
     known = [float(row[place].sort) for row in rows if row[place].sort]
     for number, row in enumerate(rows):
         cell = row[place]
-        best = bool(cell.sort) and (float(cell.sort) == max(known) if chosen is None else chosen[number])
+        best = bool(cell.sort) and (
+            float(cell.sort) == max(known) if chosen is None else chosen[number]
+        )
         if len(rows) > 1 and best:
             row[place] = HtmlCell(cell.text, cell.sort, best=True, note=cell.note)

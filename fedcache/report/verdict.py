@@ -14,7 +14,13 @@ from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.paired_rows import row_difference, rows_of_run
 from fedcache.report.paired_seeds import common_seeds, compact, differences_of_seeds
-from fedcache.report.statistics import LEAST_BLOCKS, Floats, constant, student_half, student_quantile
+from fedcache.report.statistics import (
+    LEAST_BLOCKS,
+    Floats,
+    constant,
+    student_half,
+    student_quantile,
+)
 from fedcache.runs.choice import DIGITS, has_validation, order_of_run, validation_value
 from fedcache.runs.score import LEVEL, rows_interval, score_of
 
@@ -68,7 +74,11 @@ class Verdict:
 def sent_bytes(entry: StoredRun) -> float:
     """Bytes that one client sends in one seed's run, the mean over clients."""
     up = float(entry.result["traffic"]["exact"]["up_bytes"])
-    return up / max(1, len(entry.result["seeds"])) / max(1, int(entry.result["partition"].get("clients") or 1))
+    return (
+        up
+        / max(1, len(entry.result["seeds"]))
+        / max(1, int(entry.result["partition"].get("clients") or 1))
+    )
 
 
 def seconds_of(entry: StoredRun) -> float | None:
@@ -81,8 +91,14 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     held = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
-        found = validation_value(entry.result, score) if held else score_of(entry.result, score).mean
-        return -round(-1.0 if found is None else found, DIGITS), order_of_run(entry.result), entry.digest
+        found = (
+            validation_value(entry.result, score) if held else score_of(entry.result, score).mean
+        )
+        return (
+            -round(-1.0 if found is None else found, DIGITS),
+            order_of_run(entry.result),
+            entry.digest,
+        )
 
     return sorted(entries, key=place)
 
@@ -122,7 +138,9 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         return _student(gaps, level, "seeds")
     paired = differences_of_seeds(one, other, score)
     over_rows = row_difference(one, other, METRIC[score], level) if len(paired) else None
-    same = over_rows is not None and math.isclose(over_rows.difference, float(paired.mean()), abs_tol=1e-9)
+    same = over_rows is not None and math.isclose(
+        over_rows.difference, float(paired.mean()), abs_tol=1e-9
+    )
     if same and over_rows is not None and over_rows.interval is not None:
         return Estimate(over_rows.difference, *over_rows.interval, f"{over_rows.rows:,} test rows")
     held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
@@ -187,17 +205,23 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     undecided = _not_told_apart(best, rivals, score) if rivals else []
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
-        word, sure = "Level", "All runs here reached the very same figures; it is the first by method and settings."
+        word, sure = (
+            "Level",
+            "All runs here reached the very same figures; it is the first by method and settings.",
+        )
     if chosen and (unlike := unlike_tests(e.result for e in field)) is not None:
         sure = f"{sure} {unlike}"
     return Verdict(
-        title, name, best.digest, chosen,
+        title,
+        name,
+        best.digest,
+        chosen,
         headline=_headline(best, rivals, gap, label, score, chosen) + _equals(equals, label),
         word=word,
         sure=sure,
         cost=_cost(best, undecided, label, score),
         reference=_reference([e for e in scored if e not in field], best, label, score),
-    )  # fmt: skip
+    )
 
 
 def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
@@ -214,13 +238,22 @@ def _equals(equals: Sequence[StoredRun], label: dict[str, str]) -> str:
 
 
 def _headline(
-    best: StoredRun, rivals: Sequence[StoredRun], gap: Estimate | None, label: dict[str, str], score: str, chosen: bool
+    best: StoredRun,
+    rivals: Sequence[StoredRun],
+    gap: Estimate | None,
+    label: dict[str, str],
+    score: str,
+    chosen: bool,
 ) -> str:
     accuracy = score_of(best.result, score).mean
     assert accuracy is not None  # nosec B101
     name = label[best.digest]
     held = percent(validation_value(best.result, score))
-    by = f"is best by validation accuracy ({held} %) and reaches" if chosen else "has the highest test accuracy,"
+    by = (
+        f"is best by validation accuracy ({held} %) and reaches"
+        if chosen
+        else "has the highest test accuracy,"
+    )
     words = f"{name} {by} {percent(accuracy)} %{' on the test rows' if chosen else ''}"
     if best.claimed:
         words += " as its sites claim"
@@ -228,9 +261,11 @@ def _headline(
         second = score_of(rivals[0].result, score).mean
         assert second is not None  # nosec B101
         difference = 100 * (accuracy - second)
-        how = "level with" if abs(difference) < 0.005 else f"{abs(difference):.2f} points " + (
-            "above" if difference > 0 else "below"
-        )  # fmt: skip
+        how = (
+            "level with"
+            if abs(difference) < 0.005
+            else f"{abs(difference):.2f} points " + ("above" if difference > 0 else "below")
+        )
         words += f", {how} the second, {label[rivals[0].digest]}"
         # Seeds that only one of them has are in its own accuracy, and in no difference.
         fewer = gap is not None and abs(100 * gap.value - difference) >= 0.005
@@ -262,13 +297,23 @@ def _bytes(count: float) -> str:
 def _seconds(value: float) -> str:
     if value < 0.1:
         return "less than 0.1 s"
-    return f"{value / 60:.3g} min" if value >= 120 else f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+    return (
+        f"{value / 60:.3g} min"
+        if value >= 120
+        else f"{value:.2g} s"
+        if value < 10
+        else f"{value:.0f} s"
+    )
 
 
 def _sure(
-    best: StoredRun, rivals: Sequence[StoredRun], undecided: Sequence[StoredRun], gap: Estimate | None,
-    label: dict[str, str], chosen: bool,
-) -> tuple[str, str]:  # fmt: skip
+    best: StoredRun,
+    rivals: Sequence[StoredRun],
+    undecided: Sequence[StoredRun],
+    gap: Estimate | None,
+    label: dict[str, str],
+    chosen: bool,
+) -> tuple[str, str]:
     """How sure the order is, in a word, and why: which others are not told apart, and by which rows it stands."""
     if not rivals:
         return "Alone", "There is no other run here to compare it with."
@@ -283,7 +328,9 @@ def _sure(
         said.append(f"Its lead over every other is larger than chance among {gap.over} explains.")
     elif gap.high < 0:
         word = "Contradicted"
-        said.append(f"On the test rows the second is better, by more than chance among {gap.over} explains.")
+        said.append(
+            f"On the test rows the second is better, by more than chance among {gap.over} explains."
+        )
     else:
         word = "Not sure"
         others = [label[e.digest] for e in undecided] or [label[rivals[0].digest]]
@@ -293,11 +340,17 @@ def _sure(
         lies = "lead over" if gap.value >= 0 else "distance from"
         after = f", corrected for {len(rivals)} comparisons" if len(rivals) > 1 else ""
         said.append(f"Chance among {gap.over} can explain its {lies} {of} ({names}){after}.")
-    if gap is not None and gap.over.endswith("seeds") and len(set(best.result["partition"]["digests"])) == 1:
+    if (
+        gap is not None
+        and gap.over.endswith("seeds")
+        and len(set(best.result["partition"]["digests"])) == 1
+    ):
         said.append("All seeds share one partition and its test rows.")
     if not chosen:
-        said.append(f"No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
-                    "it, which flatters it (`--validation 0.2` keeps some).")  # fmt: skip
+        said.append(
+            f"No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
+            "it, which flatters it (`--validation 0.2` keeps some)."
+        )
     return word, " ".join(said)
 
 
@@ -313,7 +366,10 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     typical = 0.0
     if over_seeds:
         each = freedom / len(over_seeds)
-        typical = float(np.median([g.var(ddof=1) for g in over_seeds.values()])) / (1.0 - 2.0 / (9.0 * each)) ** 3
+        typical = (
+            float(np.median([g.var(ddof=1) for g in over_seeds.values()]))
+            / (1.0 - 2.0 / (9.0 * each)) ** 3
+        )
     found = []
     for entry in rivals:
         if (gaps := over_seeds.get(entry.digest)) is not None:
@@ -327,7 +383,9 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     return found
 
 
-def _cost(best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str) -> str:
+def _cost(
+    best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
+) -> str:
     if best.pooled_rows:
         return "It is no federation: nothing travels because all rows lie in one place."
     rounds, sent = int(best.result.get("rounds") or 1), sent_bytes(best)
@@ -335,7 +393,13 @@ def _cost(best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str]
     words = f"Each client sends {each}" if sent else "Clients send nothing"
     down = best.result["traffic"]["exact"]["down_bytes"] / max(1, len(best.result["seeds"]))
     down /= max(1, int(best.result["partition"].get("clients") or 1))
-    words += f" and receives {_bytes(down)}" if down and sent else f" and receive {_bytes(down)} each" if down else ""
+    words += (
+        f" and receives {_bytes(down)}"
+        if down and sent
+        else f" and receive {_bytes(down)} each"
+        if down
+        else ""
+    )
     seconds = seconds_of(best)
     words += "." if seconds is None else f"; training a seed took {_seconds(seconds)}."
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
@@ -347,10 +411,14 @@ def _cost(best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str]
     return words
 
 
-def _reference(found: Sequence[StoredRun], best: StoredRun, label: dict[str, str], score: str) -> str:
+def _reference(
+    found: Sequence[StoredRun], best: StoredRun, label: dict[str, str], score: str
+) -> str:
     if not found:
         return ""
     top = ranked(found, score)[0]
     words = f"{label[top.digest]}, with all rows in one place, reaches {percent(score_of(top.result, score).mean)} %"
     other = set(map(str, top.result["backbones"])) != set(map(str, best.result["backbones"]))
-    return words + (f", on features of {' + '.join(map(str, top.result['backbones']))}." if other else ".")
+    return words + (
+        f", on features of {' + '.join(map(str, top.result['backbones']))}." if other else "."
+    )

@@ -25,7 +25,13 @@ from fedcache.heads.projection import embed
 from fedcache.report.partition_dots import draw
 from fedcache.reproduce.metrics import Value
 from fedcache.reproduce.planning import find_domain
-from fedcache.reproduce.prepare import CellPartition, Workbench, partition_cell, short_batches, with_known_domains
+from fedcache.reproduce.prepare import (
+    CellPartition,
+    Workbench,
+    partition_cell,
+    short_batches,
+    with_known_domains,
+)
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.open_run import prepare_run, row_source
 from fedcache.runs.row_sources import Preparation
@@ -45,8 +51,16 @@ def model(cell: PaperCell, _bench: Workbench) -> Measured:
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
     if cell.at == ("1",):
         out, into = made["P.W"].shape
-        inputs = f"{widths[0]} x {len(widths)}" if len(set(widths)) == 1 and sum(widths) == into else str(into)
-        parts = [f"FC({inputs}, {out})", "ReLU", *([f"BN({len(made['P.gain'])})"] if head.bn else [])]
+        inputs = (
+            f"{widths[0]} x {len(widths)}"
+            if len(set(widths)) == 1 and sum(widths) == into
+            else str(into)
+        )
+        parts = [
+            f"FC({inputs}, {out})",
+            "ReLU",
+            *([f"BN({len(made['P.gain'])})"] if head.bn else []),
+        ]
         parts += ["L2"] if head.z_norm else []
         return {"details": ", ".join(parts)}, []
     out, into = made["Q.W"].shape
@@ -68,7 +82,11 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     values: dict[str, Value | None] = {
         "clients_of": float(len(rows)),
         "classes_of": float(rows[0].classes) if rows else None,
-        "per_class": None if not owned else float(owned[0]) if len(owned) == 1 else f"{owned[0]} to {owned[-1]}",
+        "per_class": None
+        if not owned
+        else float(owned[0])
+        if len(owned) == 1
+        else f"{owned[0]} to {owned[-1]}",
         "sizes": ", ".join(str(r.train) for r in rows),
         "total": float(sum(r.train for r in rows)),
     }
@@ -89,7 +107,10 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     rows = np.sort(rng.choice(pool, min(wanted, len(pool)), replace=False))
     images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
     if (entry := text_of_array(store.manifest, found.keys[0])) is None:
-        raise StoreError(f"{cell.backbones[0]} has no text features.", "Name one that has, for example glyph-clip.")
+        raise StoreError(
+            f"{cell.backbones[0]} has no text features.",
+            "Name one that has, for example glyph-clip.",
+        )
     text = torch.from_numpy(np.array(read_text(store.path, cell.backbones[0], entry), np.float32))
     bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
     said = [f"rows: {len(rows)} instead of {wanted}"] if len(rows) < wanted else []
@@ -108,11 +129,17 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     label = data.classes.index(wanted) if wanted in data.classes else 0
     rows = np.flatnonzero((data.label == label) & (data.split == 0))
     if not len(rows):
-        raise UsageError(f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on.")
+        raise UsageError(
+            f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on."
+        )
     x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     p, s = float(cell.set["p"]), float(cell.set["s"])
-    e = rng.laplace(size=x.shape) if cell.set.get("noise") == "laplace" else rng.standard_normal(x.shape)
+    e = (
+        rng.laplace(size=x.shape)
+        if cell.set.get("noise") == "laplace"
+        else rng.standard_normal(x.shape)
+    )
     noisy = np.clip((1 - p) * x + s * e, 0, 1)
     path = _picture(cell, workbench)
     Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
@@ -149,8 +176,13 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     These models are trained here and not kept: a stored result holds no weights.
     """
     found = workbench.features(cell)
-    dealt = partition_cell(cell, found.columns, parse_seeds(cell.seeds)[0], proxy=workbench.options.proxy)
-    models = [trained(cell, workbench, names, dealt) for names in (*((n,) for n in found.names), found.names)]
+    dealt = partition_cell(
+        cell, found.columns, parse_seeds(cell.seeds)[0], proxy=workbench.options.proxy
+    )
+    models = [
+        trained(cell, workbench, names, dealt)
+        for names in (*((n,) for n in found.names), found.names)
+    ]
     clients = dealt.partition.clients
     proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
     owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
@@ -158,16 +190,24 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     projected = []
     for states, of in models:
         head, x = head_of(of.settings, "projection"), of.data.x
-        projected.append([embed(head, state, x[c.train, 0])[0] for state, c in zip(states, clients, strict=True)])
+        projected.append(
+            [embed(head, state, x[c.train, 0])[0] for state, c in zip(states, clients, strict=True)]
+        )
     cka = [
-        [diagnostics.linear_cka(mine, fused) for mine, fused in zip(projected[k], projected[-1], strict=True)]
+        [
+            diagnostics.linear_cka(mine, fused)
+            for mine, fused in zip(projected[k], projected[-1], strict=True)
+        ]
         for k in range(len(found.names))
     ]
     names = [c.name for c in clients]
     short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
     said = [*dealt.departures, *short]
     said += ["one backbone: there is nothing to compare"] if len(found.names) == 1 else []
-    return {"heatmap": _matrix(found.names, names, s.tolist()), "cka": _matrix(found.names, names, cka)}, said
+    return {
+        "heatmap": _matrix(found.names, names, s.tolist()),
+        "cka": _matrix(found.names, names, cka),
+    }, said
 
 
 def trained(
@@ -201,7 +241,9 @@ def trained(
 
 def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[float]]) -> str:
     """A row for each backbone, a number for each client."""
-    rows = [f"{b} {' '.join(f'{v:.3f}' for v in row)}" for b, row in zip(backbones, values, strict=True)]
+    rows = [
+        f"{b} {' '.join(f'{v:.3f}' for v in row)}" for b, row in zip(backbones, values, strict=True)
+    ]
     return f"{'; '.join(rows)} (columns {', '.join(clients)})"
 
 

@@ -69,9 +69,15 @@ def over_seeds(values: Sequence[Value | None]) -> Measurement:
     if isinstance(first, str):
         return Measurement(text=first, n=len(known))
     if isinstance(first, list):
-        return Measurement(curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known))
+        return Measurement(
+            curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known)
+        )
     numbers = np.array(known, np.float64)
-    return Measurement(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else None, len(numbers))
+    return Measurement(
+        float(numbers.mean()),
+        float(numbers.std(ddof=1)) if len(numbers) > 1 else None,
+        len(numbers),
+    )
 
 
 def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) -> AgainstPrinted:
@@ -94,7 +100,9 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
     error = math.sqrt(sum(parts.values()))
     if not error:
         return AgainstPrinted(difference)
-    return AgainstPrinted(difference, difference / error, "both" if len(parts) == 2 else next(iter(parts)))
+    return AgainstPrinted(
+        difference, difference / error, "both" if len(parts) == 2 else next(iter(parts))
+    )
 
 
 def subtract(a: Measurement, b: Measurement) -> Measurement:
@@ -169,7 +177,9 @@ def _head_params(run: Run, _rest: str) -> Value | None:
 
 
 def _seconds(run: Run, _rest: str) -> Value | None:
-    rounds = [s for seed in run.measured.get("per_seed", {}).values() for s in seed.get("rounds", ())]
+    rounds = [
+        s for seed in run.measured.get("per_seed", {}).values() for s in seed.get("rounds", ())
+    ]
     return float(np.mean(rounds)) if rounds else None
 
 
@@ -218,15 +228,27 @@ METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
 
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(
-        ("accuracy", "client_mean", "client_min", "client", "domain", "worst10", "worst20", "worst40", "best10",
-         "macro_f1", "curve"), "%",
+        (
+            "accuracy",
+            "client_mean",
+            "client_min",
+            "client",
+            "domain",
+            "worst10",
+            "worst20",
+            "worst40",
+            "best10",
+            "macro_f1",
+            "curve",
+        ),
+        "%",
     ),
     "std": "points",
     "seconds_per_round": "s",
     "entropy_bound": "bits",
     "entropy_mean": "bits",
     "entropy_least": "bits",
-}  # fmt: skip
+}
 
 
 def name(metric: str) -> str:
@@ -239,7 +261,11 @@ def show_number(value: float, metric: str) -> str:
     """Two decimals for what has a unit, whole numbers for what is counted, five decimals for a bound."""
     if unit(metric):
         return f"{value:.3f}" if unit(metric) == "bits" else f"{value:.2f}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
+    return (
+        f"{value:,.0f}"
+        if float(value).is_integer()
+        else f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
+    )
 
 
 def show_printed(printed: Printed | None, metric: str) -> str:
@@ -255,7 +281,10 @@ def show_printed(printed: Printed | None, metric: str) -> str:
 def show_measured(measured: Measurement, metric: str) -> str:
     """Mean (std), a text, or a curve from its first to its last round."""
     if measured.curve is not None:
-        first, last = show_number(measured.curve[0], metric), show_number(measured.curve[-1], metric)
+        first, last = (
+            show_number(measured.curve[0], metric),
+            show_number(measured.curve[-1], metric),
+        )
         return f"{first} to {last} in {len(measured.curve)} rounds"
     if measured.mean is None:
         return measured.text or "-"

@@ -64,7 +64,10 @@ class RequirementCheck:
     """
 
     def __init__(
-        self, home: Home, weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None
+        self,
+        home: Home,
+        weights: Mapping[str, str] | None = None,
+        data: Mapping[str, str] | None = None,
     ) -> None:
         self.home = home
         self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
@@ -88,13 +91,17 @@ class RequirementCheck:
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
         """What any cell lacks, each thing once."""
-        return list(dict.fromkeys(need for cell in entry.cells for need in self.missing(entry, cell)))
+        return list(
+            dict.fromkeys(need for cell in entry.cells for need in self.missing(entry, cell))
+        )
 
     def weights(self, name: str) -> Requirement | None:
         """What is missing of a backbone."""
         return self._once("weights", name, lambda: self._weights(name))
 
-    def _once(self, kind: str, name: str, ask: Callable[[], Requirement | None]) -> Requirement | None:
+    def _once(
+        self, kind: str, name: str, ask: Callable[[], Requirement | None]
+    ) -> Requirement | None:
         if (kind, name) not in self._found:
             self._found[kind, name] = ask()
         return self._found[kind, name]
@@ -103,13 +110,19 @@ class RequirementCheck:
         try:
             row = backbones.lookup(name, home=self.home.root)
             found = backbones.locate(
-                row, given=self.given, home=self.home.root, memory=self._memory, offline=self.home.offline
+                row,
+                given=self.given,
+                home=self.home.root,
+                memory=self._memory,
+                offline=self.home.offline,
             )
         except FedcacheError as error:
             return Requirement("weights", name, error.message, error.hint)
         if found.download is not None:
             why = f"not here; published {found.download}"
-            return Requirement("weights", name, why, f"fedcache backbones pull {shell_word(name)}", fetched=True)
+            return Requirement(
+                "weights", name, why, f"fedcache backbones pull {shell_word(name)}", fetched=True
+            )
         return None
 
     def _data(self, spec: str) -> Requirement | None:
@@ -127,11 +140,15 @@ def _method(cell: PaperCell) -> Requirement | None:
     """A method that is not there, or lacks a switch or a value of it."""
     name = cell.method
     if name not in METHODS:
-        return Requirement("method", name, f"this fedcache has no method {name}", "fedcache methods list")
+        return Requirement(
+            "method", name, f"this fedcache has no method {name}", "fedcache methods list"
+        )
     try:
         METHODS[name].resolve(cell.preset, cell.set)
     except FedcacheError as error:
-        return Requirement("setting", name, error.message, f"fedcache methods info {shell_word(name)}")
+        return Requirement(
+            "setting", name, error.message, f"fedcache methods info {shell_word(name)}"
+        )
     return None
 
 
@@ -140,7 +157,9 @@ def _scheme(cell: PaperCell) -> Requirement | None:
         found = f"this fedcache has no scheme {cell.scheme}"
         return Requirement("scheme", cell.scheme, found, "fedcache partition --help")
     try:
-        SCHEMES[cell.scheme].resolve({**cell.args, **({"domain": cell.domain} if cell.domain else {})})
+        SCHEMES[cell.scheme].resolve(
+            {**cell.args, **({"domain": cell.domain} if cell.domain else {})}
+        )
     except FedcacheError as error:
         return Requirement("scheme", cell.scheme, error.message, error.hint)
     return None
@@ -262,7 +281,9 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
     for name in options.backbones:
         backbones.lookup(name, home=looker.home.root)
     if options.backbones and not named:
-        raise UsageError(f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out.")
+        raise UsageError(
+            f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out."
+        )
     if len(options.backbones) > len(named):
         raise UsageError(
             f"{len(options.backbones)} backbones for {len(named)} roles.",
@@ -285,21 +306,30 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.limit is not None and paper.dataset:
         said.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    taken = [b if b == "pixels" and (not alone or not replaceable(paper)) else mapping.get(b) for b in paper.backbones]
+    taken = [
+        b if b == "pixels" and (not alone or not replaceable(paper)) else mapping.get(b)
+        for b in paper.backbones
+    ]
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
     pairs = list(zip(paper.backbones, taken, strict=True))
-    said += [f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old]
+    said += [
+        f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old
+    ]
     gone = [old for old, new in pairs if new is None]
     if gone:
         said.append(f"backbones: none in place of {', '.join(gone)}")
     changed = left != paper.backbones
     if changed and paper.recipe:
-        kept = {f"{b}:{k}": v for b in left if b in paper.backbones for k, v in paper.recipe.items()}
+        kept = {
+            f"{b}:{k}": v for b in left if b in paper.backbones for k, v in paper.recipe.items()
+        }
         cell = replace(cell, recipe=kept)
         others = ", ".join(b for b in left if b not in paper.backbones)
         said.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
     cell = replace(cell, backbones=left)
-    wanted = {k: v for k, v in options.recipe.items() if left and k.rpartition(":")[0] in ("", *left)}
+    wanted = {
+        k: v for k, v in options.recipe.items() if left and k.rpartition(":")[0] in ("", *left)
+    }
     if wanted:
         cell = replace(cell, recipe={**cell.recipe, **wanted})
         said.append(f"images: {_pairs(wanted)}")
@@ -329,7 +359,10 @@ def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     method = HEADS.get(cell.method, cell.method)
     made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
     network = "ResNet-50" if cell.set.get("encoder") == "resnet50" else "ResNet-18"
-    return made, f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images"
+    return (
+        made,
+        f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images",
+    )
 
 
 def _pairs(values: Mapping[str, str]) -> str:

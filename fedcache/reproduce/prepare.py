@@ -113,7 +113,13 @@ class Workbench:
         Raises:
             FedcacheError: as ``extract``.
         """
-        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views, cell.augment)
+        key = (
+            cell.dataset,
+            cell.backbones,
+            tuple(sorted(cell.recipe.items())),
+            cell.views,
+            cell.augment,
+        )
         if key not in self._features:
             config = ExtractConfig(
                 dataset=cell.dataset,
@@ -126,12 +132,18 @@ class Workbench:
                 data=self.options.data,
                 device=self.options.device,
             )
-            done = extract(config, self.home, observer=self.observer, stop=self.halt, engine=self.engine)
+            done = extract(
+                config, self.home, observer=self.observer, stop=self.halt, engine=self.engine
+            )
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
             held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
             # A name that means two arrays of the store is no name; images beside an encoder are found by training.
-            both = [(b, k) for b, k in zip(cell.backbones, keys, strict=True) if b != "pixels" or len(keys) == 1]
+            both = [
+                (b, k)
+                for b, k in zip(cell.backbones, keys, strict=True)
+                if b != "pixels" or len(keys) == 1
+            ]
             names = tuple(b if held.count(b) == 1 else k for b, k in both)
             self._features[key] = Features(done.path, keys, names, columns_of(store))
         return self._features[key]
@@ -153,7 +165,16 @@ class Workbench:
     def columns(self, cell: PaperCell) -> Columns:
         """What a partition may know of the images of a cell; every one counts as readable."""
         d = self.images(cell)
-        return Columns(d.label, d.domain, d.split, np.ones(len(d), np.uint8), d.uid, d.classes, d.domains, d.digest)
+        return Columns(
+            d.label,
+            d.domain,
+            d.split,
+            np.ones(len(d), np.uint8),
+            d.uid,
+            d.classes,
+            d.domains,
+            d.digest,
+        )
 
 
 def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
@@ -163,7 +184,11 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
         return {}
     plain, wanted = lookup("pixels").recipe, lookup(encoders[0], home=home.root).recipe
     keys = ("size", "resize", "interpolation", "crop_pct")
-    return {f"pixels:{k}": str(getattr(wanted, k)) for k in keys if getattr(wanted, k) != getattr(plain, k)}
+    return {
+        f"pixels:{k}": str(getattr(wanted, k))
+        for k in keys
+        if getattr(wanted, k) != getattr(plain, k)
+    }
 
 
 @dataclass(frozen=True)
@@ -175,7 +200,9 @@ class CellPartition:
     departures: tuple[str, ...]
 
 
-def with_known_domains(cell: PaperCell, columns: Columns, *, proxy: bool) -> tuple[PaperCell, list[str]]:
+def with_known_domains(
+    cell: PaperCell, columns: Columns, *, proxy: bool
+) -> tuple[PaperCell, list[str]]:
     """The cell with its domains as the dataset calls them.
 
     Raises:
@@ -215,10 +242,14 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         if proxy and cell.scheme in DOMAIN_CLIENTS:
             said.append(f"clients: {len(made.clients)}, the domains of {cell.dataset}")
         return CellPartition(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
-    raise UsageError(f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on.")
+    raise UsageError(
+        f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
+    )
 
 
-def short_batches(cell: PaperCell, partition: Partition, *, proxy: bool) -> tuple[dict[str, Any], list[str]]:
+def short_batches(
+    cell: PaperCell, partition: Partition, *, proxy: bool
+) -> tuple[dict[str, Any], list[str]]:
     """The settings; in a proxy whose smallest client fills no batch, short batches are not left out.
 
     Nor has it a queue of keys that its public rows cannot fill.
@@ -229,7 +260,9 @@ def short_batches(cell: PaperCell, partition: Partition, *, proxy: bool) -> tupl
     made, said = dict(cell.set), []
     if proxy and left_out and isinstance(batch, int) and least < batch:
         made |= dict.fromkeys(left_out, False)
-        said.append(f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}")
+        said.append(
+            f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
+        )
     public, queue = len(partition.clients[0].train), hp.get("queue")
     if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:
         made |= {"anchors": "all", "esd_drop_last": False}

@@ -80,7 +80,9 @@ class RowRanking:
         counted = len(self.agree) + len(self.reverse) + len(self.undecided)
         parts = [f"{len(self.agree)} of {counted} pairs as printed{_pairs(self.agree)}"]
         if self.reverse:
-            parts.append(f"{len(self.reverse)} the other way round{_pairs(self.reverse, 'printed above')}")
+            parts.append(
+                f"{len(self.reverse)} the other way round{_pairs(self.reverse, 'printed above')}"
+            )
         if self.undecided:
             parts.append(
                 f"{len(self.undecided)} undecided, less than one standard error apart{_pairs(self.undecided, 'and')}"
@@ -88,7 +90,9 @@ class RowRanking:
         if self.tied:
             parts.append(f"{len(self.tied)} printed equal{_pairs(self.tied, 'and')}")
         single = all(p.measured.std is None for p in self.places)
-        alone = " There is one seed, so no standard error: every difference counts." if single else ""
+        alone = (
+            " There is one seed, so no standard error: every difference counts." if single else ""
+        )
         tau = "" if self.tau is None else f" Kendall's tau-b is {self.tau:+.2f}."
         return f"PROXY, order of {where}: {'; '.join(parts)}.{tau}{alone}"
 
@@ -171,7 +175,9 @@ def _verdict(above: RankedRow, below: RankedRow) -> str:
     if above.printed == below.printed:
         return "tied"
     apart = above.got - below.got
-    error = math.sqrt(sum(p.measured.std**2 / p.measured.n for p in (above, below) if p.measured.std is not None))
+    error = math.sqrt(
+        sum(p.measured.std**2 / p.measured.n for p in (above, below) if p.measured.std is not None)
+    )
     if apart == 0.0 or abs(apart) < error:
         return "undecided"
     return "agree" if apart > 0 else "reverse"

@@ -134,7 +134,9 @@ class PaperTable:
 
         ``pixels`` plays a role only where it stands alone, and where what trains on it has a version on features.
         """
-        named = [b for cell in self.cells for b in cell.backbones if b != "pixels" or replaceable(cell)]
+        named = [
+            b for cell in self.cells for b in cell.backbones if b != "pixels" or replaceable(cell)
+        ]
         return tuple(dict.fromkeys(named))
 
 
@@ -146,7 +148,11 @@ def replaceable(cell: PaperCell) -> bool:
     """Whether features may take the place of a cell's images."""
     if cell.backbones != ("pixels",):
         return False
-    switch = [h for h in METHODS[cell.method].hparams if h.name == "encoder"] if cell.method in METHODS else []
+    switch = (
+        [h for h in METHODS[cell.method].hparams if h.name == "encoder"]
+        if cell.method in METHODS
+        else []
+    )
     return cell.method in HEADS or not switch or "mlp" in switch[0].choices
 
 
@@ -211,7 +217,11 @@ def parse(text: str, where: str) -> PaperTable:
 
 
 def _cell(
-    own: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[str, Any], axes: Mapping[str, Any], where: str
+    own: Mapping[str, Any],
+    data: Mapping[str, Any],
+    protocol: Mapping[str, Any],
+    axes: Mapping[str, Any],
+    where: str,
 ) -> PaperCell:
     """A cell with everything that holds for it, merged."""
     at = own.get("at", [])
@@ -233,7 +243,9 @@ def _cell(
             values[key] = {**values.get(key, {}), **value} if key in MERGED else value
     printed = own.get("printed", ["-"] * len(values["metrics"]))
     if len(printed) != len(values["metrics"]):
-        raise _wrong(where, f"cell {at} prints {len(printed)} values for {len(values['metrics'])} metrics")
+        raise _wrong(
+            where, f"cell {at} prints {len(printed)} values for {len(values['metrics'])} metrics"
+        )
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     labels = dict(zip(data["labels"], at, strict=True))
     return PaperCell(labels=labels, printed=tuple(_printed(p, where) for p in printed), **plain)
@@ -256,7 +268,12 @@ def _printed(value: Any, where: str) -> Printed | None:
 
 
 def _difference(data: Mapping[str, Any], cells: Sequence[PaperCell], where: str) -> Difference:
-    made = Difference(tuple(data["of"]), tuple(data["minus"]), str(data["metric"]), Printed(float(data["printed"])))
+    made = Difference(
+        tuple(data["of"]),
+        tuple(data["minus"]),
+        str(data["metric"]),
+        Printed(float(data["printed"])),
+    )
     for at in (made.of, made.minus):
         if not any(c.at == at and made.metric in c.metrics for c in cells):
             raise _wrong(where, f"a difference names {at} with {made.metric}, which no cell has")

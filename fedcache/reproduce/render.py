@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedcache.reproduce.metrics import compare, name, show_compared, show_measured, show_printed, unit
+from fedcache.reproduce.metrics import (
+    compare,
+    name,
+    show_compared,
+    show_measured,
+    show_printed,
+    unit,
+)
 from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import PaperCell, PaperTable
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
@@ -19,7 +26,11 @@ def title(report: Reproduction) -> str:
     if report.proxy:
         where = f" on {report.on}" if report.on else ""
         return f"{PROXY} of {report.entry.name}{where}: {report.entry.title}"
-    departs = ", with departures" if report.departures or any(line.departures for line in report.lines) else ""
+    departs = (
+        ", with departures"
+        if report.departures or any(line.departures for line in report.lines)
+        else ""
+    )
     return f"{report.entry.name}: {report.entry.title}{departs}"
 
 
@@ -34,7 +45,9 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made = []
-    ranks = {(p.line.cell.at, p.metric): (p, len(o.places)) for o in orders(report) for p in o.places}
+    ranks = {
+        (p.line.cell.at, p.metric): (p, len(o.places)) for o in orders(report) for p in o.places
+    }
     width = len(columns(report))
     for line in report.lines:
         first = label(report, line)
@@ -45,7 +58,11 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             measured, printed = line.measured[metric], line.cell.printed[i]
             if report.proxy:
                 place, of = ranks.get((line.cell.at, metric), (None, 0))
-                last = (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}") if place else ("", "")
+                last = (
+                    (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}")
+                    if place
+                    else ("", "")
+                )
             else:
                 last = show_compared(report.compared(line, i), metric)
             values = (show_printed(printed, metric), show_measured(measured, metric), *last)
@@ -56,9 +73,16 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         if measured.mean is None:
             continue
         what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
-        last = ("", "") if report.proxy else show_compared(compare(wanted.printed, 0, measured), wanted.metric)
+        last = (
+            ("", "")
+            if report.proxy
+            else show_compared(compare(wanted.printed, 0, measured), wanted.metric)
+        )
         first = PROXY if report.proxy else PLAIN
-        numbers = (show_printed(wanted.printed, wanted.metric), show_measured(measured, wanted.metric))
+        numbers = (
+            show_printed(wanted.printed, wanted.metric),
+            show_measured(measured, wanted.metric),
+        )
         made.append((first, what, *blank, name(wanted.metric), *numbers, *last)[:width])
     return made
 
@@ -89,7 +113,10 @@ def sentences(report: Reproduction) -> list[str]:
     for departure, where in of_rows(report).items():
         said.append(f"Departure of {'; '.join(where)}: {departure}.")
     if report.proxy:
-        said += [f"The same measurement: {'; '.join(', '.join(at) for at in rows)}." for rows in repeated(report)]
+        said += [
+            f"The same measurement: {'; '.join(', '.join(at) for at in rows)}."
+            for rows in repeated(report)
+        ]
     else:
         said.append(
             f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
@@ -188,7 +215,11 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
 def cell_data(cell: PaperCell) -> dict[str, Any]:
     """Everything that determines a cell's runs."""
     found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items() if v not in ("", (), {}, None, 0)}
+    return {
+        k: list(v) if isinstance(v, tuple) else v
+        for k, v in found.items()
+        if v not in ("", (), {}, None, 0)
+    }
 
 
 def entry_data(entry: PaperTable) -> dict[str, Any]:
@@ -204,14 +235,20 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
             {
                 "labels": dict(cell.labels),
                 "printed": {
-                    m: p.__dict__ if p is not None else None for m, p in zip(cell.metrics, cell.printed, strict=True)
+                    m: p.__dict__ if p is not None else None
+                    for m, p in zip(cell.metrics, cell.printed, strict=True)
                 },
                 "protocol": cell_data(cell),
             }
             for cell in entry.cells
         ],
         "differences": [
-            {"of": list(d.of), "minus": list(d.minus), "metric": d.metric, "printed": d.printed.mean}
+            {
+                "of": list(d.of),
+                "minus": list(d.minus),
+                "metric": d.metric,
+                "printed": d.printed.mean,
+            }
             for d in entry.differences
         ],
     }

@@ -29,8 +29,21 @@ from fedcache.reproduce.metrics import (
     show_measured,
     subtract,
 )
-from fedcache.reproduce.planning import READS, Options, PlannedCell, Requirement, RequirementCheck, plan
-from fedcache.reproduce.prepare import ReproductionEngine, Workbench, partition_cell, short_batches, with_known_domains
+from fedcache.reproduce.planning import (
+    READS,
+    Options,
+    PlannedCell,
+    Requirement,
+    RequirementCheck,
+    plan,
+)
+from fedcache.reproduce.prepare import (
+    ReproductionEngine,
+    Workbench,
+    partition_cell,
+    short_batches,
+    with_known_domains,
+)
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
 from fedcache.runs.loop import train
 from fedcache.runs.spec import parse_seeds
@@ -92,10 +105,16 @@ class Reproduction:
 
     def difference(self, wanted: Difference) -> Measurement:
         """What was got for a statement about two cells."""
-        a, b = (next((ln for ln in self.lines if ln.cell.at == at), None) for at in (wanted.of, wanted.minus))
+        a, b = (
+            next((ln for ln in self.lines if ln.cell.at == at), None)
+            for at in (wanted.of, wanted.minus)
+        )
         if a is None or b is None:
             return Measurement()
-        return subtract(a.measured.get(wanted.metric, Measurement()), b.measured.get(wanted.metric, Measurement()))
+        return subtract(
+            a.measured.get(wanted.metric, Measurement()),
+            b.measured.get(wanted.metric, Measurement()),
+        )
 
 
 def reproduce(
@@ -140,11 +159,19 @@ def reproduce(
     if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
         raise _nothing_can_run(entry, lacks, planned)
     workbench = Workbench(
-        home, options, observer, stop, home.root / "reproduce" / entry.name, runs or home.runs, engine
+        home,
+        options,
+        observer,
+        stop,
+        home.root / "reproduce" / entry.name,
+        runs or home.runs,
+        engine,
     )
     if engine is not None and entry.kind == "runs":
         _train_on_cluster(
-            [p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack], workbench, engine
+            [p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack],
+            workbench,
+            engine,
         )
     lines, errors = [], []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
@@ -155,7 +182,11 @@ def reproduce(
             observer.note(f"{where}: not run, {why}")
             continue
         try:
-            earlier = [ln for ln in lines if options.proxy and not ln.why_not and _same(ln.planned.cell, p.cell)]
+            earlier = [
+                ln
+                for ln in lines
+                if options.proxy and not ln.why_not and _same(ln.planned.cell, p.cell)
+            ]
             line = _measure_cell(entry, p, workbench, earlier[0] if earlier else None)
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
@@ -166,8 +197,12 @@ def reproduce(
             continue
         lines.append(line)
         metric = line.cell.metrics[0]
-        stored = f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
-        observer.note(f"{where}: {name(metric)} {show_measured(line.measured[metric], metric)}{stored}")
+        stored = (
+            f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
+        )
+        observer.note(
+            f"{where}: {name(metric)} {show_measured(line.measured[metric], metric)}{stored}"
+        )
     if errors and not any(line.measured for line in lines):
         raise errors[0]
     return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))
@@ -178,7 +213,9 @@ def _nothing_can_run(
 ) -> FedcacheError:
     """The error of an entry none of whose cells can be run."""
     needs = list(dict.fromkeys(n for lack in lacks for n in lack))
-    missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(p.refused or "" for p in planned)
+    missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(
+        p.refused or "" for p in planned
+    )
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
         chosen = " --backbones glyph-clip" if entry.roles() else ""
@@ -201,7 +238,9 @@ def _measure_cell(
 ) -> ReproducedCell:
     """Measure one cell, unless ``twin`` is the same measurement: runs are read again, all else is not made again."""
     line = ReproducedCell(
-        planned, departures=list(planned.departures), same_as=twin.cell.at if twin is not None else ()
+        planned,
+        departures=list(planned.departures),
+        same_as=twin.cell.at if twin is not None else (),
     )
     if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
         line.departures += [d for d in twin.departures if d not in twin.planned.departures]
@@ -244,11 +283,15 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
             eval_every=cell.eval_every,
             set=settings,
         )
-        asked.append((config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options)))
+        asked.append(
+            (config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options))
+        )
     return asked, said
 
 
-def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine) -> None:
+def _train_on_cluster(
+    planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine
+) -> None:
     """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
     asked: list[RunRequest] = []
     for one in planned:

@@ -19,7 +19,9 @@ class Chance:
     """What a guess gives on the test rows of a run that is no better."""
 
     accuracy: float  # of the run, mean over seeds
-    level: float  # of always the same class: 1 / C, or the share of the largest class of the test rows
+    level: (
+        float  # of always the same class: 1 / C, or the share of the largest class of the test rows
+    )
     least: float  # from which on a result would be better than a guess
     classes: int
     rows: int  # different test rows of a seed, at most
@@ -31,10 +33,15 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
     by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
     """
-    accuracy, classes = result["accuracy"]["mean"], int(result.get("classes") or 0)  # earlier releases had no number
+    accuracy, classes = (
+        result["accuracy"]["mean"],
+        int(result.get("classes") or 0),
+    )  # earlier releases had no number
     if accuracy is None or classes < 2:
         return None
-    counts = [sum(row) for row in result.get("confusion") or []]  # test rows of each class, summed over seeds
+    counts = [
+        sum(row) for row in result.get("confusion") or []
+    ]  # test rows of each class, summed over seeds
     total = sum(counts)
     level = max(1 / classes, max(counts) / total) if total else 1 / classes
     rows = distinct = int(result["partition"].get("test_rows") or 0)

@@ -25,7 +25,9 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
 
     ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
     """
-    return validation_value(result, score) if "validation" in result else score_of(result, score).mean
+    return (
+        validation_value(result, score) if "validation" in result else score_of(result, score).mean
+    )
 
 
 def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
@@ -61,12 +63,20 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
     part, trust = result.get("partition", {}), result.get("trust", {})
     rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
     rest |= {f"partition.{key}": value for key, value in part.get("args", {}).items()}
-    rest |= {f"trust.{key}": value for key, value in trust.items() if not isinstance(value, dict | list)}
+    rest |= {
+        f"trust.{key}": value for key, value in trust.items() if not isinstance(value, dict | list)
+    }
     method = order_of_settings({"method": result.get("method")})
-    return (*method, *order_of_settings(result.get("hyperparameters", {})), *order_of_settings(rest))
+    return (
+        *method,
+        *order_of_settings(result.get("hyperparameters", {})),
+        *order_of_settings(rest),
+    )
 
 
-def tie_sentence(figures: Sequence[float | None], first: str, what: str, of: str = "") -> str | None:
+def tie_sentence(
+    figures: Sequence[float | None], first: str, what: str, of: str = ""
+) -> str | None:
     """That the first of some figures, the highest first, is not alone, and which is taken; None where it is.
 
     ``what`` are the things that have the figures, and ``of`` what these are, where that is not plain.

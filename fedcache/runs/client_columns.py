@@ -26,7 +26,9 @@ CLIENTS_FILE = "clients.parquet"
 def check_recordable(clients: int) -> None:
     """Refuse before training what could not be written after it. Raises MachineError for many without pyarrow."""
     if clients > CLIENTS_IN_RESULT:
-        need_arrow(f"The result of {clients:,} clients (a parquet file above {CLIENTS_IN_RESULT:,})")
+        need_arrow(
+            f"The result of {clients:,} clients (a parquet file above {CLIENTS_IN_RESULT:,})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +36,13 @@ class ClientColumns:
     """One entry per client, in client order."""
 
     names: Sequence[str]
-    accuracy: np.ndarray  # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
+    accuracy: (
+        np.ndarray
+    )  # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
     classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
-    per_seed: np.ndarray  # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
+    per_seed: (
+        np.ndarray
+    )  # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
     validation: np.ndarray | None = (
         None  # float64 [M], as ``accuracy`` on the rows to choose by; None without such rows
     )
@@ -50,7 +56,9 @@ class ClientColumns:
     def accuracy_of(self, name: str) -> float | None:
         """Of one client; None for a name that is not there, and a client that was not scored."""
         place = next((i for i, known in enumerate(self.names) if known == name), None)
-        return None if place is None or np.isnan(self.accuracy[place]) else float(self.accuracy[place])
+        return (
+            None if place is None or np.isnan(self.accuracy[place]) else float(self.accuracy[place])
+        )
 
     def to_parquet(self, seeds: Sequence[int]) -> bytes:
         """The content of ``CLIENTS_FILE``: client, accuracy, classes_owned, and the accuracy of every seed."""
@@ -64,7 +72,10 @@ class ClientColumns:
             "client": pa.array(list(self.names), pa.string()),
             "accuracy": known(self.accuracy),
             "classes_owned": pa.array(self.classes_owned, pa.float64()),
-            **{f"accuracy_seed_{seed}": known(values) for seed, values in zip(seeds, self.per_seed, strict=True)},
+            **{
+                f"accuracy_seed_{seed}": known(values)
+                for seed, values in zip(seeds, self.per_seed, strict=True)
+            },
             **({} if self.validation is None else {"validation": known(self.validation)}),
         }
         held = io.BytesIO()
@@ -90,7 +101,11 @@ class _ColumnOfNames(MadeWhenAsked[str]):
 
     def __eq__(self, other: object) -> bool:
         """Whether another column has the same strings in the same order."""
-        return bool(self._column.equals(other._column)) if isinstance(other, _ColumnOfNames) else NotImplemented
+        return (
+            bool(self._column.equals(other._column))
+            if isinstance(other, _ColumnOfNames)
+            else NotImplemented
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -107,7 +122,9 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
             owned = np.array(result["classes_owned"]["per_client"], np.float64)
         held = result.get("validation")
         validation = None if held is None else np.array(held["per_client"], np.float64)
-        return ClientColumns(result["clients"], accuracy, owned, np.empty((0, len(accuracy))), validation)
+        return ClientColumns(
+            result["clients"], accuracy, owned, np.empty((0, len(accuracy))), validation
+        )
     path = folder / CLIENTS_FILE
     try:
         raw = path.read_bytes()
@@ -121,11 +138,17 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
     table = parquet.read_table(io.BytesIO(raw))
 
     def numbers(name: str) -> np.ndarray:
-        found: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        found: np.ndarray = (
+            table[name].to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        )
         return found
 
     per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
     validation = numbers("validation") if "validation" in table.column_names else None
     return ClientColumns(
-        _ColumnOfNames(table["client"]), numbers("accuracy"), numbers("classes_owned"), np.stack(per_seed), validation
+        _ColumnOfNames(table["client"]),
+        numbers("accuracy"),
+        numbers("classes_owned"),
+        np.stack(per_seed),
+        validation,
     )

@@ -33,7 +33,12 @@ def check_named(train: TrainConfig, store: Store, home: Home) -> None:
 
 
 def client_overrides(
-    method: Method, train: TrainConfig, store: Store, keys: Sequence[str], widths: Sequence[int], clients: int
+    method: Method,
+    train: TrainConfig,
+    store: Store,
+    keys: Sequence[str],
+    widths: Sequence[int],
+    clients: int,
 ) -> dict[int, ClientOverrides]:
     """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
 
@@ -48,7 +53,10 @@ def client_overrides(
         clients: their number.
     """
     stops = np.cumsum(widths)
-    place = {key: (int(stop) - width, int(stop)) for key, stop, width in zip(keys, stops, widths, strict=False)}
+    place = {
+        key: (int(stop) - width, int(stop))
+        for key, stop, width in zip(keys, stops, widths, strict=False)
+    }
     columns = []
     for entry in train.client_backbones:
         chosen = chosen_arrays(store, entry.split("+"))
@@ -59,11 +67,16 @@ def client_overrides(
                 "Leave --backbones out, or name all of them there.",
             )
         columns.append(tuple(place[key] for key in chosen))
-    values: Mapping[str, list[str]] = {key: str(words).split(",") for key, words in train.client_set.items()}
-    typed = {key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()}
+    values: Mapping[str, list[str]] = {
+        key: str(words).split(",") for key, words in train.client_set.items()
+    }
+    typed = {
+        key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()
+    }
     own = {
         i: ClientOverrides(
-            columns[i % len(columns)] if columns else (), {key: words[i % len(words)] for key, words in typed.items()}
+            columns[i % len(columns)] if columns else (),
+            {key: words[i % len(words)] for key, words in typed.items()},
         )
         for i in range(clients)
     }

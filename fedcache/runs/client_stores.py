@@ -11,7 +11,11 @@ from fedcache.store.store import Store
 def check_client_folder(folder: Path) -> None:
     """Refuse what is no directory, with the name of one that is meant. Raises StoreError."""
     if not folder.is_dir():
-        beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+        beside = (
+            [p.name for p in folder.parent.iterdir() if p.is_dir()]
+            if folder.parent.is_dir()
+            else []
+        )
         near = closest(folder.name, beside)
         raise StoreError(
             f"There is no directory {folder}." + (f" Did you mean {near!r}?" if near else ""),
@@ -27,11 +31,17 @@ def open_clients(folder: Path) -> list[Store]:
     check_client_folder(folder)
     paths = sorted(folder.glob("*.zarr"))
     if not paths:
-        raise StoreError(f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR   makes them.")
+        raise StoreError(
+            f"{folder} holds no client stores.",
+            "fedcache shard --partition NAME --out DIR   makes them.",
+        )
     stores = [Store.open(p) for p in paths]
     for store in stores:
         if "shard" not in store.dataset:
-            raise StoreError(f"{store.path} is not a client's store.", "fedcache shard --partition NAME --out DIR")
+            raise StoreError(
+                f"{store.path} is not a client's store.",
+                "fedcache shard --partition NAME --out DIR",
+            )
     stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
     first = stores[0]
     numbers = [int(s.dataset["shard"]["number"]) for s in stores]

@@ -18,7 +18,9 @@ MOST_SCORED = 1 << 21
 """Pairs of client and test row up to which they are added up."""
 
 
-def count_test_rows(found: Evaluation, clients: Sequence[ClientRows], labels: Tensor) -> TestRows | None:
+def count_test_rows(
+    found: Evaluation, clients: Sequence[ClientRows], labels: Tensor
+) -> TestRows | None:
     """The test rows of an evaluation; None where predictions were not kept, and above ``MOST_ROWS`` or ``MOST_SCORED``.
 
     Args:
@@ -29,8 +31,16 @@ def count_test_rows(found: Evaluation, clients: Sequence[ClientRows], labels: Te
     too_many = found.sizes is None and len(found.rows) > MOST_ROWS
     if not len(found.rows) or not found.whole or too_many:
         return None
-    table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
-    lists = _one_model(found, table) if found.sizes is None else (found.rows, found.predictions, found.sizes)
+    table = (
+        clients
+        if isinstance(clients, ClientTable)
+        else ClientTable.of(clients, np.empty(0, np.int64))
+    )
+    lists = (
+        _one_model(found, table)
+        if found.sizes is None
+        else (found.rows, found.predictions, found.sizes)
+    )
     if lists is None:
         return None
     rows, guesses, sizes = lists
@@ -55,7 +65,9 @@ def count_test_rows(found: Evaluation, clients: Sequence[ClientRows], labels: Te
     )
 
 
-def _one_model(found: Evaluation, table: ClientTable) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _one_model(
+    found: Evaluation, table: ClientTable
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows and predictions of one model, client by client, and how many each has; None for too many of them."""
     if int(table.test_sizes.sum()) > MOST_SCORED:
         return None

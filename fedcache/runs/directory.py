@@ -58,7 +58,15 @@ PRUNED = "pruned.json"
 """Says of a run without a result that a search stopped it: ``round``, ``rounds``, ``validation``, ``search``."""
 
 MINUTE = 60.0
-PLACES = ("dataset", "store", "partition", "clients_from", "availability", "client_clusters", "client_durations")
+PLACES = (
+    "dataset",
+    "store",
+    "partition",
+    "clients_from",
+    "availability",
+    "client_clusters",
+    "client_durations",
+)
 """Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
 result by its own digest."""
 
@@ -67,7 +75,10 @@ class DamagedRunError(CorruptionError):
     """A stored result that is not what was written, or whose promised files are not."""
 
     def __init__(self, path: Path, why: str = "is not what was written") -> None:
-        super().__init__(f"{path} {why}.", f"The same command with --fresh runs it again; or remove {path.parent}.")
+        super().__init__(
+            f"{path} {why}.",
+            f"The same command with --fresh runs it again; or remove {path.parent}.",
+        )
         self._args = (path, why)
 
     def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
@@ -97,7 +108,9 @@ class RunDirectory:
         check_models(self.path, result)
         return result
 
-    def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = "") -> None:
+    def begin(
+        self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = ""
+    ) -> None:
         """Make the directory, the config that re-runs it, with a note at its top, and the partitions made for it.
 
         ``partitions`` are the parts of their files, by the file's name.
@@ -111,7 +124,9 @@ class RunDirectory:
         write_atomic(self.path / "config.toml", text)
         digests = {name: sha256_hex(*parts) for name, parts in partitions.items()}
         self._files = {"config.toml": file_digest("config.toml", text), **digests}
-        write_sealed(self.path / WRITTEN, {"kind": FILES}, {"config.toml": sha256_hex(text), **digests})
+        write_sealed(
+            self.path / WRITTEN, {"kind": FILES}, {"config.toml": sha256_hex(text), **digests}
+        )
 
     def restart(self) -> None:
         """Forget checkpoints and finished seeds, so that every seed begins again."""
@@ -119,14 +134,20 @@ class RunDirectory:
         for left in (path for kind in kinds for path in self.path.glob(kind)):
             left.unlink(missing_ok=True)
 
-    def checkpoint(self, seed: int, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def checkpoint(
+        self, seed: int, warn: Callable[[str], None]
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Tensors and meta of a seed's last checkpoint, or None: ``warn`` is told why a damaged one is dropped."""
         found = self._read(self._checkpoint(seed), "checkpoint", seed, warn)
         return None if found is None else (found.tensors, json.loads(found.content))
 
-    def save_checkpoint(self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def save_checkpoint(
+        self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
+    ) -> None:
         """Replace a seed's checkpoint, whole or not at all."""
-        content = json.dumps(dict(state))  # as text: figures of a round may be NaN, which sealed JSON has not
+        content = json.dumps(
+            dict(state)
+        )  # as text: figures of a round may be NaN, which sealed JSON has not
         with explain_disk_errors(self._checkpoint(seed), sum(t.nbytes for t in tensors.values())):
             write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
 
@@ -142,7 +163,11 @@ class RunDirectory:
 
     def forget(self, seed: int) -> None:
         """Drop a seed's checkpoint, and what its clients keep beside it."""
-        for left in (self._checkpoint(seed), self.states(seed), self.states(seed).with_suffix(".lock")):
+        for left in (
+            self._checkpoint(seed),
+            self.states(seed),
+            self.states(seed).with_suffix(".lock"),
+        ):
             left.unlink(missing_ok=True)
 
     def states(self, seed: int) -> Path:
@@ -184,12 +209,20 @@ class RunDirectory:
         for name, raw in promised.items():
             write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
-        whole = {**result, "files": {**self._files, **{n: file_digest(n, raw) for n, raw in promised.items()}}}
+        whole = {
+            **result,
+            "files": {**self._files, **{n: file_digest(n, raw) for n, raw in promised.items()}},
+        }
         before(whole)
         write_result(self.path / "result.json", whole)
         self.restart()
-        for left in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):  # of killed writers
-            with suppress(OSError):  # and not of another process that makes the same run at this moment
+        for left in (
+            *self.path.glob(".*.partial"),
+            *self.path.glob(f"{MODELS}/.*.partial"),
+        ):  # of killed writers
+            with suppress(
+                OSError
+            ):  # and not of another process that makes the same run at this moment
                 if left.stat().st_mtime < time.time() - MINUTE:
                     left.unlink()
         return whole
@@ -344,7 +377,9 @@ def check_place(folder: Path, result: Mapping[str, Any]) -> None:
 
     Raises DamagedRunError.
     """
-    if re.fullmatch("[0-9a-f]{16}", folder.name) and not str(result.get("digest")).startswith(folder.name):
+    if re.fullmatch("[0-9a-f]{16}", folder.name) and not str(result.get("digest")).startswith(
+        folder.name
+    ):
         raise DamagedRunError(folder / "result.json", "is the result of another run")
 
 
@@ -386,7 +421,15 @@ def what_of_models(digest: str) -> dict[str, Any]:
 
 def command_saving(folder: Path, clients: str) -> str:
     """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
-    words = ["fedcache", "train", "--config", str(folder / "config.toml"), "--fresh", "--save-clients", clients]
+    words = [
+        "fedcache",
+        "train",
+        "--config",
+        str(folder / "config.toml"),
+        "--fresh",
+        "--save-clients",
+        clients,
+    ]
     return shlex.join(words)
 
 
@@ -410,8 +453,15 @@ def reads_embeddings(path: Path) -> bool:
     """Whether the models of a run read features that somebody else computed: no recipe says how of an image."""
     file = next(_files_of_models(path), None)
     try:
-        return file is not None and any("size" not in recipe for recipe in content_beside_tensors(file)["recipes"])
-    except (SafetensorError, ValueError, KeyError, TypeError):  # whoever reads the model is told that it is damaged
+        return file is not None and any(
+            "size" not in recipe for recipe in content_beside_tensors(file)["recipes"]
+        )
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # whoever reads the model is told that it is damaged
         return False
 
 

@@ -16,7 +16,13 @@ from fedcache.extract.extract_dataset import extract
 from fedcache.extract.how import note_of_other_devices, resolve_compute_as
 from fedcache.extract.planning.find_store import ingested_path, need_store
 from fedcache.extract.planning.plan import memory_of, roots_of
-from fedcache.models.evaluate import LabelledRows, measure, measure_clients, rows_of_file, rows_of_store
+from fedcache.models.evaluate import (
+    LabelledRows,
+    measure,
+    measure_clients,
+    rows_of_file,
+    rows_of_store,
+)
 from fedcache.models.measures import Mistakes, RunEvaluation
 from fedcache.models.mistakes import find_mistakes
 from fedcache.models.predictor import Predictor, array_keys
@@ -72,7 +78,11 @@ def evaluate_runs(
                 facts.append(open_members(place, asked, Silent())[0].facts)
         check_weights(asked, [one.backbones for one in facts])
         for i, one in enumerate(facts):
-            if asked.client is not None and not one.personal and any(other.personal for other in facts):
+            if (
+                asked.client is not None
+                and not one.personal
+                and any(other.personal for other in facts)
+            ):
                 each[i] = replace(asked, client=None)
                 observer.note(
                     f"{places[i].name}: {one.method} trained one model for all clients: it is what {asked.client} "
@@ -129,7 +139,9 @@ def evaluate_run(
         try:
             for name in names:
                 if stop.requested:
-                    raise StoppedError("Stopped before every client's model was evaluated.", "Run it again.")
+                    raise StoppedError(
+                        "Stopped before every client's model was evaluated.", "Run it again."
+                    )
                 yield str(name), replace(first, client=name).checked()
                 observer.advance(1)
         finally:
@@ -137,24 +149,39 @@ def evaluate_run(
 
     mistakes = None
     if wanted.with_images:
-        mistakes = mistakes_on(place, facts.run, first, rows, [str(name) for name in names] if each else [])
+        mistakes = mistakes_on(
+            place, facts.run, first, rows, [str(name) for name in names] if each else []
+        )
     if each:
         figures, spread = measure_clients(models(), rows)
     else:
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
             figures, spread = measure(first, rows, done=done), None
     some = f" of {facts.clients:,}" if len(names) < facts.clients else ""
-    which = f"{len(names)}{some} clients' own, each on all rows" if each else f"of client {asked.client}"
+    which = (
+        f"{len(names)}{some} clients' own, each on all rows"
+        if each
+        else f"of client {asked.client}"
+    )
     if not each and asked.client is None:
         which = "the server's" if facts.personal else "one for all"
     if len(members) > 1:
         which += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
-        run=label, digest=facts.run, method=facts.method, model=which, trained_on=facts.dataset,
-        backbones=facts.backbones, seeds=tuple(m.facts.seed for m in members),
-        softmax_temperature=first.softmax_temperature, rows=rows.name, left_out=rows.left_out,
-        measures=figures, clients=spread, mistakes=mistakes,
-    )  # fmt: skip
+        run=label,
+        digest=facts.run,
+        method=facts.method,
+        model=which,
+        trained_on=facts.dataset,
+        backbones=facts.backbones,
+        seeds=tuple(m.facts.seed for m in members),
+        softmax_temperature=first.softmax_temperature,
+        rows=rows.name,
+        left_out=rows.left_out,
+        measures=figures,
+        clients=spread,
+        mistakes=mistakes,
+    )
     if (seen := warning_of_trained_rows(place, members, found.short_run, rows, home)) is not None:
         observer.warn(seen)
     return found
@@ -163,18 +190,30 @@ def evaluate_run(
 def label_of(place: Path) -> str:
     """The name of a run's directory or of a model file, the latter after that of its run where it lies in one."""
     place = place.resolve()
-    return f"{place.parents[1].name}/{place.name}" if place.is_file() and place.parent.name == MODELS else place.name
+    return (
+        f"{place.parents[1].name}/{place.name}"
+        if place.is_file() and place.parent.name == MODELS
+        else place.name
+    )
 
 
-def mistakes_on(place: Path, run: str, first: Predictor, rows: LabelledRows, clients: Sequence[str]) -> Mistakes:
+def mistakes_on(
+    place: Path, run: str, first: Predictor, rows: LabelledRows, clients: Sequence[str]
+) -> Mistakes:
     """The most confident mistakes on rows of a store, of one model or of each client's.
 
     Raises UsageError for rows that are not of a store, and for those of a private run's own dataset.
     """
     if not isinstance(rows.source, Store):
-        raise UsageError("--with-images shows images, and --embeddings has none.", "--dataset folder:photos")
+        raise UsageError(
+            "--with-images shows images, and --embeddings has none.", "--dataset folder:photos"
+        )
     found = result_of(place, run)
-    if found is not None and is_private(found) and found["dataset"]["digest"] == rows.source.dataset.get("digest"):
+    if (
+        found is not None
+        and is_private(found)
+        and found["dataset"]["digest"] == rows.source.dataset.get("digest")
+    ):
         raise UsageError(
             f"{place.name} promises differential privacy, and its epsilon does not cover the rows that images of its "
             "own dataset show.",
@@ -182,7 +221,9 @@ def mistakes_on(place: Path, run: str, first: Predictor, rows: LabelledRows, cli
         )
     if not clients:
         return find_mistakes(rows.source, [(None, first, rows.rows)])
-    return find_mistakes(rows.source, ((name, replace(first, client=name), rows.rows) for name in clients))
+    return find_mistakes(
+        rows.source, ((name, replace(first, client=name), rows.rows) for name in clients)
+    )
 
 
 def rows_wanted(
@@ -206,7 +247,12 @@ def rows_wanted(
 
 
 def store_with_features(
-    model: SavedModel, asked: ModelOptions, config: ExtractConfig, home: Home, observer: Observer, stop: Stop
+    model: SavedModel,
+    asked: ModelOptions,
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop,
 ) -> Store:
     """The store of a dataset with what a model reads; what is missing is extracted with the model's own recipes.
 
@@ -219,9 +265,14 @@ def store_with_features(
     known = ingested_path(home, spec)
     if known is None:
         found = peek(
-            spec, memory=memory_of(home), roots=roots_of(config.data), data=home.data, layout=config.layout,
-            limit=config.limit, follow_links=config.follow_links,
-        )  # fmt: skip
+            spec,
+            memory=memory_of(home),
+            roots=roots_of(config.data),
+            data=home.data,
+            layout=config.layout,
+            limit=config.limit,
+            follow_links=config.follow_links,
+        )
         known = None if found is None else place_of_content(home, *found)
     if known is not None and known.exists():
         store = Store.open(known)
@@ -243,7 +294,14 @@ def store_with_features(
             weights = {k: v for k, v in asked.weights.items() if k == name}
             options = item.recipe.departures(item.backbone.recipe)
             _, how = resolve_compute_as(config, like)
-            one = replace(config, backbones=(name,), recipe=options, weights=weights, batch=how.batch, dtype=how.dtype)
+            one = replace(
+                config,
+                backbones=(name,),
+                recipe=options,
+                weights=weights,
+                batch=how.batch,
+                dtype=how.dtype,
+            )
             store = extract(one, home, observer=observer, stop=stop, keep_text=True).store
     finally:
         if last is not None:

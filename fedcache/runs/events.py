@@ -45,7 +45,11 @@ class RunEvents:
     """
 
     def __init__(
-        self, observer: Observer, path: Path, facts: Mapping[str, Any], position: GridPosition = ALONE
+        self,
+        observer: Observer,
+        path: Path,
+        facts: Mapping[str, Any],
+        position: GridPosition = ALONE,
     ) -> None:
         self.observer, self.path, self.position = observer, path, position
         self.method, self.rounds = str(facts["method"]), int(facts["rounds"])
@@ -54,7 +58,9 @@ class RunEvents:
         self.secret_times = has_secret_times(facts)
         self._sums: dict[int, tuple[int, int]] = {}
 
-    def round_ended(self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]) -> None:
+    def round_ended(
+        self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]
+    ) -> None:
         """A round as the engine's ``on_round`` has it: metrics hold the accuracy and the method's diagnostics."""
         diagnostics = {k: v for k, v in metrics.items() if k not in MEASURED}
         self._publish(seed, round_, metrics["accuracy"], diagnostics, traffic, stored=False)
@@ -62,7 +68,14 @@ class RunEvents:
     def replay(self, seed: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Rounds of a seed that were computed before: of a checkpoint, of a finished seed, or of a stored run."""
         for r in records:
-            self._publish(seed, int(r["round"]), r["accuracy"], r.get("diagnostics", {}), r["traffic"], stored=True)
+            self._publish(
+                seed,
+                int(r["round"]),
+                r["accuracy"],
+                r.get("diagnostics", {}),
+                r["traffic"],
+                stored=True,
+            )
 
     def _publish(
         self,
@@ -126,13 +139,18 @@ def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
 def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Digests of a run, and how its rows were dealt, flat: ``partition.alpha``."""
     part = facts.get("partition", {})
-    dealt = {**{k: part[k] for k in ("scheme", "seed", "digest") if k in part}, **part.get("args", {})}
+    dealt = {
+        **{k: part[k] for k in ("scheme", "seed", "digest") if k in part},
+        **part.get("args", {}),
+    }
     known = {k: facts[k] for k in ("digest", "code", "device") if k in facts}
     data = {"dataset_digest": facts["dataset"]["digest"]} if "digest" in facts["dataset"] else {}
     return {**known, **data, **{f"partition.{k}": v for k, v in dealt.items()}}
 
 
-def replay_stored(observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition = ALONE) -> None:
+def replay_stored(
+    observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition = ALONE
+) -> None:
     """All rounds of a run whose result is there."""
     events = RunEvents(observer, path, result, position)
     for record in rounds_of(path):
@@ -164,7 +182,10 @@ class HookedObserver(Silent):
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
         """Passed on, and to every hook that has a method ``ended``."""
         tell_ended(self._observer, path, result)
-        self._call(lambda hook: hook.ended(path, result) if hasattr(hook, "ended") else None, f"at the end of {path}")
+        self._call(
+            lambda hook: hook.ended(path, result) if hasattr(hook, "ended") else None,
+            f"at the end of {path}",
+        )
 
     def _call(self, call: Callable[[Any], object], when: str) -> None:
         for hook in list(self._hooks):
@@ -177,7 +198,8 @@ class HookedObserver(Silent):
     def _failed(self, hook: OnRound, when: str, error: Exception) -> None:
         name = getattr(hook, "__qualname__", None) or type(hook).__name__
         text = (
-            f"on_round {name} failed {when} and is not called again; the run goes on. {type(error).__name__}: {error}"
+            f"on_round {name} failed {when} and is not called again; the run goes on. "
+            f"{type(error).__name__}: {error}"
         )
         if self._heard:
             self._observer.warn(text)

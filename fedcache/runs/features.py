@@ -41,7 +41,9 @@ class RunFeatures:
     data: Data  # all rows
     digests: tuple[str, ...]  # of the arrays' recipes, of the text features, and of live encoders
     templates: tuple[str, ...] = ()  # of the text that is used
-    recipes: tuple[Mapping[str, Any], ...] = ()  # of the arrays: backbone, weights and all that determines a value
+    recipes: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # of the arrays: backbone, weights and all that determines a value
     feat_post: str = "none"  # what was done to features
     scaling: Scaling | None = None  # the numbers of ``feat_post=standardize``
     how: tuple[Mapping[str, Any], ...] = ()  # the arrays were computed; () where that is not known
@@ -69,7 +71,10 @@ def read_store(
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
         if len(array.shape) != 3:
-            raise UsageError(f"{key} holds images, and {method.name} needs features.", "Choose other --backbones.")
+            raise UsageError(
+                f"{key} holds images, and {method.name} needs features.",
+                "Choose other --backbones.",
+            )
         if looked := all_alike(array, store.samples.ok == 1):
             observer.warn(
                 f"The features of {key} are the same in the first {looked} rows, as of a model that does not see its "
@@ -77,7 +82,9 @@ def read_store(
             )
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
-        observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")
+        observer.note(
+            f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))})."
+        )
     x: Features | None = stored_rows(arrays, feat_post)
     scaling = None
     if x is None:
@@ -160,17 +167,25 @@ def with_text(
         domain=torch.from_numpy(domain),
         backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
     )
-    recipes, how = zip(*((store.arrays[key].recipe, store.arrays[key].how) for key in keys), strict=True)
+    recipes, how = zip(
+        *((store.arrays[key].recipe, store.arrays[key].how) for key in keys), strict=True
+    )
     return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes, how=how)
 
 
-def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[NDArray[np.float32] | None, list[str]]:
+def text_of(
+    method: Method, hp: Hp, store: Store, keys: Sequence[str]
+) -> tuple[NDArray[np.float32] | None, list[str]]:
     """The current text features of a run's only backbone, float32 [C, D], where the method reads some, and the
     templates they were made from.
     """
     backbone = str(store.arrays[keys[0]].recipe.get("backbone"))
     how = "text" if hp.get("init") == "auto" and hp.get("head") == "linear" else hp.get("init")
-    if len(keys) > 1 or not store.has_text(backbone) or not ("text" in method.needs or how == "text"):
+    if (
+        len(keys) > 1
+        or not store.has_text(backbone)
+        or not ("text" in method.needs or how == "text")
+    ):
         return None, []
     return np.array(store.text(backbone), np.float32), store.templates(backbone) or []
 
@@ -246,19 +261,27 @@ class RunInputs:
     """Everything a run reads."""
 
     method: Method  # with ``settings`` its hyperparameters
-    settings: Mapping[str, Value]  # every one of them; None is one that the method chooses by itself
+    settings: Mapping[
+        str, Value
+    ]  # every one of them; None is one that the method chooses by itself
     features: RunFeatures  # of all rows, on the device that computes
     backbones: tuple[str, ...]  # names of those that made the features
     dataset: Mapping[str, Any]  # its slug, digest and numbers of rows, as results hold them
     domains: tuple[str, ...]  # names
     classes: tuple[str, ...]  # names
     partitions: Mapping[int, Partition]  # one per seed
-    partition_name: str | None = None  # under which they are saved; None for those made for this run
+    partition_name: str | None = (
+        None  # under which they are saved; None for those made for this run
+    )
     seconds: Mapping[str, float] = field(default_factory=dict)  # what preparing took, by step
     # in what single clients differ, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(default_factory=dict)  # fields of ``TrainConfig`` that lead to them again
-    ledger: Path | None = None  # where what a private run spends is written down; None where none may be run
+    choices: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fields of ``TrainConfig`` that lead to them again
+    ledger: Path | None = (
+        None  # where what a private run spends is written down; None where none may be run
+    )
 
     @property
     def data(self) -> Data:
@@ -272,7 +295,9 @@ class RunInputs:
 
     def resolve(self, config: TrainConfig) -> ResolvedRun:
         """What is run on these inputs; errors as ``resolve_run``."""
-        return resolve_run(config, self.method, self.settings, self.features.arrays, len(self.clients))
+        return resolve_run(
+            config, self.method, self.settings, self.features.arrays, len(self.clients)
+        )
 
     def with_settings_of(self, config: TrainConfig) -> RunInputs:
         """The same rows with the hyperparameters of another configuration of the same method."""

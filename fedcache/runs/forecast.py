@@ -52,11 +52,17 @@ def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
     """
     free = {"set", "seeds", "execution", "together", "device", "engine"}
     words = {k: v for k, v in spec.to_identity().items() if k not in free}
-    return digest_of([words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest])
+    return digest_of(
+        [words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest]
+    )
 
 
 def forecast_run(
-    inputs: RunInputs, spec: ResolvedRun, points: int = 1, kept: KeptModels | None = None, place: Path | None = None
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    points: int = 1,
+    kept: KeptModels | None = None,
+    place: Path | None = None,
 ) -> tuple[ExecutionPlan, Forecast]:
     """How that many points would be computed, and what they would need of memory, and of the disk of ``place``.
 
@@ -65,7 +71,9 @@ def forecast_run(
     between rounds on the disk.
     """
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
-    execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
+    execution, load = plan(
+        training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points
+    )
     found = forecast(
         load,
         execution,
@@ -74,7 +82,11 @@ def forecast_run(
         closed=not inputs.method.gradient,
     )
     refuse_too_much(found, load, execution, free_memory(load.device), loaded=True)
-    if kept is not None and inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects:
+    if (
+        kept is not None
+        and inputs.method.protocol(inputs.settings) != "global"
+        and not spec.trust.protects
+    ):
         kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
     if place is not None:
         refuse_too_little_room(load, execution, place)

@@ -53,7 +53,9 @@ class Garbage:
         return {"path": str(self.path), "kind": self.kind, "why": self.why, "bytes": self.bytes}
 
 
-def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS) -> list[Garbage]:
+def find_garbage(
+    home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS
+) -> list[Garbage]:
     """What can go, largest first; nothing is changed.
 
     leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
@@ -82,7 +84,9 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     Raises MachineError for what cannot be deleted; the rest of the list is left as it is.
     """
     done: list[Garbage] = []
-    for one in sorted(garbage, key=lambda g: g.path.is_dir()):  # the journal of an array before its chunks
+    for one in sorted(
+        garbage, key=lambda g: g.path.is_dir()
+    ):  # the journal of an array before its chunks
         try:
             if one.path.is_dir() and not one.path.is_symlink():
                 shutil.rmtree(one.path)
@@ -98,8 +102,18 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
 
 
 def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
-    flat = (home.root, home.stores, home.runs, *folders_in(home.runs), home.digests, home.root / "scratch")
-    deep = (*(home.root / name for name in ("recipes", "weights", "flower", ROUNDS)), *home.runs.glob(f"*/{MODELS}"))
+    flat = (
+        home.root,
+        home.stores,
+        home.runs,
+        *folders_in(home.runs),
+        home.digests,
+        home.root / "scratch",
+    )
+    deep = (
+        *(home.root / name for name in ("recipes", "weights", "flower", ROUNDS)),
+        *home.runs.glob(f"*/{MODELS}"),
+    )
     written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
     for path in sorted(path for found in written for path in found):
         if not is_being_written(path):
@@ -117,7 +131,10 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if (run / "result.json").exists() or not (run / "config.toml").exists():
             continue
-        days = (time.time() - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)) / DAY
+        days = (
+            time.time()
+            - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)
+        ) / DAY
         if days >= idle_days:
             yield run, f"it has no result and was left {days:,.0f} days ago"
     yield from given_up_arrays(home, idle_days)
@@ -127,9 +144,16 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if not (run / "result.json").exists() or not (run / MODELS).is_dir():
             continue
-        with suppress(FedcacheError, OSError):  # a damaged result is another finding, and keeps what lies beside it
-            if not is_private(read_result(run / "result.json")):  # to train these again spends privacy again
-                yield run / MODELS, "the trained models of a finished run, which --fresh trains again"
+        with suppress(
+            FedcacheError, OSError
+        ):  # a damaged result is another finding, and keeps what lies beside it
+            if not is_private(
+                read_result(run / "result.json")
+            ):  # to train these again spends privacy again
+                yield (
+                    run / MODELS,
+                    "the trained models of a finished run, which --fresh trains again",
+                )
 
 
 def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:

@@ -30,7 +30,14 @@ def is_given(clients: object) -> bool:
 
 
 def given_partition(
-    store: Store, clients: object, /, *, seed: int = 0, name: str | None = None, replace: bool = False, **arguments: Any
+    store: Store,
+    clients: object,
+    /,
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    replace: bool = False,
+    **arguments: Any,
 ) -> Partition:
     """The partition that somebody brings, saved in the store.
 
@@ -58,7 +65,8 @@ def given_partition(
     validation = typed.pop("validation", None) if rows_are_given else None
     if rows_are_given and typed:
         raise UsageError(
-            f"{next(iter(typed))} is given, and who trains and tests on which rows too.", "Leave one of them out."
+            f"{next(iter(typed))} is given, and who trains and tests on which rows too.",
+            "Leave one of them out.",
         )
     if isinstance(clients, Mapping):
         made = of_rows(columns, clients, validation)
@@ -68,7 +76,9 @@ def given_partition(
     else:
         named = _by_name(clients, store)
         made = of_ids(columns, clients if named is None else named, seed=seed, **typed)
-        if named is None and not all(word.rpartition("/")[2].isdigit() for word in store.samples.name):
+        if named is None and not all(
+            word.rpartition("/")[2].isdigit() for word in store.samples.name
+        ):
             said = f"clients are given in the order of the rows by name: the first is {store.samples.name[0]!r}"
             made = _with_note(made, said)
     save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
@@ -82,7 +92,11 @@ def _with_note(made: Partition, note: str) -> Partition:
 def _free_name(store: Store, made: Partition, replace: bool) -> str:
     """The partition's own name, with its digest behind where a saved one of that name has other rows."""
     name = made.default_name()
-    if replace or name not in store.partitions or store.partition(name).get("digest") == made.digest:
+    if (
+        replace
+        or name not in store.partitions
+        or store.partition(name).get("digest") == made.digest
+    ):
         return name
     return f"{name}-{made.digest[:8]}"
 
@@ -93,7 +107,11 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     Rows that it does not name are nobody's. Raises UsageError for a name that no row has, or that comes twice.
     """
     index = getattr(clients, "index", None)
-    if index is None or callable(index) or not (hasattr(index, "tolist") and hasattr(clients, "tolist")):
+    if (
+        index is None
+        or callable(index)
+        or not (hasattr(index, "tolist") and hasattr(clients, "tolist"))
+    ):
         return None
     names = index.tolist()
     if not names or not all(isinstance(name, str) for name in names):
@@ -101,7 +119,9 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     place = {name: row for row, name in enumerate(store.samples.name)}
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
-        wrong = f"which no row is called ({len(unknown_names):,} such)" if unknown_names else "twice"
+        wrong = (
+            f"which no row is called ({len(unknown_names):,} such)" if unknown_names else "twice"
+        )
         first = unknown_names[0] if unknown_names else Counter(names).most_common(1)[0][0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
@@ -116,7 +136,9 @@ def _by_name(clients: Any, store: Store) -> Group | None:
 
 def _returned(clients: object) -> object:
     """What a function of the store said. Raises UsageError for what names no clients."""
-    if (isinstance(clients, str | Path) and not is_given(clients)) or not isinstance(clients, str | Path | Iterable):
+    if (isinstance(clients, str | Path) and not is_given(clients)) or not isinstance(
+        clients, str | Path | Iterable
+    ):
         raise UsageError(
             f"The function of the store returned {clients!r:.60}.",
             'It returns the rows of each client, {"north": [0, 1], "south": [2, 3]}; the client of each row, a list as '
@@ -138,7 +160,9 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             f"There is no {path}.", f"Give the CSV that says who holds which rows. {_FIRST_LINE}"
         ) from None
     except OSError as error:
-        raise UsageError(f"{path} could not be read: {error.strerror}.", "Give a CSV file that you may read.") from None
+        raise UsageError(
+            f"{path} could not be read: {error.strerror}.", "Give a CSV file that you may read."
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
     head = [column.strip().lower() for column in lines[0]] if lines else []
@@ -165,10 +189,17 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
                 f"Names are those of the store, for example {example!r}; `fedcache export` shows them.",
             )
         if client[row]:
-            raise UsageError(f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client.")
+            raise UsageError(
+                f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client."
+            )
         client[row] = fields[1]
         if len(head) == 3:
             if fields[2].lower() not in codes:
-                raise unknown("split", fields[2], codes, hint=f"Line {number:,} of {path}: train, test or validation.")
+                raise unknown(
+                    "split",
+                    fields[2],
+                    codes,
+                    hint=f"Line {number:,} of {path}: train, test or validation.",
+                )
             split[row] = codes[fields[2].lower()]
     return Group.of(client), split if len(head) == 3 else None

@@ -17,7 +17,11 @@ def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
     values = column_of(store, by).words
     several = all(part.strip() in values for part in word.split(","))
-    return {**arguments, "hold_out": (word.strip(),)} if word.strip() in values and not several else arguments
+    return (
+        {**arguments, "hold_out": (word.strip(),)}
+        if word.strip() in values and not several
+        else arguments
+    )
 
 
 def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
@@ -31,13 +35,18 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
     for value in values:
         if value in store.samples.domains:
             continue
-        words = {"class": store.samples.classes, **{name: store.group(name).words for name in store.groups}}
+        words = {
+            "class": store.samples.classes,
+            **{name: store.group(name).words for name in store.groups},
+        }
         holding = [name for name, known in words.items() if value in known]
         options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
         raise UsageError(
             unknown("value of domain", str(value), store.samples.domains).message,
             f"Without --by, what is held out are domains: {', '.join(store.samples.domains[:12])}. "
             + (
-                f"{value!r} is a value of another column: {options}" if holding else "--by COLUMN names another column."
+                f"{value!r} is a value of another column: {options}"
+                if holding
+                else "--by COLUMN names another column."
             ),
         )

@@ -59,7 +59,9 @@ class Identity:
 
     # method, preset, every hyperparameter, rounds, participation, seeds, execution, dtype, ... resolved
     config: Mapping[str, Any]
-    features: Sequence[str]  # recipe digests in the order they are concatenated, and the text features' digest
+    features: Sequence[
+        str
+    ]  # recipe digests in the order they are concatenated, and the text features' digest
     dataset: str  # content digest
     partitions: Sequence[str]  # digest per seed
     code: str  # ``code_digest``
@@ -82,7 +84,9 @@ def code_digest(method: str) -> str:
 
 def digest_of_code(root: Path, method: str) -> str:
     """``code_digest`` of the package whose folder is ``root``."""
-    files = {path for pattern in DETERMINING for path in root.glob(pattern.replace("/**", "/**/*.py"))}
+    files = {
+        path for pattern in DETERMINING for path in root.glob(pattern.replace("/**", "/**/*.py"))
+    }
     files |= _with_imports(root / "federate" / "methods", method.replace("-", "_"))
     return digest_of_files(files)
 
@@ -97,7 +101,9 @@ def _with_imports(folder: Path, name: str) -> set[Path]:
             continue
         seen.add(path)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedcache.federate.methods"):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "fedcache.federate.methods"
+            ):
                 place = (node.module or "").removeprefix("fedcache.federate.methods").strip(".")
                 todo += [alias.name for alias in node.names] if not place else [place]
     return seen
@@ -122,11 +128,15 @@ def own_digest(method: Method) -> str:
             f"Give it a name of its own: dataclasses.replace(method, name='my-{method.name}')",
         )
     plugin = find("methods", method.name)
-    code = ReachedCode(f"the method {method.name!r}", _place_of(plugin) if plugin is not None else ())
+    code = ReachedCode(
+        f"the method {method.name!r}", _place_of(plugin) if plugin is not None else ()
+    )
     description = code.describe(method)
     base = sorted(code_digest(name) for name in code.methods or {""})
     made = [base, sorted(code.sources.values()), description]
-    return digest_of(made if plugin is None or not plugin.package else [*made, plugin.package, plugin.version])
+    return digest_of(
+        made if plugin is None or not plugin.package else [*made, plugin.package, plugin.version]
+    )
 
 
 def _place_of(plugin: Plugin) -> tuple[Path, ...]:
@@ -144,7 +154,9 @@ def code_with_plugins(code: str, used: Sequence[Plugin]) -> str:
     others = [p for p in used if p.kind != "methods"]
     if not others:
         return code
-    return digest_of([code, *([p.kind, p.name, p.package, p.version, _source_digest(p)] for p in others)])
+    return digest_of(
+        [code, *([p.kind, p.name, p.package, p.version, _source_digest(p)] for p in others)]
+    )
 
 
 def _source_digest(plugin: Plugin) -> str:

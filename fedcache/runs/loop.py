@@ -28,7 +28,14 @@ from fedcache.runs.events import ALONE, GridPosition, OnRound, replay_stored, wi
 from fedcache.runs.features import RunInputs
 from fedcache.runs.forecast import forecast_run, training_run
 from fedcache.runs.identity import code_of
-from fedcache.runs.open_run import OpenRun, note_stored, open_run, prepare_run, resolve_inputs, row_source
+from fedcache.runs.open_run import (
+    OpenRun,
+    note_stored,
+    open_run,
+    prepare_run,
+    resolve_inputs,
+    row_source,
+)
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
@@ -130,14 +137,22 @@ def train(
         stop: set by a signal handler; honoured where no finished round is lost.
         save: which models are kept; by default those of every seed.
     """
-    observer, stop, partition = with_hooks(observer, hooks), stop or Stop(), partition or PartitionConfig()
+    observer, stop, partition = (
+        with_hooks(observer, hooks),
+        stop or Stop(),
+        partition or PartitionConfig(),
+    )
     check_config(config, partition)
     if method is not None:
         code_of(method)  # refused before anything is extracted
     preparation = Preparation(home, observer, stop, extract, repartition)
-    inputs = prepare_run(config, row_source(config, partition, preparation), method, home.root / LEDGER)
+    inputs = prepare_run(
+        config, row_source(config, partition, preparation), method, home.root / LEDGER
+    )
     kept = KeptModels(save or SaveModels())
-    return train_run(inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept)
+    return train_run(
+        inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept
+    )
 
 
 def train_run(
@@ -156,7 +171,9 @@ def train_run(
     ``position`` is that of a grid's point; the others are as ``train`` takes them.
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
-    run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept, stop=stop)
+    run = open_run(
+        inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept, stop=stop
+    )
     run.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
         return _return_stored(run, run.stored, observer, position)
@@ -229,7 +246,9 @@ def train_together(
     for number, point in enumerate(points):
         notes = Silent() if opened else observer  # what is chosen is the same for all
         try:
-            run = _open_point(point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop)
+            run = _open_point(
+                point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop
+            )
         except DamagedRunError as error:
             on_end(number, error)
             continue
@@ -282,17 +301,39 @@ def _open_point(
 ) -> OpenRun:
     """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-    alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept, stop=stop)
+    alone = open_run(
+        inputs,
+        spec,
+        runs,
+        fresh=fresh,
+        observer=observer,
+        position=point.position,
+        kept=kept,
+        stop=stop,
+    )
     alone.kept.check_clients([c.name for c in inputs.clients])
     if alone.stored is not None:
         note_stored(alone.stored, notes)
         return alone
     spec = replace(spec, together=True)
-    return open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept, stop=stop)
+    return open_run(
+        inputs,
+        spec,
+        runs,
+        fresh=fresh,
+        observer=observer,
+        position=point.position,
+        kept=kept,
+        stop=stop,
+    )
 
 
 def train_seeds(
-    runs: Sequence[OpenRun], cache: GridCache | None, observer: Observer, stop: Stop, grid_points: int = 1
+    runs: Sequence[OpenRun],
+    cache: GridCache | None,
+    observer: Observer,
+    stop: Stop,
+    grid_points: int = 1,
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are taken as they are.
 
@@ -304,7 +345,9 @@ def train_seeds(
     """
     spec, failed = runs[0].spec, dict[int, FedcacheError]()
     many = f"{len(runs)} points of " if cache is not None else ""
-    observer.start(f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds")
+    observer.start(
+        f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds"
+    )
     try:
         for seed in spec.seeds:
             waiting: list[int] = []
@@ -315,13 +358,17 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                failed |= SeedTraining(runs, group, seed, cache, observer, stop, grid_points).train()
+                failed |= SeedTraining(
+                    runs, group, seed, cache, observer, stop, grid_points
+                ).train()
     finally:
         observer.stop()
     return failed
 
 
-def _of_same_round(runs: Sequence[OpenRun], waiting: Sequence[int], seed: int) -> list[dict[int, Snapshot | None]]:
+def _of_same_round(
+    runs: Sequence[OpenRun], waiting: Sequence[int], seed: int
+) -> list[dict[int, Snapshot | None]]:
     """Runs with their checkpoints, those of the same round together: a kill may fall between two checkpoints."""
     groups: dict[int, dict[int, Snapshot | None]] = {}
     for place in waiting:
@@ -398,7 +445,9 @@ class SeedTraining:
         telling = time.perf_counter()
         run.events.round_ended(self.seed, number, metrics, traffic)
         self.observer.advance(1)
-        self.began += time.perf_counter() - telling  # who listens, as a tracker that starts up, trains nothing
+        self.began += (
+            time.perf_counter() - telling
+        )  # who listens, as a tracker that starts up, trains nothing
         if number == self.spec.rounds:
             return
         if self.spec.trust.protects:
@@ -417,7 +466,11 @@ class SeedTraining:
             self.watch.kept = number
         self.watch.done = number
         if self.due and self.stop.requested:  # never due after the last round: the run ends then
-            kept = "the state is kept" if self.cache is None else f"{len(self.runs)} points keep their states"
+            kept = (
+                "the state is kept"
+                if self.cache is None
+                else f"{len(self.runs)} points keep their states"
+            )
             raise stopped(f"after round {number} of seed {self.seed}; {kept}")
         self.decided = self.due = False
 

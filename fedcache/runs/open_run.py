@@ -39,7 +39,13 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     told_rounds,
 )
-from fedcache.runs.results import SeedResult, files_of_clients, partition_section, seed_result, summarise
+from fedcache.runs.results import (
+    SeedResult,
+    files_of_clients,
+    partition_section,
+    seed_result,
+    summarise,
+)
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
@@ -79,7 +85,9 @@ def prepare_run(
         settings = {**settings, "feat_post": feat_post}
     features = source.read(method, settings, arrays, feat_post)
     if features.data.text is not None and isinstance(source, StoreRows | ShardRows):
-        check_text(source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0])
+        check_text(
+            source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0]
+        )
     domains, classes = source.names()
     return RunInputs(
         method=method,
@@ -105,7 +113,9 @@ def named_method(config: TrainConfig) -> Method:
     return find_method(config.method)
 
 
-def row_source(config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> RowSource:
+def row_source(
+    config: TrainConfig, partition: PartitionConfig, preparation: Preparation
+) -> RowSource:
     """The stores of ``--clients-from``, each a client, else one store whose rows are dealt by index."""
     if config.clients_from is not None:
         return ShardRows(config, Path(config.clients_from), preparation)
@@ -124,7 +134,9 @@ class OpenRun:
     stored: Run | None = None  # its result, when it is there already
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
     fresh: bool = False  # whether what was computed of it before was to be forgotten
-    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))  # which models are saved
+    kept: KeptModels = field(
+        default_factory=lambda: KeptModels(SaveModels())
+    )  # which models are saved
 
     def find_stored(self) -> None:
         """Take the stored result if there is one. Raises CorruptionError for a damaged result."""
@@ -145,8 +157,12 @@ class OpenRun:
         table = {**self.spec.to_config(), **self.inputs.choices}
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
         if made_here and same_for_all and "clients_from" not in table:
-            table["partition"] = str(self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.partition")
-        elif self.inputs.partition_name is not None and same_for_all:  # a name may be given to other rows later
+            table["partition"] = str(
+                self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.partition"
+            )
+        elif (
+            self.inputs.partition_name is not None and same_for_all
+        ):  # a name may be given to other rows later
             table["partition"] = pinned_name(
                 self.inputs.partition_name, self.inputs.partitions[self.spec.seeds[0]].digest
             )
@@ -231,8 +247,14 @@ class OpenRun:
     def restore_seed(self, seed: int) -> bool:
         """Take a seed that ended before the run was stopped; whether there is one."""
         found = self.directory.seed_result(seed, self.events.observer.warn)
-        if found is not None and found.get("model") and not whole_seed(self.directory.path, self.identity.digest, seed):
-            self.events.observer.warn(f"The model of seed {seed} is missing or damaged. Seed {seed} begins again.")
+        if (
+            found is not None
+            and found.get("model")
+            and not whole_seed(self.directory.path, self.identity.digest, seed)
+        ):
+            self.events.observer.warn(
+                f"The model of seed {seed} is missing or damaged. Seed {seed} begins again."
+            )
             return False
         if found is not None:
             self.done[seed] = SeedResult.from_dict(found)
@@ -266,17 +288,29 @@ class OpenRun:
         if self.spec.trust.protects:
             forget_told_rounds(self._ledger, self.directory.path.name, outcome.seed)
 
-    def end_seed(self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None) -> SeedResult:
+    def end_seed(
+        self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None
+    ) -> SeedResult:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
         secret = self.spec.trust.secret_participants
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
-        held_out = values_held_out({"partition": {"args": self.inputs.partitions[outcome.seed].args}})
+        held_out = values_held_out(
+            {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
+        )
         if self.kept.wants(self.spec.method, result.choice, len(self.spec.seeds), held_out):
             temperature = None
             if inputs is None:
-                temperature = temperature_of(training_run(self.inputs, self.spec, outcome.seed), outcome)
+                temperature = temperature_of(
+                    training_run(self.inputs, self.spec, outcome.seed), outcome
+                )
             result.model, notes = save_seed(
-                self.directory.path, self.inputs, self.spec, self.identity, outcome, self.kept, temperature
+                self.directory.path,
+                self.inputs,
+                self.spec,
+                self.identity,
+                outcome,
+                self.kept,
+                temperature,
             )
             for note in dict.fromkeys(notes):
                 self.events.observer.note(note)
@@ -298,7 +332,11 @@ class OpenRun:
         seeds = [self.done[seed] for seed in self.spec.seeds]
         promised = {**summarise(self.inputs, self.spec, self.identity, seeds), **(result or {})}
         figures = {
-            "seconds": {**self.inputs.seconds, "train": sum(s.seconds for s in seeds), **(seconds or {})},
+            "seconds": {
+                **self.inputs.seconds,
+                "train": sum(s.seconds for s in seeds),
+                **(seconds or {}),
+            },
             "per_seed": {str(s.seed): s.measured for s in seeds},
             **(measured or {}),
             "time": time.time(),
@@ -309,7 +347,9 @@ class OpenRun:
             promised,
             [r for s in seeds for r in s.rounds],
             figures,
-            before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), self.kept),
+            before=lambda result: seal(
+                self.directory.path, self.identity.digest, digest_of(result), self.kept
+            ),
             files=files_of_clients(seeds),
         )
         for warning in dict.fromkeys(w for s in seeds for w in s.warnings):
@@ -318,7 +358,9 @@ class OpenRun:
         return Run(self.directory.path, whole, figures)
 
 
-def resolve_inputs(inputs: RunInputs, config: TrainConfig, observer: Observer) -> tuple[RunInputs, ResolvedRun]:
+def resolve_inputs(
+    inputs: RunInputs, config: TrainConfig, observer: Observer
+) -> tuple[RunInputs, ResolvedRun]:
     """Resolve what determines a run, say what was chosen, and move the inputs to the device that computes.
 
     Raises UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable GPU.
@@ -344,13 +386,23 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
         observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
-    if config.eval_clients is not None and spec.eval_clients is None and config.eval_clients != "all":
-        observer.warn(f"{method.name} has one model for all, so --eval-clients {config.eval_clients} changes nothing.")
+    if (
+        config.eval_clients is not None
+        and spec.eval_clients is None
+        and config.eval_clients != "all"
+    ):
+        observer.warn(
+            f"{method.name} has one model for all, so --eval-clients {config.eval_clients} changes nothing."
+        )
     if config.rounds is None and not method.one_shot:
-        observer.note(f"Rounds {spec.rounds}: the setting of {method.name}'s paper (--rounds chooses).")
+        observer.note(
+            f"Rounds {spec.rounds}: the setting of {method.name}'s paper (--rounds chooses)."
+        )
     if config.participation is None and not method.central:
         share = spec.participation_text
-        observer.note(f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses).")
+        observer.note(
+            f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses)."
+        )
 
 
 def open_run(
@@ -377,7 +429,9 @@ def open_run(
         code_with_plugins(code_of(inputs.method), spec.plugins),
     )
     for plugin in spec.plugins:
-        observer.note(f"{plugin.kind.removesuffix('s').capitalize()} {plugin.name}: from {plugin.origin}.")
+        observer.note(
+            f"{plugin.kind.removesuffix('s').capitalize()} {plugin.name}: from {plugin.origin}."
+        )
     directory = RunDirectory(runs, identity)
     facts = {
         "method": spec.method,
@@ -396,7 +450,9 @@ def open_run(
         "digest": identity.digest,
     }
     events = RunEvents(observer, directory.path, facts, position)
-    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels()))
+    opened = OpenRun(
+        inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels())
+    )
     if fresh:
         return opened
     try:
@@ -413,7 +469,9 @@ def note_stored(run: Run, observer: Observer) -> None:
     again = "--fresh runs it again"
     cost = run.result.get("trust", {}).get("privacy", {})
     if cost.get("noise") and not cost.get("simulation"):
-        again = "to return it spends no more privacy, --fresh draws new noise and spends as much again"
+        again = (
+            "to return it spends no more privacy, --fresh draws new noise and spends as much again"
+        )
     observer.note(f"The same run is there already ({run.path.name}); {again}.")
     if not run.measured:
         observer.warn(

@@ -20,7 +20,11 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
     digest = str(result["dataset"]["digest"])
     named, beside = train_table(run).get("store"), run.parent.parent / "stores"
     slug = f"*-{digest[:8]}.zarr"
-    for path in (*([Path(named)] if named else []), *sorted(beside.glob(slug)), *sorted(beside.glob("*.zarr"))):
+    for path in (
+        *([Path(named)] if named else []),
+        *sorted(beside.glob(slug)),
+        *sorted(beside.glob("*.zarr")),
+    ):
         try:
             store = Store.open(path)
         except (FedcacheError, OSError):

@@ -24,7 +24,9 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
         yield
     except FedcacheError as error:
         given = {"--dataset": dataset, "--store": None if store is None else str(store)}
-        words = [word for option, value in given.items() if value is not None for word in (option, value)]
+        words = [
+            word for option, value in given.items() if value is not None for word in (option, value)
+        ]
         command = " ".join(["fedcache partition", *map(shell_word, words)])
         error.hint = _DEALS.sub(lambda _: command, error.hint)
         raise

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word, unknown
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    StoreError,
+    UsageError,
+    shell_word,
+    unknown,
+)
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
@@ -33,7 +40,9 @@ def columns_of(store: Store) -> Columns:
     columns = {key: store.column(key) for key in ("label", "domain", "split", "ok", "uid")}
     held = store.manifest
     digest = str(store.dataset["digest"])
-    return Columns(**columns, classes=held.classes, domains=held.domains, digest=digest, groups=store.group)
+    return Columns(
+        **columns, classes=held.classes, domains=held.domains, digest=digest, groups=store.group
+    )
 
 
 def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +59,9 @@ def _typed(kind: str | None, value: Any) -> Any:
     if kind == "names":
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if kind == "bool":
-        return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}.get(value.lower(), value)
+        return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}.get(
+            value.lower(), value
+        )
     if kind in ("int", "float"):
         try:
             return int(value) if kind == "int" else float(value)
@@ -96,7 +107,9 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
     """Scheme and arguments as ``with_column`` understands them. Raises UsageError where they name no scheme."""
     chosen, given = with_column(scheme, arguments)
     if chosen is None:
-        raise UsageError("No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN")
+        raise UsageError(
+            "No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN"
+        )
     return chosen, given
 
 
@@ -159,7 +172,9 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     )
 
 
-def single_class_warning(method: Method, label: NDArray[np.int32], classes: Sequence[str]) -> str | None:
+def single_class_warning(
+    method: Method, label: NDArray[np.int32], classes: Sequence[str]
+) -> str | None:
     """What is to be warned of where a method that reads labels is given training rows of one class only.
 
     ``label`` are those of the training rows, negative where there is none.
@@ -186,7 +201,9 @@ def default_partition(
                 f"Partition label-shift: {method.name}'s paper shifts features, and there is one domain only."
             )
         else:
-            observer.note(f"Partition {scheme}: the setting of {method.name}'s paper (--scheme chooses).")
+            observer.note(
+                f"Partition {scheme}: the setting of {method.name}'s paper (--scheme chooses)."
+            )
     if scheme not in parts.SCHEMES:
         raise unknown("partition scheme", scheme, parts.SCHEMES)
     known = {a.name: a.default for a in parts.SCHEMES[scheme].arguments}
@@ -194,7 +211,9 @@ def default_partition(
         arguments["clients"] = config.clients
     elif known.get("clients") is not None and "clients" not in arguments:
         arguments["clients"] = method.defaults.clients
-        observer.note(f"Clients {method.defaults.clients}: the setting of {method.name}'s paper (--clients chooses).")
+        observer.note(
+            f"Clients {method.defaults.clients}: the setting of {method.name}'s paper (--clients chooses)."
+        )
     if domain and "domain" in known:
         arguments["domain"] = tuple(domain)
     return scheme, arguments
@@ -214,7 +233,8 @@ def partition_seeds(
     if train.partition is not None:
         if config.scheme is not None:
             raise UsageError(
-                "--partition and --scheme are both given.", "Give one: a saved partition, or a scheme to make one."
+                "--partition and --scheme are both given.",
+                "Give one: a saved partition, or a scheme to make one.",
             )
         loaded = load_partition(store, train.partition)
         # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
@@ -231,10 +251,14 @@ def partition_seeds(
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
         except InfeasibleError as error:
             # Only what the rules chose is scaled down; what the user asked for is refused with the value that works.
-            chosen_by_user = config.scheme is not None or config.clients is not None or bool(config.options)
+            chosen_by_user = (
+                config.scheme is not None or config.clients is not None or bool(config.options)
+            )
             if chosen_by_user or not error.instead:
                 raise
-            observer.note(f"{error.message} Scaled down: {', '.join(f'{k} {v}' for k, v in error.instead.items())}.")
+            observer.note(
+                f"{error.message} Scaled down: {', '.join(f'{k} {v}' for k, v in error.instead.items())}."
+            )
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
@@ -254,7 +278,9 @@ def load_partition(store: Store, name: str) -> Partition:
     Raises UsageError for an unknown name; StoreError for one of another dataset, or that was made again with other rows
     where ``NAME@DIGEST`` names those it had; CorruptionError for a damaged one.
     """
-    name, _, pinned = name.partition("@") if "@" in name and not Path(name).exists() else (name, "", "")
+    name, _, pinned = (
+        name.partition("@") if "@" in name and not Path(name).exists() else (name, "", "")
+    )
     loaded = _load_partition(store, name)
     if not loaded.digest.startswith(pinned):
         raise StoreError(
@@ -280,7 +306,9 @@ def _load_partition(store: Store, name: str) -> Partition:
     # The manifest vouches for the bytes, so that nobody waits for the digest of the JSON once more.
     with with_its_command(store, name):
         raw, origin = store.partition_bytes(name), f"partition {name}"
-        return Partition.from_file(raw, dataset=digest, rows=store.rows, origin=origin, vouched=True)
+        return Partition.from_file(
+            raw, dataset=digest, rows=store.rows, origin=origin, vouched=True
+        )
 
 
 def check_partitions(store: Store) -> dict[Path, str]:
@@ -291,23 +319,39 @@ def check_partitions(store: Store) -> dict[Path, str]:
     """
     wrong = {}
     for name in store.partitions:
-        raw, file = store.partition_bytes(name), store.path / partition_file(store.path, store.manifest, name)
+        raw, file = (
+            store.partition_bytes(name),
+            store.path / partition_file(store.path, store.manifest, name),
+        )
         try:
-            Partition.from_file(raw, dataset=str(store.dataset["digest"]), rows=store.rows, origin=f"partition {name}")
+            Partition.from_file(
+                raw,
+                dataset=str(store.dataset["digest"]),
+                rows=store.rows,
+                origin=f"partition {name}",
+            )
         except FedcacheError as error:
             wrong[file] = f"{error.message} Remove the file; then:  fedcache repair"
     return wrong
 
 
 def write_shards(
-    store: Store, partition: Partition, out: str | Path | None, observer: Observer, name: str | None = None
+    store: Store,
+    partition: Partition,
+    out: str | Path | None,
+    observer: Observer,
+    name: str | None = None,
 ) -> Path:
     """One ordinary store per client: its rows to train, test and choose by, every array and text feature.
 
     Returns:
         the directory that holds them, as ``train --clients-from`` takes it.
     """
-    target = Path(out) if out else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
+    target = (
+        Path(out)
+        if out
+        else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
+    )
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
     rows = [(c.name, c.train, c.test) for c in clients]

@@ -90,7 +90,8 @@ def personalise_run(
     name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
     if wanted.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
         raise UsageError(
-            f"--name {name[:40]!r} cannot be the name of a file.", "-o FILE.safetensors says where the model goes."
+            f"--name {name[:40]!r} cannot be the name of a file.",
+            "-o FILE.safetensors says where the model goes.",
         )
     path = Path(wanted.out or f"{name}.safetensors")
     check_new(path)
@@ -109,17 +110,27 @@ def personalise_run(
     where = "cpu" if device == "auto" else resolve_device(device).kind
     encoders = encoders_of(model, home, weights_of(asked))
     encoders = None if encoders is None else encoders.to(where)
-    rounds = (model.facts.rounds if wanted.rounds is None else wanted.rounds) if trains(method) else 0
+    rounds = (
+        (model.facts.rounds if wanted.rounds is None else wanted.rounds) if trains(method) else 0
+    )
 
     def each_round() -> None:
         if stop.requested:
-            raise StoppedError("Stopped before the model was trained.", "Run the same command again.")
+            raise StoppedError(
+                "Stopped before the model was trained.", "Run the same command again."
+            )
         observer.advance(1)
 
     observer.start(f"training {name}", rounds, "rounds")
     try:
         made = personalise(
-            model, client, settings=wanted.set, rounds=rounds, encoders=encoders, device=where, each_round=each_round
+            model,
+            client,
+            settings=wanted.set,
+            rounds=rounds,
+            encoders=encoders,
+            device=where,
+            each_round=each_round,
         )
     finally:
         observer.stop()
@@ -191,7 +202,9 @@ def client_of_store(
         x = torch.from_numpy(np.ascontiguousarray(whole)).view(len(whole), 1, -1)
     else:
         scratch = home.root / "scratch"
-        x, _ = prepare_features(readers, facts.feat_post, scaling=model.scaling, views=views, scratch=scratch)
+        x, _ = prepare_features(
+            readers, facts.feat_post, scaling=model.scaling, views=views, scratch=scratch
+        )
         x = x.to(getattr(torch, facts.dtype))
     label = model_labels(np.asarray(s.label, np.int64), s.classes, facts.classes)
     train = (s.split == SPLITS.index("train")) & (s.ok == 1)

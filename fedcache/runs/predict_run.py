@@ -19,7 +19,13 @@ from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
 from fedcache.models.request import ModelOptions, PredictOptions
 from fedcache.models.saved_model import ModelFacts, SavedModel
-from fedcache.models.sources import find_inputs, predict_embeddings, predict_images, predict_store, rows_of_split
+from fedcache.models.sources import (
+    find_inputs,
+    predict_embeddings,
+    predict_images,
+    predict_store,
+    rows_of_split,
+)
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.client_columns import client_columns
@@ -32,7 +38,12 @@ from fedcache.torch_state import usual_torch_state
 
 
 def open_predictor(
-    place: Path, asked: ModelOptions, home: Home, observer: Observer, device: str = "auto", method: Method | None = None
+    place: Path,
+    asked: ModelOptions,
+    home: Home,
+    observer: Observer,
+    device: str = "auto",
+    method: Method | None = None,
 ) -> Predictor:
     """The model that is asked for, ready to score; ``auto`` is the CPU, where light heads are fast.
 
@@ -61,7 +72,10 @@ def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
         held = members[0].facts.seed
         if asked.seed not in (None, str(held)):
-            raise UsageError(f"The file holds seed {held}, not {asked.seed}.", "Leave --seed out, or name the run.")
+            raise UsageError(
+                f"The file holds seed {held}, not {asked.seed}.",
+                "Leave --seed out, or name the run.",
+            )
     else:
         members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
     if asked.client is not None:
@@ -77,7 +91,12 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
     saved, and so is whatever cannot be known as the file lies apart from its run.
     """
     facts, client = model.facts, asked.client
-    if asked.one_for_all or not facts.personal or client in facts.saved or (client is None and facts.saved):
+    if (
+        asked.one_for_all
+        or not facts.personal
+        or client in facts.saved
+        or (client is None and facts.saved)
+    ):
         return
     if (result := result_of(place, facts.run)) is None:
         return
@@ -124,7 +143,11 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
 
 
 def predictor_of(
-    members: tuple[SavedModel, ...], asked: ModelOptions, home: Home, device: str, method: Method | None = None
+    members: tuple[SavedModel, ...],
+    asked: ModelOptions,
+    home: Home,
+    device: str,
+    method: Method | None = None,
 ) -> Predictor:
     """Models that were read, ready to score; arguments and errors as ``open_predictor``."""
     where = "cpu" if device == "auto" else resolve_device(device).kind
@@ -142,11 +165,18 @@ def predictor_of(
 
 @usual_torch_state()
 def load_model(
-    place: str | Path, client: str | None, seed: int | str | None, method: Method | None, *, one_for_all: bool = False
+    place: str | Path,
+    client: str | None,
+    seed: int | str | None,
+    method: Method | None,
+    *,
+    one_for_all: bool = False,
 ) -> Model:
     """The model of a run's directory or of a model file; arguments and errors as of ``fedcache.load_model``."""
     home = Home.from_environment()
-    asked = ModelOptions(client=client, seed=None if seed is None else str(seed), one_for_all=one_for_all)
+    asked = ModelOptions(
+        client=client, seed=None if seed is None else str(seed), one_for_all=one_for_all
+    )
     return Model(open_predictor(Path(place), asked, home, Silent(), method=method), home)
 
 
@@ -156,7 +186,8 @@ def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
     for option, named in (("--weights", asked.weights), ("--backbone", asked.backbone)):
         if unread := [name for name in named if name not in known]:
             raise UsageError(
-                f"{option} names {', '.join(unread)}, which the model does not read.", f"It reads {', '.join(known)}."
+                f"{option} names {', '.join(unread)}, which the model does not read.",
+                f"It reads {', '.join(known)}.",
             )
 
 
@@ -184,17 +215,23 @@ def predict_rows(
     if images:
         named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)
         weights = weights_of(asked)
-        return predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights)
+        return predict_images(
+            predictor, named, config, home, observer, stop, top=rows.top, weights=weights
+        )
     if rows.store is not None:
         store = need_store(home, path=Path(rows.store))
         wanted = rows_of_split(store, None if rows.split == "all" else rows.split)
-        return each_counted(predict_store(predictor, store, wanted, top=rows.top), len(wanted), observer, stop)
+        return each_counted(
+            predict_store(predictor, store, wanted, top=rows.top), len(wanted), observer, stop
+        )
     held = open_embeddings(Path(str(rows.embeddings)))
     found = predict_embeddings(predictor, held, Path(str(rows.embeddings)), top=rows.top)
     return each_counted(found, len(held.names), observer, stop)
 
 
-def each_counted(rows: Iterable[Prediction], total: int, observer: Observer, stop: Stop) -> Iterator[Prediction]:
+def each_counted(
+    rows: Iterable[Prediction], total: int, observer: Observer, stop: Stop
+) -> Iterator[Prediction]:
     """Rows as they are, with their progress; raises StoppedError after a stop."""
     with counted(observer, stop, "classifying", total) as done:
         for number, row in enumerate(rows, 1):
@@ -204,7 +241,9 @@ def each_counted(rows: Iterable[Prediction], total: int, observer: Observer, sto
 
 
 @contextmanager
-def counted(observer: Observer, stop: Stop, what: str, total: int) -> Iterator[Callable[[int], None]]:
+def counted(
+    observer: Observer, stop: Stop, what: str, total: int
+) -> Iterator[Callable[[int], None]]:
     """Inside a ``with`` statement, a function that is told how many more rows are done; raises StoppedError in it."""
     so_far = 0
 

@@ -164,7 +164,9 @@ def read_releases(ledger: Path) -> list[Release]:
             break
     for number, line in enumerate(lines, 1):
         if set(line) != names:
-            raise _damaged(ledger, ValueError(f"is damaged: line {number} is of another release of fedcache"))
+            raise _damaged(
+                ledger, ValueError(f"is damaged: line {number} is of another release of fedcache")
+            )
     _check_count(ledger, len(lines), count)
     return [Release(**line) for line in lines]
 
@@ -200,7 +202,10 @@ def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
         joined = [release]
         others = []
         for group in groups:
-            shares_rows = any(r.dataset == release.dataset or r.dataset_digest == release.dataset_digest for r in group)
+            shares_rows = any(
+                r.dataset == release.dataset or r.dataset_digest == release.dataset_digest
+                for r in group
+            )
             if shares_rows:
                 joined = [*group, *joined]
             else:
@@ -241,7 +246,10 @@ def _read_count(ledger: Path) -> int:
 def _check_count(ledger: Path, lines: int, count: int) -> None:
     """Refuse a ledger that has lost lines at its end, or the count of them."""
     if lines not in (count, count + 1):
-        raise _damaged(ledger, ValueError(f"is damaged: it has {lines} whole lines, and {COUNT} tells of {count}"))
+        raise _damaged(
+            ledger,
+            ValueError(f"is damaged: it has {lines} whole lines, and {COUNT} tells of {count}"),
+        )
 
 
 def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:

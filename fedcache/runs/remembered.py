@@ -67,7 +67,10 @@ class Request:
 
     def __init__(self, words: Sequence[Any], config: TrainConfig, home: Home, runs: Path) -> None:
         self.config, self.home, self.runs, self._asked = config, home, runs, [*words, config]
-        self._key = ["answer", sha256_hex(repr((*words, config, home, str(runs.resolve()))).encode())]
+        self._key = [
+            "answer",
+            sha256_hex(repr((*words, config, home, str(runs.resolve()))).encode()),
+        ]
         self._before: str | None = None  # the state in which an answer was looked for
 
     def answer(self, observer: Observer) -> Labelled | None:
@@ -86,13 +89,18 @@ class Request:
             getattr(observer, kind)(text)
         return runs
 
-    def note(self, runs: Labelled, heard: Heard, again: Callable[[Observer], Labelled] | None) -> None:
+    def note(
+        self, runs: Labelled, heard: Heard, again: Callable[[Observer], Labelled] | None
+    ) -> None:
         """Note the answer where all of it was found. What was trained just now is found by ``again``, where that is
         given and loads quickly; ``again`` must train nothing.
 
         Runs on a GPU are never noted, which has to be there, nor those of methods that read more than is compared.
         """
-        state, loading = self._before, {run.measured.get("seconds", {}).get("load", 0.0) for _, run in runs}
+        state, loading = (
+            self._before,
+            {run.measured.get("seconds", {}).get("load", 0.0) for _, run in runs},
+        )
         with suppress(FedcacheError, OSError):  # the result is there, noted or not
             if state is None or not all(run.reused for _, run in runs):
                 if again is None or sum(loading) > QUICK:
@@ -100,10 +108,19 @@ class Request:
                 state, heard = self._state(), Heard()
                 runs = again(heard)
             methods = {str(run.result["method"]) for _, run in runs}
-            if state is None or not all(run.reused for _, run in runs) or any(map(_needs_more, methods)):
+            if (
+                state is None
+                or not all(run.reused for _, run in runs)
+                or any(map(_needs_more, methods))
+            ):
                 return
-            listed = [[label, r.path.name, file_sha256(r.path / "result.json"), has_model(r.path)] for label, r in runs]
-            memory_of(self.home).remember(self._key, {"state": state, "said": heard.said, "runs": listed})
+            listed = [
+                [label, r.path.name, file_sha256(r.path / "result.json"), has_model(r.path)]
+                for label, r in runs
+            ]
+            memory_of(self.home).remember(
+                self._key, {"state": state, "said": heard.said, "runs": listed}
+            )
             for method in methods:
                 for preset in PRESETS:  # what is said of a result compares them
                     usual_settings(method, preset)
@@ -116,13 +133,22 @@ class Request:
         if config.device not in ("auto", "cpu"):
             return None
         try:
-            rows = Path(config.clients_from) if config.clients_from else locate_store(
-                self.home, path=Path(config.store) if config.store else None, dataset=config.dataset, observer=heard,
-                look_only=True,
-            )  # fmt: skip
+            rows = (
+                Path(config.clients_from)
+                if config.clients_from
+                else locate_store(
+                    self.home,
+                    path=Path(config.store) if config.store else None,
+                    dataset=config.dataset,
+                    observer=heard,
+                    look_only=True,
+                )
+            )
             if rows is None:
                 return None
-            words = {one for word in _strings_in(self._asked) for one in (word, word.partition("@")[0])}
+            words = {
+                one for word in _strings_in(self._asked) for one in (word, word.partition("@")[0])
+            }
             named = [path for path in map(Path, sorted(words - {""})) if path.is_file()]
             files = [list(files_below(place)) for place in (rows, *named)]
         except (FedcacheError, OSError):
@@ -133,7 +159,9 @@ class Request:
 
 def usual_settings(method: str, preset: str) -> dict[str, Any]:
     """Every hyperparameter of a preset, remembered for this package. Raises UsageError for what is unknown."""
-    return _of_method(method, ["preset", method, preset], lambda: find_method(method).resolve(preset))
+    return _of_method(
+        method, ["preset", method, preset], lambda: find_method(method).resolve(preset)
+    )
 
 
 def usual_run(method: str) -> dict[str, Any]:
@@ -141,7 +169,10 @@ def usual_run(method: str) -> dict[str, Any]:
 
     def read() -> dict[str, Any]:
         usual = find_method(method).defaults
-        return {"rounds": usual.rounds, "participation": "all" if usual.participation is None else usual.participation}
+        return {
+            "rounds": usual.rounds,
+            "participation": "all" if usual.participation is None else usual.participation,
+        }
 
     return _of_method(method, ["run", method], read)
 
@@ -166,7 +197,9 @@ def draws_nothing(method: str, settings: Mapping[str, Any]) -> bool:
 
 def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What ``read`` says of a method, remembered for this package where the method is of it."""
-    return remembered_of_package(key, read) if method in NAMES else read()  # somebody's own is in memory
+    return (
+        remembered_of_package(key, read) if method in NAMES else read()
+    )  # somebody's own is in memory
 
 
 def _strings_in(value: Any) -> Iterator[str]:

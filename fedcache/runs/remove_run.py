@@ -25,7 +25,9 @@ class Removal:
     """What goes with a run."""
 
     path: Path  # its directory
-    parts: tuple[Path, ...]  # what is deleted: the directory or its own files in it, and boards of it beside
+    parts: tuple[
+        Path, ...
+    ]  # what is deleted: the directory or its own files in it, and boards of it beside
     kept: tuple[str, ...]  # names of files in it that are not the run's, and stay
     bytes: int
 
@@ -37,12 +39,17 @@ def plan_removal(folder: Path) -> Removal:
     """
     if is_running(folder):
         raise UsageError(
-            f"{folder.name} is being trained now, and not removed.", "Let it end, or stop it: its finished rounds stay."
+            f"{folder.name} is being trained now, and not removed.",
+            "Let it end, or stop it: its finished rounds stay.",
         )
     if folder.is_symlink():
         return Removal(folder, (folder,), (), 0)
     inside = sorted(folder.iterdir())
-    other = [p for p in inside if p.name != MODELS and not is_of_run(p.name) and not p.name.endswith(".partial")]
+    other = [
+        p
+        for p in inside
+        if p.name != MODELS and not is_of_run(p.name) and not p.name.endswith(".partial")
+    ]
     board = folder.parent / BOARDS / folder.name
     parts = [folder] if not other else [p for p in inside if p not in other]
     parts += [board] if board.is_dir() else []
@@ -93,6 +100,8 @@ def _delete(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    away = path.with_name(f".{path.name}.{os.getpid()}-removed.partial")  # `gc` finds it when this process is dead
+    away = path.with_name(
+        f".{path.name}.{os.getpid()}-removed.partial"
+    )  # `gc` finds it when this process is dead
     path.rename(away)
     shutil.rmtree(away)

@@ -61,10 +61,18 @@ class SeedResult:
     model: bool = False  # whether its model was saved
     # on the rows to choose by, None where there are none: accuracy (the headline), client_mean and pooled; rows
     validation: dict[str, float | None] | None = None
-    validation_per_client: NDArray[np.float64] | None = None  # [M] fractions; NaN for a client that was not scored
-    pooled: float | None = None  # accuracy over all test rows of all clients, each scored by the client's model
-    zero_shot: float | None = None  # accuracy of the class texts that the method starts from, without training
-    test_rows: TestRows | None = None  # how often each test row was right; None where they are secret or too many
+    validation_per_client: NDArray[np.float64] | None = (
+        None  # [M] fractions; NaN for a client that was not scored
+    )
+    pooled: float | None = (
+        None  # accuracy over all test rows of all clients, each scored by the client's model
+    )
+    zero_shot: float | None = (
+        None  # accuracy of the class texts that the method starts from, without training
+    )
+    test_rows: TestRows | None = (
+        None  # how often each test row was right; None where they are secret or too many
+    )
 
     @property
     def choice(self) -> float | None:
@@ -74,7 +82,11 @@ class SeedResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        names = {"numbered": len(self.clients)} if isinstance(self.clients, NumberedNames) else list(self.clients)
+        names = (
+            {"numbered": len(self.clients)}
+            if isinstance(self.clients, NumberedNames)
+            else list(self.clients)
+        )
         arrays = {name: _packed(plain[name]) for name in ARRAYS if plain[name] is not None}
         rows = None if self.test_rows is None else self.test_rows.to_dict()
         return {**plain, **arrays, "clients": names, "test_rows": rows}
@@ -84,7 +96,11 @@ class SeedResult:
         """The inverse of ``to_dict``; earlier releases wrote lists."""
         names = data["clients"]
         clients = NumberedNames(names["numbered"]) if isinstance(names, dict) else names
-        arrays = {name: _unpacked(data[name], kind) for name, kind in ARRAYS.items() if data.get(name) is not None}
+        arrays = {
+            name: _unpacked(data[name], kind)
+            for name, kind in ARRAYS.items()
+            if data.get(name) is not None
+        }
         rows = None if data.get("test_rows") is None else TestRows.from_dict(data["test_rows"])
         return cls(**{**data, **arrays, "clients": clients, "test_rows": rows})
 
@@ -99,7 +115,9 @@ def _unpacked(said: str | list[Any], dtype: type) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(said), np.dtype(dtype).newbyteorder("<")).astype(dtype)
 
 
-def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False) -> SeedResult:
+def seed_result(
+    outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False
+) -> SeedResult:
     """What a run of one seed gave, as JSON values.
 
     ``secret`` leaves out who took part in which round, and the time of each, which tells how many they were.
@@ -115,7 +133,11 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         }
         for r in outcome.records
     ]
-    evaluation, domains, clients = outcome.evaluation, inputs.domains, inputs.partitions[outcome.seed].clients
+    evaluation, domains, clients = (
+        outcome.evaluation,
+        inputs.domains,
+        inputs.partitions[outcome.seed].clients,
+    )
     chosen_by = evaluation.validation
     return SeedResult(
         seed=outcome.seed,
@@ -123,7 +145,10 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         per_client=evaluation.client_accuracy,
         mean_client=number(evaluation.mean_accuracy),
         macro_f1=number(evaluation.macro_f1),
-        by_domain={domains[d] if d < len(domains) else str(d): a for d, a in sorted(evaluation.by_domain.items())},
+        by_domain={
+            domains[d] if d < len(domains) else str(d): a
+            for d, a in sorted(evaluation.by_domain.items())
+        },
         fairness={k: number(v) for k, v in outcome.fairness.items()},
         traffic=outcome.traffic.totals(),
         per_round=outcome.traffic.per_client_round(),
@@ -139,10 +164,15 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         trainable=outcome.trainable,
         warnings=list(outcome.warnings),
         seconds=seconds,
-        measured={"rounds": [] if secret else [r.seconds for r in outcome.records], "total": seconds},
+        measured={
+            "rounds": [] if secret else [r.seconds for r in outcome.records],
+            "total": seconds,
+        },
         attackers=list(outcome.attackers),
         confusion=None if evaluation.counts is None else evaluation.counts.tolist(),
-        validation=None if chosen_by is None else {
+        validation=None
+        if chosen_by is None
+        else {
             "accuracy": number(chosen_by.accuracy),
             "client_mean": number(chosen_by.mean_accuracy),
             "pooled": number(chosen_by.pooled),
@@ -151,7 +181,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
         test_rows=None if secret else count_test_rows(evaluation, clients, inputs.data.y),
-    )  # fmt: skip
+    )
 
 
 def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -162,7 +192,9 @@ def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
-def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]) -> dict[str, Any]:
+def summarise(
+    inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]
+) -> dict[str, Any]:
     """``result.json`` of a run: promised values only."""
     first, fixed = seeds[0], [PARAMETERS.get(name) for name in inputs.backbones]
     clients = columns_of_seeds(seeds)
@@ -189,14 +221,22 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         **({"timing": _timing(spec.timing, seeds)} if spec.timing is not None else {}),
         "seeds": [s.seed for s in seeds],
         "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
-        **({"validation": _validation(inputs, seeds, clients if few else None)} if first.validation else {}),
+        **(
+            {"validation": _validation(inputs, seeds, clients if few else None)}
+            if first.validation
+            else {}
+        ),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
         "parameters": {
             "trainable": first.trainable,
             "fixed": None if None in fixed else sum(n for n in fixed if n is not None),
         },
         "classes_owned": {
-            **({"per_client": owned.tolist()} if few else {"least": float(owned.min()), "most": float(owned.max())}),
+            **(
+                {"per_client": owned.tolist()}
+                if few
+                else {"least": float(owned.min()), "most": float(owned.max())}
+            ),
             "mean": float(owned.mean()),
         },
         "clients": list(first.clients) if few else None,
@@ -204,7 +244,10 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "traffic": _traffic(seeds),
         "confusion": _summed([s.confusion for s in seeds]),
         **trust_section(
-            spec.trust_options, spec.privacy_cost(len(first.clients)), [s.attackers for s in seeds], _rejected(seeds)
+            spec.trust_options,
+            spec.privacy_cost(len(first.clients)),
+            [s.attackers for s in seeds],
+            _rejected(seeds),
         ),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "execution": first.execution,
@@ -221,19 +264,33 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
 
 
 def _plugin(plugin: Plugin) -> dict[str, str]:
-    return {"kind": plugin.kind, "name": plugin.name, "package": plugin.package, "version": plugin.version}
+    return {
+        "kind": plugin.kind,
+        "name": plugin.name,
+        "package": plugin.package,
+        "version": plugin.version,
+    }
 
 
 def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     """What was simulated, when the last round ended (mean over seeds), and how old updates were, over all seeds."""
     told = [[r["diagnostics"] for r in s.rounds] for s in seeds]
-    section: dict[str, Any] = {**rule.words(), "simulated_time": mean_std([d[-1]["simulated_time"] for d in told])[0]}
+    section: dict[str, Any] = {
+        **rule.words(),
+        "simulated_time": mean_std([d[-1]["simulated_time"] for d in told])[0],
+    }
     if rule.buffer is not None:
-        counted = [(d["staleness_mean"], d["staleness_max"], len(r["clients"]))
-                   for s in seeds for r in s.rounds if "staleness_max" in (d := r["diagnostics"])]  # fmt: skip
+        counted = [
+            (d["staleness_mean"], d["staleness_max"], len(r["clients"]))
+            for s in seeds
+            for r in s.rounds
+            if "staleness_max" in (d := r["diagnostics"])
+        ]
         updates = sum(count for _, _, count in counted)
         section["updates"] = updates
-        section["staleness_mean"] = sum(mean * count for mean, _, count in counted) / max(1, updates)
+        section["staleness_mean"] = sum(mean * count for mean, _, count in counted) / max(
+            1, updates
+        )
         section["staleness_max"] = max((most for _, most, _ in counted), default=None)
     return section
 
@@ -260,17 +317,26 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
     owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
     held = [s.validation_per_client for s in seeds if s.validation_per_client is not None]
     validation = None if len(held) < len(seeds) else np.stack(held).mean(0)
-    return ClientColumns(seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed, validation)
+    return ClientColumns(
+        seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed, validation
+    )
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
     """What a result has beside it, by name: columns of clients that are too many for it, and test rows."""
-    many, rows = len(seeds[0].clients) > CLIENTS_IN_RESULT, rows_file({s.seed: s.test_rows for s in seeds})
-    columns = {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])} if many else {}
+    many, rows = (
+        len(seeds[0].clients) > CLIENTS_IN_RESULT,
+        rows_file({s.seed: s.test_rows for s in seeds}),
+    )
+    columns = (
+        {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])} if many else {}
+    )
     return {**columns, **({} if rows is None else {ROWS_FILE: rows})}
 
 
-def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool) -> dict[str, Any]:
+def _accuracy(
+    seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool
+) -> dict[str, Any]:
     """``clients`` where a result names each; ``drawn`` says whether only some of the personal models were scored."""
     first = seeds[0]
     mean, std = mean_std([s.accuracy for s in seeds])
@@ -278,25 +344,41 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
         "mean": mean,
         "std": std,
         "per_seed": [s.accuracy for s in seeds],
-        **({} if clients is None else {"per_client": [number(a) for a in clients.accuracy.tolist()]}),
+        **(
+            {}
+            if clients is None
+            else {"per_client": [number(a) for a in clients.accuracy.tolist()]}
+        ),
         **({"eval_clients": [_drawn_clients(s) for s in seeds]} if drawn else {}),
-        "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
+        "per_domain": {
+            name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain
+        },
         "client_mean": mean_std([s.mean_client for s in seeds])[0],
         "client_mean_per_seed": [s.mean_client for s in seeds],
         "pooled": mean_std([s.pooled for s in seeds])[0],
         "pooled_per_seed": [s.pooled for s in seeds],
         "per_round": _curve(seeds),
-        **({} if first.zero_shot is None else {"zero_shot": mean_std([s.zero_shot for s in seeds])[0]}),
+        **(
+            {}
+            if first.zero_shot is None
+            else {"zero_shot": mean_std([s.zero_shot for s in seeds])[0]}
+        ),
     }
 
 
-def _validation(inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
+def _validation(
+    inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientColumns | None
+) -> dict[str, Any]:
     """Figures on the rows to choose by, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
     found = [s.validation or {} for s in seeds]
     mean, std = mean_std([f.get("accuracy") for f in found])
     rows = inputs.partitions[seeds[0].seed].validation
     by_round = [
-        {r["round"]: r["diagnostics"][VALIDATION_ACCURACY] for r in s.rounds if VALIDATION_ACCURACY in r["diagnostics"]}
+        {
+            r["round"]: r["diagnostics"][VALIDATION_ACCURACY]
+            for r in s.rounds
+            if VALIDATION_ACCURACY in r["diagnostics"]
+        }
         for s in seeds
     ]
     each = [] if clients is None or clients.validation is None else clients.validation.tolist()
@@ -307,7 +389,10 @@ def _validation(inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientC
         **({} if clients is None else {"per_client": [number(a) for a in each]}),
         "client_mean": mean_std([f.get("client_mean") for f in found])[0],
         "pooled": mean_std([f.get("pooled") for f in found])[0],
-        "per_round": [{"round": r, "mean": mean_std([known.get(r) for known in by_round])[0]} for r in by_round[0]],
+        "per_round": [
+            {"round": r, "mean": mean_std([known.get(r) for known in by_round])[0]}
+            for r in by_round[0]
+        ],
         "rows": 0 if rows is None else len(rows),
     }
 
@@ -318,7 +403,9 @@ def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
     """
     scored, told = ~np.isnan(seed.per_client), [r["clients"] for r in seed.rounds]
-    trained = None if None in told else int(scored[list({c for clients in told for c in clients})].sum())
+    trained = (
+        None if None in told else int(scored[list({c for clients in told for c in clients})].sum())
+    )
     known = seed.per_client[scored]
     n, error = len(known), None
     if n > 1 and trained != 0:
@@ -357,7 +444,9 @@ def _curve(seeds: Sequence[SeedResult]) -> list[dict[str, Any]]:
         of_seeds = [by_round.get(round_, {}) for by_round in scored]
         ends = [r.get("diagnostics", {}).get("simulated_time") for r in of_seeds]
         time = {} if None in ends else {"simulated_time": mean_std(ends)[0]}
-        curve.append({"round": round_, "mean": mean_std([r.get("accuracy") for r in of_seeds])[0], **time})
+        curve.append(
+            {"round": round_, "mean": mean_std([r.get("accuracy") for r in of_seeds])[0], **time}
+        )
     return curve
 
 
@@ -376,7 +465,10 @@ def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | Non
 
 
 def trust_section(
-    options: Mapping[str, Any], cost: Mapping[str, Any], attackers: Sequence[Sequence[str]], rejected: int = 0
+    options: Mapping[str, Any],
+    cost: Mapping[str, Any],
+    attackers: Sequence[Sequence[str]],
+    rejected: int = 0,
 ) -> dict[str, Any]:
     """The part of a result that says what was done; {} for an ordinary run.
 

@@ -25,10 +25,23 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.client_differences import check_named, client_overrides, named_backbones
 from fedcache.runs.client_stores import open_clients
-from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
+from fedcache.runs.features import (
+    RunFeatures,
+    encoders_of_run,
+    read_client_stores,
+    read_images,
+    read_store,
+)
 from fedcache.runs.partition_hints import hints_name_the_store
 from fedcache.runs.partitions import need_labels, partition_seeds, single_class_warning
-from fedcache.runs.store_choice import array_name, arrays_for, common_arrays, feat_post_for, find_or_extract, images_for
+from fedcache.runs.store_choice import (
+    array_name,
+    arrays_for,
+    common_arrays,
+    feat_post_for,
+    find_or_extract,
+    images_for,
+)
 from fedcache.store.store import Store
 
 
@@ -44,16 +57,24 @@ class RowSource(Protocol):
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
         """Keys of the arrays the run trains on."""
 
-    def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
+    def partitions(
+        self, method: Method, seeds: Sequence[int]
+    ) -> tuple[dict[int, Partition], str | None]:
         """Which rows each client holds, by seed, and the name of a saved partition."""
 
-    def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
+    def feat_post(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
+    ) -> str:
         """What is done to features before training."""
 
-    def read(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str) -> RunFeatures:
+    def read(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
         """The features of all rows."""
 
-    def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
+    def overrides(
+        self, method: Method, features: RunFeatures, clients: int
+    ) -> dict[int, ClientOverrides]:
         """In what single clients differ."""
 
     def dataset(self) -> dict[str, Any]:
@@ -98,9 +119,17 @@ class StoreRows:
 
     store: Store  # once it is open
 
-    def __init__(self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> None:
-        self.config = replace(config, backbones=tuple(known_name(n, preparation.home.root) for n in config.backbones))
-        self.partition, self.preparation, self._trained_rows = partition, preparation, np.empty(0, np.int64)
+    def __init__(
+        self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation
+    ) -> None:
+        self.config = replace(
+            config, backbones=tuple(known_name(n, preparation.home.root) for n in config.backbones)
+        )
+        self.partition, self.preparation, self._trained_rows = (
+            partition,
+            preparation,
+            np.empty(0, np.int64),
+        )
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Find the store; the seconds of the extraction that was run for it."""
@@ -124,15 +153,30 @@ class StoreRows:
                 raise unknown("domain", name, self.store.samples.domains)
         return keys
 
-    def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
+    def partitions(
+        self, method: Method, seeds: Sequence[int]
+    ) -> tuple[dict[int, Partition], str | None]:
         """A saved one, or those of a scheme; what is wrong with the labels of its rows is refused or warned of."""
         p, config, samples = self.preparation, self.config, self.store.samples
-        key = (self.store.path, method.defaults, config.partition, config.domain, str(self.partition), tuple(seeds),
-               p.repartition)  # fmt: skip
+        key = (
+            self.store.path,
+            method.defaults,
+            config.partition,
+            config.domain,
+            str(self.partition),
+            tuple(seeds),
+            p.repartition,
+        )
         if key not in p.cache.partitions:
             with hints_name_the_store(dataset=config.dataset, store=config.store):
                 p.cache.partitions[key] = partition_seeds(
-                    method, self.store, config, self.partition, seeds, repartition=p.repartition, observer=p.observer
+                    method,
+                    self.store,
+                    config,
+                    self.partition,
+                    seeds,
+                    repartition=p.repartition,
+                    observer=p.observer,
                 )
         found, name = p.cache.partitions[key]
         if p.whole:
@@ -148,13 +192,19 @@ class StoreRows:
             p.observer.note("No test row has a label: the models are made, and nothing is scored.")
         return found, name
 
-    def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
+    def feat_post(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
+    ) -> str:
         """As asked, else what is usual for these backbones, which is said where features are read."""
         config, reads_images = self.config, "pixels" in method.reads(settings)
         observer = None if reads_images else self.preparation.observer
-        return feat_post_for(settings, "feat_post" in config.set, config.preset, self.store, arrays, observer)
+        return feat_post_for(
+            settings, "feat_post" in config.set, config.preset, self.store, arrays, observer
+        )
 
-    def read(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str) -> RunFeatures:
+    def read(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
         """Features or images of every row of the store, with live encoders for a method that runs some."""
         p, store, reads = self.preparation, self.store, method.reads(settings)
         encoders = encoders_of_run(method, store, arrays[0], p.home)
@@ -169,7 +219,9 @@ class StoreRows:
         if features.templates:
             say_templates(list(features.templates), p.observer)
         if not reads & {"labels", "text"} and (store.samples.label[self._trained_rows] < 0).all():
-            p.observer.note("No training row has a label: no linear probe can be trained, and nothing is scored.")
+            p.observer.note(
+                "No training row has a label: no linear probe can be trained, and nothing is scored."
+            )
         if "views" in reads and features.data.x.shape[1] < 3:
             p.observer.note(
                 f"Views stored of each image: {features.data.x.shape[1]}. {method.name} wants augmentations: approx; "
@@ -183,15 +235,27 @@ class StoreRows:
         """The features, from the cache when the last point of the grid had the same."""
         cache, rows = self.preparation.cache, self._trained_rows
         determines_scale = rows.tobytes() if feat_post == "standardize" else b""
-        key = (self.store.path, tuple(arrays), feat_post, determines_scale, method.needs, settings.get("init"),
-               settings.get("head"))  # fmt: skip
+        key = (
+            self.store.path,
+            tuple(arrays),
+            feat_post,
+            determines_scale,
+            method.needs,
+            settings.get("init"),
+            settings.get("head"),
+        )
         if cache.features is None or cache.features[0] != key:
             cache.features = None  # the old ones go before the new ones come
             observer = self.preparation.observer
-            cache.features = (key, read_store(method, settings, self.store, arrays, feat_post, rows, observer))
+            cache.features = (
+                key,
+                read_store(method, settings, self.store, arrays, feat_post, rows, observer),
+            )
         return cache.features[1]
 
-    def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
+    def overrides(
+        self, method: Method, features: RunFeatures, clients: int
+    ) -> dict[int, ClientOverrides]:
         """Those of ``--client-backbones`` and ``--client-set``."""
         if not self.config.client_backbones and not self.config.client_set:
             return {}
@@ -257,7 +321,9 @@ class ShardRows:
                 "Train on the store they were cut from:  fedcache train --partition NAME",
             )
         self.stores = open_clients(self.folder)
-        self.preparation.observer.note(f"{len(self.stores)} client stores in {self.config.clients_from}.")
+        self.preparation.observer.note(
+            f"{len(self.stores)} client stores in {self.config.clients_from}."
+        )
         # Numbers in the parent -> places in one matrix that holds every row once, in the parent's order.
         parents = [np.array(s.dataset["shard"]["rows"], np.int64) for s in self.stores]
         rows = np.unique(np.concatenate(parents))
@@ -266,9 +332,13 @@ class ShardRows:
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
         """Those of ``--backbones``; every client must have them, by the digest of their recipe."""
-        return common_arrays(self.stores, self.config, "text" in method.needs or wants_encoders(method))
+        return common_arrays(
+            self.stores, self.config, "text" in method.needs or wants_encoders(method)
+        )
 
-    def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
+    def partitions(
+        self, method: Method, seeds: Sequence[int]
+    ) -> tuple[dict[int, Partition], str | None]:
         """Each client holds the rows of its store, as the store splits them."""
         labels: list[NDArray[np.int32]] = []
         chosen_by: list[NDArray[np.int64]] = []
@@ -284,11 +354,15 @@ class ShardRows:
                 f"{method.name} needs labels, and rows of the client stores in {self.config.clients_from} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
-        warning = single_class_warning(method, np.concatenate(labels), self.stores[0].samples.classes)
+        warning = single_class_warning(
+            method, np.concatenate(labels), self.stores[0].samples.classes
+        )
         if warning is not None:
             self.preparation.observer.warn(warning)
         test = np.unique(np.concatenate([c.test for c in self._clients]))
-        validation = Validation.of_clients(RowLists.of(chosen_by)) if any(map(len, chosen_by)) else None
+        validation = (
+            Validation.of_clients(RowLists.of(chosen_by)) if any(map(len, chosen_by)) else None
+        )
         partition = Partition(
             scheme="shards-of-a-store",
             args={},
@@ -302,15 +376,23 @@ class ShardRows:
         found = dict.fromkeys(seeds, partition)
         return (without_validation(found) if self.preparation.whole else found), None
 
-    def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
+    def feat_post(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
+    ) -> str:
         """As asked, else what is usual for these backbones, which is said."""
         requested, observer = "feat_post" in self.config.set, self.preparation.observer
-        return feat_post_for(settings, requested, self.config.preset, self.stores[0], arrays, observer)
+        return feat_post_for(
+            settings, requested, self.config.preset, self.stores[0], arrays, observer
+        )
 
-    def read(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str) -> RunFeatures:
+    def read(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
         """Every row once, with live encoders for a method that runs some."""
         trained = np.concatenate([c.train for c in self._clients])
-        features = read_client_stores(method, settings, self.stores, arrays, self._places, feat_post, trained)
+        features = read_client_stores(
+            method, settings, self.stores, arrays, self._places, feat_post, trained
+        )
         encoders = encoders_of_run(method, self.stores[0], arrays[0], self.preparation.home)
         if encoders is not None:
             features = encoders.add_to(features, self.stores[0])
@@ -318,7 +400,9 @@ class ShardRows:
             say_templates(list(features.templates), self.preparation.observer)
         return features
 
-    def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
+    def overrides(
+        self, method: Method, features: RunFeatures, clients: int
+    ) -> dict[int, ClientOverrides]:
         """None: they were refused."""
         return {}
 

@@ -32,7 +32,9 @@ class Figures(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._values:
-            raise AttributeError(f"{self.__dict__.get('_what')} has no {name!r}; it has {', '.join(dir(self))}")
+            raise AttributeError(
+                f"{self.__dict__.get('_what')} has no {name!r}; it has {', '.join(dir(self))}"
+            )
         return self[name]
 
     def __dir__(self) -> list[str]:
@@ -78,7 +80,11 @@ def is_claimed(result: Mapping[str, Any]) -> bool:
 
 def spread(accuracy: Mapping[str, Any]) -> str:
     """``0.8123 +- 0.0045``, the first alone for one seed or equal ones; ``not scored`` without test labels."""
-    mean, std, equal = accuracy["mean"], accuracy["std"], len(set(accuracy.get("per_seed", ()))) == 1
+    mean, std, equal = (
+        accuracy["mean"],
+        accuracy["std"],
+        len(set(accuracy.get("per_seed", ()))) == 1,
+    )
     if mean is None:
         return "not scored"
     return f"{mean:.4f}" if std is None or equal else f"{mean:.4f} +- {std:.4f}"
@@ -86,7 +92,11 @@ def spread(accuracy: Mapping[str, Any]) -> str:
 
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a person looks for first, by name; None for what the run does not have."""
-    part, exact, seconds = result["partition"], result["traffic"]["exact"], measured.get("seconds", {})
+    part, exact, seconds = (
+        result["partition"],
+        result["traffic"]["exact"],
+        measured.get("seconds", {}),
+    )
     claimed, chance = " (claimed)" * is_claimed(result), at_chance(result)
     return {
         f"accuracy{claimed}": percent(result["accuracy"]["mean"]),

@@ -17,14 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import SaveModels
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError, unknown
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    MachineError,
+    StoreError,
+    UsageError,
+    unknown,
+)
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.execution.memory_estimate import Forecast, Load
 from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.choice import DIGITS, Order, choice_value, order_of_run
-from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result, what_of_models
+from fedcache.runs.directory import (
+    INDEX,
+    MODELS,
+    check_place,
+    has_model,
+    read_result,
+    what_of_models,
+)
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.score import values_held_out
@@ -46,7 +60,9 @@ class KeptModels:
             raise unknown("--save-models", asked.which, KEPT)
         self.which, self.clients, self.score = asked.which, asked.clients, score
         # by method and held-out value: models with different test rows are not compared
-        self._seen: dict[tuple[str, ...], float] = {}  # the highest figure so far, by which runs are chosen
+        self._seen: dict[
+            tuple[str, ...], float
+        ] = {}  # the highest figure so far, by which runs are chosen
         # the best run that has ended: what it is sorted by, its directory and digest
         self._best: dict[tuple[str, ...], tuple[tuple[float, Order, str], Path, str]] = {}
 
@@ -55,7 +71,9 @@ class KeptModels:
         if self.clients is not None:
             chosen_clients(names, self.clients)
 
-    def check_room(self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int) -> None:
+    def check_room(
+        self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int
+    ) -> None:
         """Refuse clients' models that are asked for and do not fit into memory when they are written.
 
         A client's part is taken to be what it keeps between rounds, and a probe or an adapted model to be as large as
@@ -71,8 +89,12 @@ class KeptModels:
         if self.which == "none" or self.clients in (None, "none"):
             return
         numbers = chosen_clients(names, self.clients)
-        each = min(load.state_bytes, load.head_bytes) + (load.head_bytes if method.deploy is not keep_down else 0)
-        if method.personal_part is not less_training_state:  # an adapted model with its optimiser, or a cache of rows
+        each = min(load.state_bytes, load.head_bytes) + (
+            load.head_bytes if method.deploy is not keep_down else 0
+        )
+        if (
+            method.personal_part is not less_training_state
+        ):  # an adapted model with its optimiser, or a cache of rows
             each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         size = each * len(numbers)
         if found.above - found.working + COPIES * size > free:
@@ -87,7 +109,9 @@ class KeptModels:
         """What is to be said where a run is there already and other models are asked for than it was made with."""
         if not has_model(run):
             return (
-                "The stored run has no model; --fresh trains it again and saves one." if self.which == "all" else None
+                "The stored run has no model; --fresh trains it again and saves one."
+                if self.which == "all"
+                else None
             )
         if self.which == "none":
             return "The stored run keeps its models;  fedcache gc --kind models  lists them."
@@ -95,7 +119,9 @@ class KeptModels:
             return "The stored run keeps the models that it was made with; --fresh saves those of --save-clients."
         return None
 
-    def wants(self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str] = ()) -> bool:
+    def wants(
+        self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str] = ()
+    ) -> bool:
         """Whether the model of a seed that has just ended is to be written; of several seeds each one is.
 
         ``held_out`` are the values whose rows are the test set.
@@ -133,7 +159,11 @@ def model_file(run: Path, seed: int) -> Path:
 
 
 def facts_of(
-    inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput, temperature: float | None = None
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    identity: Identity,
+    out: TrainingOutput,
+    temperature: float | None = None,
 ) -> ModelFacts:
     """What the models of a seed are."""
     data, features = inputs.data, inputs.features
@@ -201,8 +231,14 @@ def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
     files = sorted((run / MODELS).glob("seed-*.safetensors"))
     if not files:
         return
-    listed = {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files}
-    write_sealed(run / MODELS / INDEX, what_of_models(digest), {"result": result, "files": listed, "kept": kept.which})
+    listed = {
+        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files
+    }
+    write_sealed(
+        run / MODELS / INDEX,
+        what_of_models(digest),
+        {"result": result, "files": listed, "kept": kept.which},
+    )
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:
@@ -227,7 +263,9 @@ def seeds_of(run: Path, asked: str | None) -> list[int]:
     try:
         return [int(asked)]
     except ValueError:
-        raise UsageError(f"--seed {asked!r} is no seed.", f"One of {', '.join(map(str, seeds))}, or all.") from None
+        raise UsageError(
+            f"--seed {asked!r} is no seed.", f"One of {', '.join(map(str, seeds))}, or all."
+        ) from None
 
 
 def _result(run: Path) -> dict[str, Any]:
@@ -262,7 +300,9 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     if listed is None:
         raise StoreError(f"The run has no model of seed {seed}.", again)
     if found.content["result"] != digest_of(result):
-        raise CorruptionError(f"{folder} holds the models of another result than {run / 'result.json'}.", again)
+        raise CorruptionError(
+            f"{folder} holds the models of another result than {run / 'result.json'}.", again
+        )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
         raise CorruptionError(f"{path} is missing or not what was written.", again)
     return SavedModel.load(path)

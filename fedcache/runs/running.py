@@ -22,7 +22,9 @@ LOCK = "running.lock"
 
 
 @contextmanager
-def owning(folders: Sequence[Path], observer: Observer, stop: Stop, *, private: bool = False) -> Iterator[None]:
+def owning(
+    folders: Sequence[Path], observer: Observer, stop: Stop, *, private: bool = False
+) -> Iterator[None]:
     """Own the directories of runs while the block runs. They are created if they do not exist.
 
     If another process or thread trains one of these runs, wait until it has ended. Of ordinary runs that are trained

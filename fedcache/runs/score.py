@@ -62,7 +62,11 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
     personal, nothing = result.get("protocol", "global") != "global", (None,) * len(own.per_seed)
     if score == "client-mean":
         mean = accuracy.get("client_mean")
-        alike = mean is not None and own.mean is not None and math.isclose(mean, own.mean, abs_tol=1e-12)
+        alike = (
+            mean is not None
+            and own.mean is not None
+            and math.isclose(mean, own.mean, abs_tol=1e-12)
+        )
         if alike and personal:
             return own
         return Score((mean,) if len(nothing) == 1 else nothing, mean)
@@ -87,12 +91,16 @@ def score_for(results: Iterable[Mapping[str, Any]]) -> str:
     The headline too where an earlier run lacks the mean over clients of a seed.
     """
     known = list(results)
-    if len({r.get("protocol") for r in known}) < 2 or any(None in score_of(r, "client-mean").per_seed for r in known):
+    if len({r.get("protocol") for r in known}) < 2 or any(
+        None in score_of(r, "client-mean").per_seed for r in known
+    ):
         return "own"
     return "client-mean"
 
 
-def wilson(accuracy: float | None, rows: int | None, level: float = LEVEL) -> tuple[float, float] | None:
+def wilson(
+    accuracy: float | None, rows: int | None, level: float = LEVEL
+) -> tuple[float, float] | None:
     """Wilson's score interval (JASA 22, 1927) of an accuracy p on n independent test rows.
 
     (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), z the quantile of the level.
@@ -103,10 +111,14 @@ def wilson(accuracy: float | None, rows: int | None, level: float = LEVEL) -> tu
         return None
     z, p = NormalDist().inv_cdf(0.5 + level / 2.0), round(accuracy * rows) / rows
     middle, half = p + z**2 / (2 * rows), z * math.sqrt(p * (1.0 - p) / rows + z**2 / (4 * rows**2))
-    return max(0.0, (middle - half) / (1.0 + z**2 / rows)), min(1.0, (middle + half) / (1.0 + z**2 / rows))
+    return max(0.0, (middle - half) / (1.0 + z**2 / rows)), min(
+        1.0, (middle + half) / (1.0 + z**2 / rows)
+    )
 
 
-def rows_interval(result: Mapping[str, Any], level: float = LEVEL) -> tuple[int, float, float] | None:
+def rows_interval(
+    result: Mapping[str, Any], level: float = LEVEL
+) -> tuple[int, float, float] | None:
     """Test rows of a result whose accuracy does not vary over its seeds, and the Wilson interval of it.
 
     Only of one model on a partition that all seeds share: there the test rows are all there is to sample.
@@ -114,7 +126,12 @@ def rows_interval(result: Mapping[str, Any], level: float = LEVEL) -> tuple[int,
     per_seed: Sequence[float | None] = result["accuracy"].get("per_seed", ())
     part = result.get("partition", {})
     fixed = len(set(part.get("digests", ()))) == 1
-    if result.get("protocol") != "global" or not fixed or None in per_seed or len(set(per_seed)) != 1:
+    if (
+        result.get("protocol") != "global"
+        or not fixed
+        or None in per_seed
+        or len(set(per_seed)) != 1
+    ):
         return None
     counts = np.array(result.get("confusion") or [], np.int64)
     rows = int(counts.sum()) // len(per_seed) if counts.size else part.get("test_rows")

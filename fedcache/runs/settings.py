@@ -61,5 +61,8 @@ def setting_notes(method: Method, config: TrainConfig) -> list[str]:
         notes.append(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
     hp = hyperparameters(method, config)
     unread = {name: why for name in config.set if (why := why_unread(name, hp))}
-    notes += [f"{name}={config.set[name]} changes nothing: it is not read under {why}." for name, why in unread.items()]
+    notes += [
+        f"{name}={config.set[name]} changes nothing: it is not read under {why}."
+        for name, why in unread.items()
+    ]
     return notes

@@ -16,7 +16,12 @@ from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
-from fedcache.federate.engine.simulated_time import DURATIONS, TimingRule, parse_timing, why_not_asynchronous
+from fedcache.federate.engine.simulated_time import (
+    DURATIONS,
+    TimingRule,
+    parse_timing,
+    why_not_asynchronous,
+)
 from fedcache.federate.execution.choose import executors
 from fedcache.federate.partition.scheme import option_names
 from fedcache.federate.trust.attacks import parse_attack
@@ -32,12 +37,29 @@ LARGEST_SEED = 999_999_999
 MOST_SEEDS = 10_000
 
 TRUST_OPTIONS = (
-    "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
-    "max_row_norm", "dp_clip", "dp_noise", "dp_delta", "dp_seed", "dp_allow",
-)  # fmt: skip
+    "aggregate",
+    "attack",
+    "on_bad_update",
+    "byzantine",
+    "max_update_norm",
+    "max_rows_per_client",
+    "max_share",
+    "max_row_norm",
+    "dp_clip",
+    "dp_noise",
+    "dp_delta",
+    "dp_seed",
+    "dp_allow",
+)
 """Fields of ``TrainConfig`` that say it; each can be swept."""
 
-SAMPLING_OPTIONS = ("client_sampling", "availability", "client_dropout", "client_clusters", "clusters_per_round")
+SAMPLING_OPTIONS = (
+    "client_sampling",
+    "availability",
+    "client_dropout",
+    "client_clusters",
+    "clusters_per_round",
+)
 """Fields of ``TrainConfig`` about who takes part, in the order of ``parse_sampling``."""
 
 TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_durations")
@@ -50,17 +72,27 @@ class ResolvedRun:
 
     requested: TrainConfig  # what the user asked for, defaults not in place
     method: str  # its name
-    arrays: tuple[str, ...]  # keys of the store's arrays, in the order in which they are concatenated
+    arrays: tuple[
+        str, ...
+    ]  # keys of the store's arrays, in the order in which they are concatenated
     rounds: int  # of every seed
-    participation: int | float | None  # clients a round: None for all, an int for a number, a float for a share
+    participation: (
+        int | float | None
+    )  # clients a round: None for all, an int for a number, a float for a share
     participation_text: str  # the same as it is written: ``10``, ``0.1``, ``10%``, ``all``
     eval_clients: int | float | None  # whose personal models are scored, written and read likewise
     seeds: tuple[int, ...]  # without repeats, in the order given
-    settings: Mapping[str, Value]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
+    settings: Mapping[
+        str, Value
+    ]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
     sampling: SamplingRule  # how a round's clients are drawn
     trust: TrustPolicy  # what is done with uploads
-    trust_options: Mapping[str, Any] = field(default_factory=dict)  # of that, what differs from the default
-    timing: TimingRule | None = None  # how long clients take, and whether rounds wait for them; None for no time
+    trust_options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of that, what differs from the default
+    timing: TimingRule | None = (
+        None  # how long clients take, and whether rounds wait for them; None for no time
+    )
     device: str = ""  # that computes; "" until it is known
     engine: str = ""  # ``flower`` for a run over sites, "" for one in this process
     # whether it is a point that a grid computes together with others. That is equal to the run alone up to rounding, so
@@ -116,7 +148,9 @@ class ResolvedRun:
             "dtype": asked.dtype,
             "set": self.hyperparameters,
             **self.trust_options,
-            **({"client_backbones": list(asked.client_backbones)} if asked.client_backbones else {}),
+            **(
+                {"client_backbones": list(asked.client_backbones)} if asked.client_backbones else {}
+            ),
             **({"client_set": mixed} if mixed else {}),
             "device": self.device,
             **({"engine": self.engine} if self.engine else {}),
@@ -139,7 +173,11 @@ class ResolvedRun:
 
 
 def resolve_run(
-    config: TrainConfig, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], clients: int
+    config: TrainConfig,
+    method: Method,
+    settings: Mapping[str, Value],
+    arrays: Sequence[str],
+    clients: int,
 ) -> ResolvedRun:
     """The configuration that determines a result: every default in place.
 
@@ -183,7 +221,9 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
         why = "changes who takes part, and in a private run each client is drawn by itself"
         raise UsageError(f"{option} {why}.", "Leave it out.")
     if method is not None and method.central:
-        raise UsageError(f"{method.name} trains on one set, and has no clients for {option}.", "Leave it out.")
+        raise UsageError(
+            f"{method.name} trains on one set, and has no clients for {option}.", "Leave it out."
+        )
     return parse_sampling(*(getattr(config, name) for name in SAMPLING_OPTIONS))
 
 
@@ -194,35 +234,55 @@ def timing_from_config(
 
     Raises UsageError for values that cannot be, and for an asynchronous server whose uploads are not mixed as they are.
     """
-    rule = parse_timing(config.asynchronous, config.server_step, config.staleness_power, config.client_durations)
+    rule = parse_timing(
+        config.asynchronous, config.server_step, config.staleness_power, config.client_durations
+    )
     if rule is None:
         return None
     if method is not None and method.central:
-        raise UsageError(f"{method.name} trains on one set, and has no clients that take time.", "Leave it out.")
+        raise UsageError(
+            f"{method.name} trains on one set, and has no clients that take time.", "Leave it out."
+        )
     if rule.buffer is None:
-        if config.dp_clip is not None:  # the slowest of a round's clients says something of who they are
-            raise UsageError("--client-durations would tell of a private run who took part.", "Leave it out.")
+        if (
+            config.dp_clip is not None
+        ):  # the slowest of a round's clients says something of who they are
+            raise UsageError(
+                "--client-durations would tell of a private run who took part.", "Leave it out."
+            )
         return rule
     if given := sorted(non_default_options(config)):
         option = f"--{given[0].replace('_', '-')}"
-        raise UsageError(f"--asynchronous takes the plain mean of uploads, and {option} is given.", "Leave one out.")
+        raise UsageError(
+            f"--asynchronous takes the plain mean of uploads, and {option} is given.",
+            "Leave one out.",
+        )
     if config.client_sampling == "poisson":
         raise UsageError(
             "--asynchronous keeps so many clients in training, and --client-sampling poisson has no such number.",
             "Take uniform or weighted.",
         )
-    why = method is not None and why_not_asynchronous(method, method.resolve() if settings is None else settings)
+    why = method is not None and why_not_asynchronous(
+        method, method.resolve() if settings is None else settings
+    )
     if method is not None and why:
-        raise UsageError(f"{method.name} takes no --asynchronous: {why}.", "fedavg, fedprox, fedrep and others do.")
+        raise UsageError(
+            f"{method.name} takes no --asynchronous: {why}.",
+            "fedavg, fedprox, fedrep and others do.",
+        )
     return rule
 
 
 def _durations_from_everywhere(durations: str | None) -> str | None:
     """The value of ``--client-durations`` with the whole path of a file."""
-    return durations if durations is None or durations in DURATIONS else str(Path(durations).resolve())
+    return (
+        durations if durations is None or durations in DURATIONS else str(Path(durations).resolve())
+    )
 
 
-def eval_clients(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> int | float | None:
+def eval_clients(
+    config: TrainConfig, method: Method, settings: Mapping[str, Value]
+) -> int | float | None:
     """How many personal models are scored; None for all, as of a method with one model for all clients."""
     if config.eval_clients is None or method.protocol(settings) == "global":
         return None
@@ -294,21 +354,31 @@ def parse_share(text: str | None, option: str) -> int | float | None:
     except ValueError:
         pass
     hint = (
-        f"How clients are drawn is --client-sampling {text}" if text in SAMPLING else "For example 10, 0.1, 10% or all"
+        f"How clients are drawn is --client-sampling {text}"
+        if text in SAMPLING
+        else "For example 10, 0.1, 10% or all"
     )
     raise UsageError(f"{option} {text} is neither a number of clients nor a share.", hint)
 
 
 def check_participation(config: TrainConfig, clients: int) -> None:
     """Refuse to ask more clients than there are. Raises UsageError."""
-    for option, text in ((PARTICIPATION, config.participation), (EVAL_CLIENTS, config.eval_clients)):
+    for option, text in (
+        (PARTICIPATION, config.participation),
+        (EVAL_CLIENTS, config.eval_clients),
+    ):
         requested = parse_share(text, option)
         if isinstance(requested, int) and requested > clients:
-            raise UsageError(f"{option} {requested}, but there are {clients} clients.", f"For example {option} all")
+            raise UsageError(
+                f"{option} {requested}, but there are {clients} clients.",
+                f"For example {option} all",
+            )
     if (config.asynchronous or 0) > clients:
         why = "no buffer holds two updates of a client"
-        raise UsageError(f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
-                         f"For example --asynchronous {max(1, clients // 2)}")  # fmt: skip
+        raise UsageError(
+            f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
+            f"For example --asynchronous {max(1, clients // 2)}",
+        )
 
 
 def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
@@ -316,7 +386,9 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
 
     Raises UsageError, naming the value, or both options.
     """
-    dealt = ["--scheme"] * (partition.scheme is not None) + ["--clients"] * (partition.clients is not None)
+    dealt = ["--scheme"] * (partition.scheme is not None) + ["--clients"] * (
+        partition.clients is not None
+    )
     dealt += option_names(partition.options)
     how = ", ".join(dealt)
     saved, shards = config.partition is not None, config.clients_from is not None
@@ -324,11 +396,18 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     elsewhere = bool(config.store or config.dataset or config.partition)
     contradictions = (
         (two_datasets, "--store and --dataset", "A store holds its dataset."),
-        (saved and dealt, f"--partition and {how}", "A saved partition is dealt, and its validation rows are chosen."),
+        (
+            saved and dealt,
+            f"--partition and {how}",
+            "A saved partition is dealt, and its validation rows are chosen.",
+        ),
         (shards and dealt, f"--clients-from and {how}", "The stores are dealt."),
-        (shards and elsewhere, "--clients-from and another store, dataset or partition",
-         "The client stores are all there is."),
-    )  # fmt: skip
+        (
+            shards and elsewhere,
+            "--clients-from and another store, dataset or partition",
+            "The client stores are all there is.",
+        ),
+    )
     for both_given, names, why in contradictions:
         if both_given:
             raise UsageError(f"{names} are both given. {why}", "Leave one of them out.")
@@ -339,7 +418,11 @@ def check_values(config: TrainConfig) -> None:
     """Refuse values that cannot be. Raises UsageError."""
     for what, value, legal in (
         ("dtype", config.dtype, DTYPES),
-        ("execution", execution_name(config.execution), ("auto", *executors(), *plugins("executors"))),
+        (
+            "execution",
+            execution_name(config.execution),
+            ("auto", *executors(), *plugins("executors")),
+        ),
     ):
         if value not in legal:
             raise unknown(what, value, legal)
@@ -365,11 +448,20 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     if privacy is not None:
         privacy.require()  # before anything is trained
     trust = parse_policy(
-        config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy,
-        config.max_rows_per_client, config.max_share, config.max_row_norm,
-    )  # fmt: skip
+        config.aggregate,
+        config.attack,
+        config.on_bad_update,
+        config.byzantine,
+        config.max_update_norm,
+        privacy,
+        config.max_rows_per_client,
+        config.max_share,
+        config.max_row_norm,
+    )
     if method is not None:
-        trust.check(method, hyperparameters(method, replace(config, set={})))  # what is set is another method's too
+        trust.check(
+            method, hyperparameters(method, replace(config, set={}))
+        )  # what is set is another method's too
     return trust
 
 
@@ -388,5 +480,7 @@ def non_default_options(config: TrainConfig) -> dict[str, Any]:
     if config.dp_clip is not None and "dp_delta" not in made:
         made["dp_delta"] = DELTA
     if "dp_allow" in made:
-        made["dp_allow"] = ",".join(parse_allowed(made["dp_allow"]))  # one set of words has one spelling
+        made["dp_allow"] = ",".join(
+            parse_allowed(made["dp_allow"])
+        )  # one set of words has one spelling
     return made

@@ -54,7 +54,9 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     """
     info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
     if not info:
-        raise StoreError(f"{store.path.name} holds no features yet.", more_features(store, "efficientnet-lite0"))
+        raise StoreError(
+            f"{store.path.name} holds no features yet.", more_features(store, "efficientnet-lite0")
+        )
     if not names:
         by_name: dict[str, list[str]] = {}
         for key in info:
@@ -72,8 +74,13 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             )
         if len(found) > 1:
             differ = len({labels[k][1] for k in found}) == len(found)
-            options = ", ".join(labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found)
-            raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
+            options = ", ".join(
+                labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found
+            )
+            raise UsageError(
+                f"{name!r} means {len(found)} arrays of the store.",
+                f"Choose with --backbones: {options}",
+            )
         return found[0]
 
     return list(dict.fromkeys(all_at_once(partial(key_of, name) for name in names)))
@@ -83,13 +90,20 @@ def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys that a name may mean: of a sized one only the plain array, where the others have more views of the same."""
     found = match_arrays(arrays, name)
     plain = [key for key in found if arrays[key].shape[1] == 1]
-    same = {digest_of({k: v for k, v in arrays[key].recipe.items() if k not in OF_VIEWS}) for key in found}
+    same = {
+        digest_of({k: v for k, v in arrays[key].recipe.items() if k not in OF_VIEWS})
+        for key in found
+    }
     return plain if "@" in name and len(plain) == len(same) == 1 else found
 
 
 def _told_apart(array: ArrayInfo) -> str:
     """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
-    views = "" if array.shape[1] == 1 else f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
+    views = (
+        ""
+        if array.shape[1] == 1
+        else f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
+    )
     return f"width {array.shape[-1]}{views}"
 
 
@@ -99,11 +113,15 @@ def array_name(store: Store, key: str) -> str:
     if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
         sized = backbone
     array = store.arrays[key]
-    plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe  # none draws their views
+    plain = (
+        array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
+    )  # none draws their views
     return sized if plain and _meant(store.arrays, sized) == [key] else key
 
 
-def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer) -> list[str]:
+def arrays_for(
+    method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer
+) -> list[str]:
     """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate.
 
     Raises StoreError for what the store lacks, with the command that makes it; UsageError for more than one.
@@ -116,7 +134,11 @@ def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], obser
         if not names:
             observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
         return keys
-    with_text = [k for k in chosen_arrays(store, names) if store.has_text(str(store.arrays[k].recipe.get("backbone")))]
+    with_text = [
+        k
+        for k in chosen_arrays(store, names)
+        if store.has_text(str(store.arrays[k].recipe.get("backbone")))
+    ]
     if not with_text:
         raise StoreError(
             f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
@@ -138,7 +160,9 @@ def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], obser
         )
     key = first or with_text[0]
     if not names:
-        observer.note(f"Backbone: {key}, for {method.name} takes one with text features (--backbones chooses).")
+        observer.note(
+            f"Backbone: {key}, for {method.name} takes one with text features (--backbones chooses)."
+        )
     return [key]
 
 
@@ -150,7 +174,8 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
         keys = [k for k in keys if first.has_text(str(first.arrays[k].recipe.get("backbone")))][:1]
         if not keys:
             raise StoreError(
-                f"{first.path.name} has no text features.", "Extract a backbone with text, then shard again."
+                f"{first.path.name} has no text features.",
+                "Extract a backbone with text, then shard again.",
             )
     for store in stores:
         for key in keys:
@@ -198,7 +223,12 @@ def images_for(store: Store, key: str) -> str:
 
 
 def feat_post_for(
-    hp: Hp, requested: bool, preset: str, store: Store, keys: Sequence[str], observer: Observer | None = None
+    hp: Hp,
+    requested: bool,
+    preset: str,
+    store: Store,
+    keys: Sequence[str],
+    observer: Observer | None = None,
 ) -> str:
     """``feat_post`` of a run: the method's value, unless what is known of the backbones says better, which is said.
 
@@ -215,7 +245,9 @@ def feat_post_for(
         chosen = "l2"
     if chosen != "none" and observer is not None:
         other = " (--set feat_post=none leaves features as they are)" if "feat_post" in hp else ""
-        observer.note(f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}.")
+        observer.note(
+            f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}."
+        )
     return chosen
 
 
@@ -227,10 +259,14 @@ def train_example(store: Store) -> str:
 
 def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
     """``--backbones`` of a method with an image tower: its images may be named beside it, or not at all."""
-    return tuple(n for n in names if "image tower" not in method.needs or n.partition("@")[0] != "pixels")
+    return tuple(
+        n for n in names if "image tower" not in method.needs or n.partition("@")[0] != "pixels"
+    )
 
 
-def to_extract(method: Method, backbones: Sequence[str], home: Home) -> tuple[tuple[str, ...], dict[str, str]]:
+def to_extract(
+    method: Method, backbones: Sequence[str], home: Home
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Backbones and recipe options of the extraction a method needs: an image tower's images are stored as it reads
     them.
     """
@@ -246,7 +282,11 @@ def to_extract(method: Method, backbones: Sequence[str], home: Home) -> tuple[tu
 def pixel_recipe(recipe: Recipe) -> dict[str, str]:
     """``--recipe`` options that store images as an encoder of this recipe takes them."""
     plain = registry.lookup("pixels").recipe
-    return {f"pixels:{k}": str(getattr(recipe, k)) for k in INPUT if getattr(recipe, k) != getattr(plain, k)}
+    return {
+        f"pixels:{k}": str(getattr(recipe, k))
+        for k in INPUT
+        if getattr(recipe, k) != getattr(plain, k)
+    }
 
 
 def recipe_options(recipe: Mapping[str, str]) -> str:
@@ -262,17 +302,30 @@ def needed_arrays(
     if names:
         have = set(complete)
         for a in complete.values():
-            have |= {str(a.recipe.get("backbone")), f"{a.recipe.get('backbone')}@{a.recipe.get('size', 0)}"}
+            have |= {
+                str(a.recipe.get("backbone")),
+                f"{a.recipe.get('backbone')}@{a.recipe.get('size', 0)}",
+            }
         return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
     if "text" in method.needs or wants_encoders(method):
         if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
             return []
-        return [u.key for u in begun if u.order and registry.lookup(u.backbone, home=home.root).text_width is not None]
+        return [
+            u.key
+            for u in begun
+            if u.order and registry.lookup(u.backbone, home=home.root).text_width is not None
+        ]
     return [] if complete else [u.key for u in begun]
 
 
 def complete_array(
-    array: UnfinishedArray, store: Store, home: Home, *, extract: bool, observer: Observer, stop: Stop | None
+    array: UnfinishedArray,
+    store: Store,
+    home: Home,
+    *,
+    extract: bool,
+    observer: Observer,
+    stop: Stop | None,
 ) -> None:
     """Compute the missing chunks of an array.
 
@@ -320,7 +373,13 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
 
 
 def find_or_extract(
-    method: Method, train: TrainConfig, home: Home, *, extract: bool, observer: Observer, stop: Stop | None = None
+    method: Method,
+    train: TrainConfig,
+    home: Home,
+    *,
+    extract: bool,
+    observer: Observer,
+    stop: Stop | None = None,
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
 
@@ -328,7 +387,12 @@ def find_or_extract(
     completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
     and may not be extracted; as ``extract``.
     """
-    path = locate_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
+    path = locate_store(
+        home,
+        path=Path(train.store) if train.store else None,
+        dataset=train.dataset,
+        observer=observer,
+    )
     store = None if path is None else Store.open(path)
     needs_text = "text" in method.needs or wants_encoders(method)
     began = time.perf_counter()
@@ -348,7 +412,10 @@ def find_or_extract(
             store.refresh()
             spent = time.perf_counter() - began
         have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
-        has_all = all({n.partition("@")[0] for n in (name, bare_name(name))} & have for name in train.backbones)
+        has_all = all(
+            {n.partition("@")[0] for n in (name, bare_name(name))} & have
+            for name in train.backbones
+        )
         if store.arrays and (train.dataset is None or has_all):
             return store, spent
         if is_ingested(store):
@@ -360,7 +427,9 @@ def find_or_extract(
     making = shlex.join(["fedcache", "extract", *words]) + recipe_options(recipe)
     if store is None and train.dataset is not None:
         refuse_partial_store(home, train.dataset, train.backbones)
-    if store is not None and (train.dataset is None or limited_store(home, train.dataset) is not None):
+    if store is not None and (
+        train.dataset is None or limited_store(home, train.dataset) is not None
+    ):
         raise StoreError(
             f"{store.path} holds no features that {method.name} could train on yet.",
             extract_command(store, backbones, recipe, home),
@@ -376,9 +445,15 @@ def find_or_extract(
             f"There is no partition {name!r}: nothing of {dataset} is extracted yet, so none is saved.",
             f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
-    why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
+    why = (
+        f"{method.name} needs text features"
+        if needs_text and not train.backbones
+        else "the default"
+    )
     found = "No finished extraction is remembered" if others else "Nothing extracted yet"
-    observer.note(f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids).")
+    observer.note(
+        f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
+    )
     names = tuple(b.partition("@")[0] for b in backbones)
     done = run_extract(
         ExtractConfig(dataset=dataset, backbones=names, recipe=recipe),

@@ -21,7 +21,8 @@ def check_tag(tag: str) -> str:
     """A tag that may be given. Raises UsageError for one that is no plain word."""
     if not re.fullmatch(TAG, tag):
         raise UsageError(
-            f"{tag!r} is no tag: one word of at most 64 letters, digits and . _ + -.", "fedcache runs tag baseline RUN"
+            f"{tag!r} is no tag: one word of at most 64 letters, digits and . _ + -.",
+            "fedcache runs tag baseline RUN",
         )
     return tag
 
@@ -39,12 +40,16 @@ def tags_of(run: Path) -> tuple[str, ...]:
                 " && ".join(
                     [
                         f"rm {shell_word(path)}",
-                        *(f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}" for tag in plain),
+                        *(
+                            f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}"
+                            for tag in plain
+                        ),
                     ]
                 ),
             ) from error
         raise CorruptionError(
-            error.message, f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}"
+            error.message,
+            f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}",
         ) from error
     return () if found is None else tuple(sorted(set(found.content)))
 
@@ -68,5 +73,7 @@ def _plain_words(path: Path) -> list[str]:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return []
-    known = isinstance(found, list) and all(isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found)
+    known = isinstance(found, list) and all(
+        isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found
+    )
     return list(found) if known else []

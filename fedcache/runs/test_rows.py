@@ -44,13 +44,22 @@ class TestRows:
 
     def to_dict(self) -> dict[str, str]:
         """Plain JSON values."""
-        return {f.name: base64.b64encode(getattr(self, f.name).tobytes()).decode() for f in fields(self)}
+        return {
+            f.name: base64.b64encode(getattr(self, f.name).tobytes()).decode() for f in fields(self)
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> TestRows:
         """The inverse of ``to_dict``, on a machine of the same byte order."""
-        kinds = {f.name: np.float64 if f.name in ("share", "weight") else np.int64 for f in fields(cls)}
-        return cls(**{name: np.frombuffer(base64.b64decode(data[name]), kind) for name, kind in kinds.items()})
+        kinds = {
+            f.name: np.float64 if f.name in ("share", "weight") else np.int64 for f in fields(cls)
+        }
+        return cls(
+            **{
+                name: np.frombuffer(base64.b64decode(data[name]), kind)
+                for name, kind in kinds.items()
+            }
+        )
 
 
 def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
@@ -84,7 +93,10 @@ def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | 
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as held:
             return {
-                s: TestRows(**{f.name: _array(held.read(f"{f.name}_{s}.npy")) for f in fields(TestRows)}) for s in seeds
+                s: TestRows(
+                    **{f.name: _array(held.read(f"{f.name}_{s}.npy")) for f in fields(TestRows)}
+                )
+                for s in seeds
             }
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DamagedRunError(path) from error
@@ -92,7 +104,9 @@ def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | 
 
 def _array(raw: bytes) -> np.ndarray:
     """What the bytes of an .npy file hold, as ``np.load`` does, which takes three times as long for a few rows."""
-    start = 10 + int.from_bytes(raw[8:10], "little")  # version 1.0: magic, version, length of the header, header
+    start = 10 + int.from_bytes(
+        raw[8:10], "little"
+    )  # version 1.0: magic, version, length of the header, header
     shape, kind = _header(raw[:start])
     return np.frombuffer(raw, kind, offset=start).reshape(shape)
 

@@ -67,9 +67,13 @@ def _warning(
     with suppress(FedcacheError, OSError):  # a partition that is gone or damaged
         trained = rows_of_clients(*run, [m.facts.seed for m in members], own)
     was, of_all = "was" if trained is not None else "may have been", f"of {len(rows.rows):,} rows"
-    if given is not None and (itself or given.dataset.get("shard", {}).get("parent") == data["digest"]):
+    if given is not None and (
+        itself or given.dataset.get("shard", {}).get("parent") == data["digest"]
+    ):
         split = given.column("split")
-        numbers = np.arange(given.rows) if itself else np.array(given.dataset["shard"]["rows"], np.int64)
+        numbers = (
+            np.arange(given.rows) if itself else np.array(given.dataset["shard"]["rows"], np.int64)
+        )
         seen = split == TRAIN if trained is None else np.isin(numbers, trained)
         if not (same := int(seen[rows.rows].sum())):
             return None
@@ -81,7 +85,9 @@ def _warning(
     if trained is None:
         trained = np.flatnonzero((own.column("split") == TRAIN) & (own.column("ok") == 1))
     if given is not None:
-        same = int(np.isin(_keys(given.column("uid")[rows.rows]), _keys(own.column("uid")[trained])).sum())
+        same = int(
+            np.isin(_keys(given.column("uid")[rows.rows]), _keys(own.column("uid")[trained])).sum()
+        )
     else:
         same = _same_features(own, trained, members[0], rows)
     if not same:
@@ -103,18 +109,27 @@ def rows_of_clients(
     Raises StoreError, CorruptionError for a partition or client store that is not what was written.
     """
     table, digest = train_table(folder), str(result["dataset"]["digest"])
-    if table.get("clients_from"):  # its partition numbers the rows that any client has, not those of the dataset
+    if table.get(
+        "clients_from"
+    ):  # its partition numbers the rows that any client has, not those of the dataset
         stores = open_clients(Path(table["clients_from"]))
         if stores[0].dataset["shard"]["parent"] != digest:
             return None
-        held = [(np.array(s.dataset["shard"]["rows"], np.int64), s.column("split"), s.column("ok")) for s in stores]
-        return np.unique(np.concatenate([numbers[(split == TRAIN) & (ok == 1)] for numbers, split, ok in held]))
+        held = [
+            (np.array(s.dataset["shard"]["rows"], np.int64), s.column("split"), s.column("ok"))
+            for s in stores
+        ]
+        return np.unique(
+            np.concatenate([numbers[(split == TRAIN) & (ok == 1)] for numbers, split, ok in held])
+        )
     found = []
     for seed in seeds:
         if (file := folder / f"partition-{seed}.partition").is_file():
             partition = Partition.load(file, dataset=digest)
         elif store is not None:
-            partition = load_partition(store, str(table.get("partition") or result["partition"]["name"]))
+            partition = load_partition(
+                store, str(table.get("partition") or result["partition"]["name"])
+            )
         else:
             return None
         if partition.digest not in result["partition"]["digests"]:
@@ -123,12 +138,17 @@ def rows_of_clients(
     return np.unique(np.concatenate(found))
 
 
-def _same_features(store: Store, trained: NDArray[np.int64], model: SavedModel, rows: LabelledRows) -> int:
+def _same_features(
+    store: Store, trained: NDArray[np.int64], model: SavedModel, rows: LabelledRows
+) -> int:
     """How many rows of a file have the features of some trained row of a store, of the model's first backbone."""
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
     with np.errstate(over="ignore"):  # what does not fit into the stored dtype is no stored row
-        asked = [row_digests(first.astype(reader.info.dtype)) for first, *_ in rows.source.of_rows(rows.rows)]
+        asked = [
+            row_digests(first.astype(reader.info.dtype))
+            for first, *_ in rows.source.of_rows(rows.rows)
+        ]
     parts = (trained[start : start + BLOCK] for start in range(0, max(1, len(trained)), BLOCK))
     known = [row_digests(reader.rows(part)[:, 0]) for part in parts]
     return int(np.isin(_keys(np.concatenate(asked)), _keys(np.concatenate(known))).sum())

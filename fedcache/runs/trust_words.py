@@ -43,12 +43,18 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     together, known = cost["composed"], cost.get("participants_known")
     figures, renyi = f"epsilon {_tight(cost)}", _number(cost["epsilon_rdp"])
     if cost["seeds"] > 1:
-        figures += f" for each of {cost['seeds']} seeds and {_tight(together)} for all of them together"
+        figures += (
+            f" for each of {cost['seeds']} seeds and {_tight(together)} for all of them together"
+        )
         renyi += f" and {_number(together['epsilon_rdp'])}"
     figures += f" (by Renyi divergence {renyi}), delta {cost['delta']:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
     if cost["simulation"]:
-        secret = f" This takes it that nobody knows who took part (else {_tight(known)})." if known else ""
+        secret = (
+            f" This takes it that nobody knows who took part (else {_tight(known)})."
+            if known
+            else ""
+        )
         return (
             f"Simulation of privacy: anyone can repeat the noise of {cost['noise_from']}, so it hides nothing. Noise "
             f"that is not repeatable would have {figures}{secret}"
@@ -64,7 +70,11 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
 
 def _tight(figures: Mapping[str, Any]) -> str:
     """The figure by privacy loss distributions."""
-    return "too large to be worth computing" if figures["epsilon_pld"] is None else _number(figures["epsilon_pld"])
+    return (
+        "too large to be worth computing"
+        if figures["epsilon_pld"] is None
+        else _number(figures["epsilon_pld"])
+    )
 
 
 def _number(epsilon: float | None) -> str:

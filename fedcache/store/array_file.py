@@ -57,7 +57,9 @@ def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[B
         offset += len(raw) + _gap(len(raw))
     head = to_signed({"content": dict(content), "arrays": entries})
     if len(head) > LARGEST_HEAD:
-        raise ValueError(f"names and notes take {len(head):,} bytes, at most {LARGEST_HEAD:,} are kept")
+        raise ValueError(
+            f"names and notes take {len(head):,} bytes, at most {LARGEST_HEAD:,} are kept"
+        )
     return [MAGIC, struct.pack("<Q", len(head)), head, bytes(_gap(len(head))), *parts]
 
 
@@ -69,14 +71,20 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     content, entries, start = _head(raw)
     arrays, offset = {}, 0
     # Sorted by place: the head is canonical JSON, which sorts by name.
-    for name, entry in sorted(entries.items(), key=lambda one: (one[1]["offset"], one[1]["length"])):
+    for name, entry in sorted(
+        entries.items(), key=lambda one: (one[1]["offset"], one[1]["length"])
+    ):
         dtype = np.dtype(entry["dtype"]).newbyteorder("<")
         size = entry["length"] * dtype.itemsize
         end = offset + size + _gap(size)
         if entry["offset"] != offset or start + end > len(raw):
-            raise ValueError(f"has {len(raw):,} bytes, too few for what its head says of array {name!r}")
+            raise ValueError(
+                f"has {len(raw):,} bytes, too few for what its head says of array {name!r}"
+            )
         held = raw[start + offset : start + offset + size]
-        if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(raw[start + offset + size : start + end]):
+        if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(
+            raw[start + offset + size : start + end]
+        ):
             raise ValueError(f"holds an array {name!r} without the sha256 that its head says")
         arrays[name] = np.frombuffer(held, dtype)
         offset = end
@@ -113,7 +121,11 @@ def _head(raw: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
     if length > LARGEST_HEAD or start > len(raw):
         raise ValueError(f"has {len(raw):,} bytes, and its head should have {length:,}")
     head = parse_signed(bytes(raw[_START : _START + length]))
-    if any(raw[_START + length : start]) or head.keys() != {"content", "arrays"} or type(head["content"]) is not dict:
+    if (
+        any(raw[_START + length : start])
+        or head.keys() != {"content", "arrays"}
+        or type(head["content"]) is not dict
+    ):
         raise ValueError("has a head that fedcache does not write")
     entries = head["arrays"]
     if type(entries) is not dict or not all(_is_entry(entry) for entry in entries.values()):

@@ -122,7 +122,9 @@ def finished_stores(home: Home) -> list[Store]:
 def ingested_stores(home: Home) -> dict[str, Path]:
     """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
     places = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
-    return {str(store.dataset["slug"]): store.path for store in _opened(places) if is_ingested(store)}
+    return {
+        str(store.dataset["slug"]): store.path for store in _opened(places) if is_ingested(store)
+    }
 
 
 def _opened(places: Iterable[Path]) -> Iterator[Store]:
@@ -135,7 +137,9 @@ def _opened(places: Iterable[Path]) -> Iterator[Store]:
 def ingest_command(store: Store) -> str:
     """The command that replaces an ingested dataset by a file that holds more."""
     name = str(store.dataset["slug"])
-    return shlex.join(["fedcache", "ingest", "FILE", "--name", name, "--replace", *store_option(store)])
+    return shlex.join(
+        ["fedcache", "ingest", "FILE", "--name", name, "--replace", *store_option(store)]
+    )
 
 
 def store_option(store: Store) -> list[str]:
@@ -154,7 +158,10 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
         for key in store.arrays:
             journal = journal_path(store.path, key)
             if journal.exists():
-                yield journal, f"{key} is complete, and a killed process was about to remove its journal"
+                yield (
+                    journal,
+                    f"{key} is complete, and a killed process was about to remove its journal",
+                )
         for note in sorted(store.path.glob("locks/*.json")):
             yield note, "a killed process held this lock"
 
@@ -189,7 +196,10 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
     for slug, places in by_name.items():
         for _, place in sorted(places)[:-1]:
             if not _is_locked(place):
-                yield place, f"{slug} has been extracted again with other content, into {max(places)[1].name}"
+                yield (
+                    place,
+                    f"{slug} has been extracted again with other content, into {max(places)[1].name}",
+                )
 
 
 def _is_locked(store: Path) -> bool:
@@ -208,7 +218,11 @@ def size_of(path: Path) -> int:
 
 def folders_in(root: Path) -> list[Path]:
     """Folders directly below ``root`` whose names do not begin with a dot, sorted; none where it is not there."""
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
+    return (
+        sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        if root.is_dir()
+        else []
+    )
 
 
 def is_being_written(path: Path) -> bool:
@@ -229,7 +243,10 @@ def clean_up(store: Store) -> None:
     """
     locks = store.path / "locks"
     for note in locks.glob("*.json"):
-        with try_lock(note.with_suffix(".lock")) as free, suppress(OSError):  # what may only be read keeps it
+        with (
+            try_lock(note.with_suffix(".lock")) as free,
+            suppress(OSError),
+        ):  # what may only be read keeps it
             if free:
                 note.unlink(missing_ok=True)
     for key in store.arrays:
@@ -237,19 +254,28 @@ def clean_up(store: Store) -> None:
         if not journal.exists():
             continue
         with try_lock(locks / f"{key}.lock") as free, suppress(OSError):
-            if free and key in read_manifest(store.path).arrays:  # not begun again since the store was opened
+            if (
+                free and key in read_manifest(store.path).arrays
+            ):  # not begun again since the store was opened
                 journal.unlink(missing_ok=True)
 
 
 def holds_content(store: Store, content: Content) -> bool:
     """Whether a store holds all of some content, under whatever name its file was."""
     same = bool(store.dataset["digest"] == content.dataset["digest"])
-    return same and content.values <= _held(store) and all(store.has_text(name) for name in content.texts)
+    return (
+        same
+        and content.values <= _held(store)
+        and all(store.has_text(name) for name in content.texts)
+    )
 
 
 def holds_part_of(store: Store, content: Content) -> bool:
     """Whether a store holds nothing but some content, of which an interrupted ingest left out a part."""
-    return bool(store.dataset["digest"] == content.dataset["digest"]) and _held(store) <= content.values
+    return (
+        bool(store.dataset["digest"] == content.dataset["digest"])
+        and _held(store) <= content.values
+    )
 
 
 def _held(store: Store) -> set[tuple[str, int]]:

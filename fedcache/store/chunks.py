@@ -37,7 +37,11 @@ def fill_of(dtype: str) -> Any:
 
 
 def array_metadata(
-    shape: Sequence[int], dtype: str, chunk_rows: int, attributes: dict[str, Any], dimensions: Sequence[str]
+    shape: Sequence[int],
+    dtype: str,
+    chunk_rows: int,
+    attributes: dict[str, Any],
+    dimensions: Sequence[str],
 ) -> bytes:
     """``zarr.json`` of an array of numbers, or of strings (dtype ``string``), chunked along its first axis.
 
@@ -54,7 +58,10 @@ def array_metadata(
             "node_type": "array",
             "shape": list(shape),
             "data_type": dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk_rows, *shape[1:]]}},
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [chunk_rows, *shape[1:]]},
+            },
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "dimension_names": list(dimensions),
             "fill_value": fill,
@@ -77,7 +84,9 @@ def chunk_path(array: Path, chunk: int, axes: int) -> Path:
 
 def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
     """crc32c of a buffer."""
-    return int(google_crc32c.value(np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data))
+    return int(
+        google_crc32c.value(np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data)
+    )
 
 
 def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
@@ -90,7 +99,9 @@ def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
     return whole
 
 
-def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, what: str) -> NDArray[Any]:
+def to_stored_dtype(
+    rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, what: str
+) -> NDArray[Any]:
     """Rows in their stored dtype, after making sure that every value is one that may be stored.
 
     Args:
@@ -109,7 +120,9 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
     """
     floating = dtype.startswith("float")
     if rows.dtype.kind != "f" if floating else rows.dtype != dtype:
-        raise InternalError(f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them.")
+        raise InternalError(
+            f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them."
+        )
     # float16 overflows silently, so both sides of the cast are looked at.
     if floating and not len(bad):
         with np.errstate(over="ignore"):
@@ -135,18 +148,27 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
             "is not finite",
             "The weights give what is no number, or a compute dtype overflows: try --dtype float32.",
         ),
-        (cast.reshape(len(rows), -1), f"does not fit {dtype}", "Store these features with --recipe dtype=float32."),
+        (
+            cast.reshape(len(rows), -1),
+            f"does not fit {dtype}",
+            "Store these features with --recipe dtype=float32.",
+        ),
     ):
         wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))
         if len(wrong):
             raise CorruptionError(
-                f"{what}: the feature of {len(wrong)} rows {why}: row {list_rows(wrong + first)}.", hint
+                f"{what}: the feature of {len(wrong)} rows {why}: row {list_rows(wrong + first)}.",
+                hint,
             )
     cast[lost] = fill_of(dtype)
     return cast
 
 
-_EXPONENTS = {2: (np.uint16, 0x7C00), 4: (np.uint32, 0x7F80_0000), 8: (np.uint64, 0x7FF0_0000_0000_0000)}
+_EXPONENTS = {
+    2: (np.uint16, 0x7C00),
+    4: (np.uint32, 0x7F80_0000),
+    8: (np.uint64, 0x7FF0_0000_0000_0000),
+}
 """Of each size of float the integer of that size and its bits of the exponent, all of them 1 in inf and NaN alone."""
 
 
@@ -162,7 +184,10 @@ def all_finite(values: NDArray[Any]) -> bool:
     integer, exponent = kind
     bits = np.ascontiguousarray(values).reshape(-1).view(integer)
     step = 1 << 16  # what is made on the way stays in the cache
-    return all(int((bits[at : at + step] & integer(exponent)).max()) < exponent for at in range(0, len(bits), step))
+    return all(
+        int((bits[at : at + step] & integer(exponent)).max()) < exponent
+        for at in range(0, len(bits), step)
+    )
 
 
 def list_rows(rows: NDArray[Any]) -> str:
@@ -292,7 +317,9 @@ def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
         with open(path, "rb", buffering=0, opener=at_once) as file:
             check_size(os.fstat(file.fileno()).st_size, size, path, what)
             # Not np.memmap, which resolves the path first: one system call for each of its parts.
-            return np.frombuffer(mmap.mmap(file.fileno(), size + CRC_BYTES, access=mmap.ACCESS_READ), np.uint8)
+            return np.frombuffer(
+                mmap.mmap(file.fileno(), size + CRC_BYTES, access=mmap.ACCESS_READ), np.uint8
+            )
     except (OSError, ValueError) as error:
         raise damaged(what, path, "is missing or unreadable") from error
 
@@ -329,7 +356,9 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
         raise damaged(what, path, "is missing or unreadable") from error
 
 
-def verify_payload(payload: NDArray[np.uint8], rest: bytes, crc: int, path: Path, what: str) -> None:
+def verify_payload(
+    payload: NDArray[np.uint8], rest: bytes, crc: int, path: Path, what: str
+) -> None:
     """Compare a payload with the checksum in its file and with ``crc``, the one listed for its place.
 
     ``rest`` are the bytes that follow it in the file; the last four are the checksum of all before. Raises

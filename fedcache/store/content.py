@@ -56,14 +56,26 @@ class ContentStore(GroupStore, Protocol):
         """Whether there are text features."""
 
     def put_text(
-        self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
+        self,
+        backbone: str,
+        templates: Sequence[str],
+        matrix: NDArray[np.float32],
+        meta: Mapping[str, Any],
     ) -> None:
         """Write text features."""
 
     def writer(
-        self, key: str, *, shape: tuple[int, ...], dtype: str, chunk_rows: int, recipe: dict[str, Any],
-        how: dict[str, Any], wait: bool, fresh: bool,
-    ) -> ArrayWriter:  # fmt: skip
+        self,
+        key: str,
+        *,
+        shape: tuple[int, ...],
+        dtype: str,
+        chunk_rows: int,
+        recipe: dict[str, Any],
+        how: dict[str, Any],
+        wait: bool,
+        fresh: bool,
+    ) -> ArrayWriter:
         """The one writer of an array."""
 
 
@@ -94,11 +106,19 @@ class Content:
                 store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
         for key, array in self.arrays.items():
             begun, size = read_journal(journal_path(store.path, key)).header, array.chunk_rows
-            fresh = begun is not None and begun["chunk_rows"] != size  # by a version that chose other chunks
+            fresh = (
+                begun is not None and begun["chunk_rows"] != size
+            )  # by a version that chose other chunks
             with store.writer(
-                key, shape=array.shape, dtype=array.dtype, chunk_rows=size, recipe=array.recipe,
-                how={"source": INGESTED}, fresh=fresh, wait=True,
-            ) as writer:  # fmt: skip
+                key,
+                shape=array.shape,
+                dtype=array.dtype,
+                chunk_rows=size,
+                recipe=array.recipe,
+                how={"source": INGESTED},
+                fresh=fresh,
+                wait=True,
+            ) as writer:
                 observer.start(f"Writing {array.name}", array.shape[0], "rows")
                 array.write_missing(writer, observer)
                 observer.stop()
@@ -117,7 +137,11 @@ def usable_name(name: str) -> str:
     """
     slug = slug_of(name)
     if not slug.strip("._-") or len(slug) > 100:
-        why = "has no letter or digit" if len(slug) <= 100 else f"has {len(slug)} characters, at most 100 are kept"
+        why = (
+            "has no letter or digit"
+            if len(slug) <= 100
+            else f"has {len(slug)} characters, at most 100 are kept"
+        )
         raise UsageError(f"The name {name!r} {why}.", "For example --name mine")
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
         raise UsageError(
@@ -129,7 +153,7 @@ def usable_name(name: str) -> str:
 
 def arrange(
     embeddings: Embeddings, name: str, *, drop_nan: bool = False, observer: Observer | None = None
-) -> Content:  # fmt: skip
+) -> Content:
     """Embeddings as a store holds them. Rows are sorted by name; the values are the recipe.
 
     Without a test set, ``complete_split`` makes one, as for folders.
@@ -141,7 +165,11 @@ def arrange(
     count, names = len(embeddings.names), embeddings.names
     features = {key: _named(key, values) for key, values in embeddings.features.items()}
     order: Any = slice(None)
-    if not (names.increasing if isinstance(names, EqualStrings) else all(a < b for a, b in pairwise(names))):
+    if not (
+        names.increasing
+        if isinstance(names, EqualStrings)
+        else all(a < b for a, b in pairwise(names))
+    ):
         repeated = [name for name, times in Counter(names).items() if times > 1]
         if repeated:
             raise UsageError(
@@ -151,10 +179,14 @@ def arrange(
         order = np.array(sorted(range(count), key=names.__getitem__))
         names = tuple(names[i] for i in order)
         # Checked before the rows are sorted: the numbers of bad ones are those of the file.
-        features = {key: _storable(key, values, drop_nan)[order] for key, values in features.items()}
+        features = {
+            key: _storable(key, values, drop_nan)[order] for key, values in features.items()
+        }
     arrays, uid, ok = _read_once(features, drop_nan, observer)
     if not ok.any():
-        raise CorruptionError(f"No row of {name} has features that are finite.", "Compute the features again.")
+        raise CorruptionError(
+            f"No row of {name} has features that are finite.", "Compute the features again."
+        )
     label, domain = embeddings.labels[order], embeddings.domains[order]
     given = None if embeddings.splits is None else embeddings.splits[order]
     split, note = complete_split(given, label, domain, uid, ok, name, "rows")
@@ -171,14 +203,20 @@ def arrange(
     columns = (samples.uid, samples.label, samples.domain, samples.split)
     content = [sha256_hex(np.ascontiguousarray(column).tobytes()) for column in columns]
     texts = [sha256_hex(embeddings.texts[key].tobytes()) for key in sorted(embeddings.texts)]
-    whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains), *texts])
+    whole = digest_of(
+        [content, list(samples.name), list(samples.classes), list(samples.domains), *texts]
+    )
     dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}
     if HELD_OUT in note:
         dataset["held_out"] = HELD_OUT
     elif note:
         observer.note(f"{note[:1].upper()}{note[1:]}.")
-    groups = {key: replace(group, codes=group.codes[order]) for key, group in embeddings.groups.items()}
-    return Content(samples, {array.key: array for array in arrays}, embeddings.texts, dataset, groups)
+    groups = {
+        key: replace(group, codes=group.codes[order]) for key, group in embeddings.groups.items()
+    }
+    return Content(
+        samples, {array.key: array for array in arrays}, embeddings.texts, dataset, groups
+    )
 
 
 def _read_once(
@@ -190,7 +228,10 @@ def _read_once(
     (count,) = {len(values) for values in features.values()}
     widest = max(array_bytes(values.shape[1:], dtypes[key]) for key, values in features.items())
     size = chunk_rows_for(count, widest)
-    arrays = {key: ContentArray(values, dtypes[key], size, key, drop=drop) for key, values in features.items()}
+    arrays = {
+        key: ContentArray(values, dtypes[key], size, key, drop=drop)
+        for key, values in features.items()
+    }
     digests, crcs = {key: hashlib.sha256() for key in arrays}, {key: list[int]() for key in arrays}
     uid, ok = np.empty((count, 16), np.uint8), np.ones(count, bool)
     of_chunks = zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)
@@ -204,7 +245,9 @@ def _read_once(
         return blocks
 
     observer.start("Reading features", count, "rows")
-    with ThreadPoolExecutor(1) as pool:  # files and sums of whole blocks leave the interpreter to the sums of rows
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # files and sums of whole blocks leave the interpreter to the sums of rows
         start, ahead = 0, pool.submit(read_next)
         while (blocks := ahead.result()) is not None:
             ahead = pool.submit(read_next)
@@ -216,7 +259,10 @@ def _read_once(
             observer.advance(stop - start)
             start = stop
     observer.stop()
-    made = [replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key])) for key, array in arrays.items()]
+    made = [
+        replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key]))
+        for key, array in arrays.items()
+    ]
     return made, uid, ok
 
 
@@ -252,9 +298,12 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
 
 def _named(key: str, values: Any) -> Any:
     """Features under a name that a folder can have."""
-    if not SAFE.fullmatch(f"{slug_of(key)}-{'0' * 8}"):  # what an array is called: with its recipe's digest
+    if not SAFE.fullmatch(
+        f"{slug_of(key)}-{'0' * 8}"
+    ):  # what an array is called: with its recipe's digest
         raise UsageError(
-            f"Features are named {key!r}.", "A name begins with a letter or digit and has at most 119 characters."
+            f"Features are named {key!r}.",
+            "A name begins with a letter or digit and has at most 119 characters.",
         )
     return values
 
@@ -294,7 +343,8 @@ def arrange_arrays(
     """
     if not isinstance(features, Mapping):
         raise UsageError(
-            f"from_arrays() takes features by backbone, not {type(features).__name__}.", 'Give {"mine": X}'
+            f"from_arrays() takes features by backbone, not {type(features).__name__}.",
+            'Give {"mine": X}',
         )
     if not features:
         raise UsageError("from_arrays() was given no features.", 'For example {"mine": X}')
@@ -303,7 +353,10 @@ def arrange_arrays(
     given = {key: values for key, values in columns.items() if values is not None}
     groups = given.pop("groups", {})
     if not isinstance(groups, Mapping):
-        raise UsageError(f"groups is {type(groups).__name__}, expected columns by name.", 'Give {"hospital": [..]}')
+        raise UsageError(
+            f"groups is {type(groups).__name__}, expected columns by name.",
+            'Give {"hospital": [..]}',
+        )
     raw |= {key: _array(values) for key, values in given.items()}
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)

@@ -77,7 +77,9 @@ class ContentArray:
         if all_finite(rows) and all_finite(cast):
             return rows, []
         lost = ~(np.isfinite(cast).all(axis=(1, 2)) & np.isfinite(rows).all(axis=(1, 2)))
-        return np.where(lost[:, None, None], np.asarray(np.nan, rows.dtype), rows), np.flatnonzero(lost).tolist()
+        return np.where(lost[:, None, None], np.asarray(np.nan, rows.dtype), rows), np.flatnonzero(
+            lost
+        ).tolist()
 
     def blocks_again(self) -> Iterator[NDArray[Any]]:
         """The same as at the first reading. Raises UsageError for a file that has changed since."""
@@ -98,7 +100,9 @@ class ContentArray:
             for chunk, rows in enumerate(self.blocks_again() if missing else ()):
                 if written is not None:
                     written.result()
-                bad = {chunk * self.chunk_rows + row: NOT_FINITE for row in lost_rows(rows).tolist()}
+                bad = {
+                    chunk * self.chunk_rows + row: NOT_FINITE for row in lost_rows(rows).tolist()
+                }
                 written = pool.submit(writer.write, chunk, rows, bad) if chunk in missing else None
                 observer.advance(len(rows))
             if written is not None:

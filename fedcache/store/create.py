@@ -21,7 +21,9 @@ from fedcache.store.samples import Samples
 from fedcache.store.sidecars import replace_sidecars
 
 
-def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]) -> Manifest:
+def create_store(
+    path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]
+) -> Manifest:
     """A store without features at ``path``, or the one of the same dataset that is there.
 
     It is built beside its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
@@ -33,7 +35,9 @@ def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons:
     if (path / "manifest.json").exists() or was_store(path):
         return _same(path, dataset)
     if occupied:
-        raise StoreError(f"{path} exists and is not a fedcache store.", "Choose another place with --store.")
+        raise StoreError(
+            f"{path} exists and is not a fedcache store.", "Choose another place with --store."
+        )
     samples = samples.checked()
     with explain_disk_errors(path, 64 * len(samples.name)):
         temporary = _building_place(path)
@@ -62,7 +66,9 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
     return found
 
 
-def _write_samples(path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]) -> None:
+def _write_samples(
+    path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]
+) -> None:
     """Everything of a store without features, into an empty directory; ``reasons`` of rows that are not ok."""
     rows = len(samples.name)
     (path / "locks").mkdir(mode=0o700)
@@ -87,9 +93,14 @@ def _write_samples(path: Path, samples: Samples, dataset: dict[str, Any], reason
 
 def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
     """``zarr.json`` of the groups and of the columns, by path."""
-    codes = {"label": {"classes": list(manifest.classes)}, "domain": {"domains": list(manifest.domains)}}
+    codes = {
+        "label": {"classes": list(manifest.classes)},
+        "domain": {"domains": list(manifest.domains)},
+    }
     found = {
-        "zarr.json": files.group_metadata({"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}),
+        "zarr.json": files.group_metadata(
+            {"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}
+        ),
         "samples/zarr.json": files.group_metadata({"splits": ["train", "test", "validation"]}),
         "features/zarr.json": files.group_metadata({}),
         "text/zarr.json": files.group_metadata({}),
@@ -115,7 +126,9 @@ def _building_place(path: Path) -> Path:
             shutil.rmtree(left, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process is in the name for this cleanup, the rest keeps its threads apart.
-    return Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}-", suffix=".partial", dir=path.parent))
+    return Path(
+        tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}-", suffix=".partial", dir=path.parent)
+    )
 
 
 def remove_partial_files(path: Path) -> None:

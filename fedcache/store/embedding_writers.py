@@ -23,10 +23,18 @@ MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
 
 SAFETENSORS_TYPES = {
-    "float16": "F16", "float32": "F32", "float64": "F64",
-    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-}  # fmt: skip
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+}
 """What safetensors calls the types of numbers."""
 
 
@@ -43,7 +51,10 @@ class Exported:
     @property
     def group_columns(self) -> dict[str, Group]:
         """Groups by the names of their columns, which begin with ``group/`` where they would mean something else."""
-        return {f"{GROUP}{name}" if has_a_meaning(name) else name: group for name, group in self.groups.items()}
+        return {
+            f"{GROUP}{name}" if has_a_meaning(name) else name: group
+            for name, group in self.groups.items()
+        }
 
     @property
     def text_columns(self) -> dict[str, NDArray[np.float32]]:
@@ -57,7 +68,11 @@ def _words(group: Group) -> list[str]:
 
 def _write_npz(file: BinaryIO, rows: Exported) -> None:
     words = {name: _words(group) for name, group in rows.group_columns.items()}
-    words |= {"name": [*rows.names], "classes": rows.meta["classes"], "domains": rows.meta["domains"]}
+    words |= {
+        "name": [*rows.names],
+        "classes": rows.meta["classes"],
+        "domains": rows.meta["domains"],
+    }
     everything: dict[str, Any] = {**rows.columns, **rows.text_columns}
     everything |= {name: np.array(values, np.str_) for name, values in words.items()}
     np.savez(file, **everything)
@@ -67,7 +82,11 @@ def _write_h5(file: BinaryIO, rows: Exported) -> None:
     import h5py
 
     words = {name: _words(group) for name, group in rows.group_columns.items()}
-    words |= {"name": [*rows.names], "classes": rows.meta["classes"], "domains": rows.meta["domains"]}
+    words |= {
+        "name": [*rows.names],
+        "classes": rows.meta["classes"],
+        "domains": rows.meta["domains"],
+    }
     with h5py.File(file, "w") as made:
         for name, values in {**rows.columns, **rows.text_columns}.items():
             made.create_dataset(name, data=values)
@@ -90,7 +109,11 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
     fields: dict[str, Any] = {"name": pa.array(rows.names)}
     shapes = {}
     # pandas and polars show words, and nothing where a row has no label.
-    words_of = {"labels": rows.meta["classes"], "domain": rows.meta["domains"], "split": SPLIT_NAMES}
+    words_of = {
+        "labels": rows.meta["classes"],
+        "domain": rows.meta["domains"],
+        "split": SPLIT_NAMES,
+    }
     for name, values in rows.columns.items():
         if name in words_of:
             fields[name] = _dictionary(values, words_of[name])
@@ -109,7 +132,10 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
         )
     # A table has no columns of another length: text features are in its head.
     text = {
-        name: {"shape": list(m.shape), "float32": base64.b64encode(np.ascontiguousarray(m, "<f4").tobytes()).decode()}
+        name: {
+            "shape": list(m.shape),
+            "float32": base64.b64encode(np.ascontiguousarray(m, "<f4").tobytes()).decode(),
+        }
         for name, m in rows.texts.items()
     }
     head = {**rows.meta, "shapes": shapes, "text": text}
@@ -119,7 +145,11 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
 
 def _write_safetensors(file: BinaryIO, rows: Exported) -> None:
     groups = rows.group_columns
-    arrays = {**rows.columns, **rows.text_columns, **{name: group.codes for name, group in groups.items()}}
+    arrays = {
+        **rows.columns,
+        **rows.text_columns,
+        **{name: group.codes for name, group in groups.items()},
+    }
     tensors = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     words = {name: list(group.words) for name, group in groups.items()}
     head = {**rows.meta, "names": [*rows.names], "groups": words}

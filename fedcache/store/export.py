@@ -42,14 +42,18 @@ def write_shard(
     """
     rows = np.unique(np.concatenate([train, test, validation]))
     s = store.samples
-    split = np.where(np.isin(rows, train), TRAIN, np.where(np.isin(rows, test), TEST, VALIDATION)).astype(np.uint8)
+    split = np.where(
+        np.isin(rows, train), TRAIN, np.where(np.isin(rows, test), TEST, VALIDATION)
+    ).astype(np.uint8)
     samples = Samples(
         uid=s.uid[rows],
         name=tuple(s.name[r] for r in rows),
         label=s.label[rows],
         domain=s.domain[rows],
         split=split,
-        ok=np.ones(len(rows), np.uint8),  # the arrays bring what could not be read, as they did in the parent
+        ok=np.ones(
+            len(rows), np.uint8
+        ),  # the arrays bring what could not be read, as they did in the parent
         classes=s.classes,
         domains=s.domains,
     )
@@ -87,15 +91,24 @@ def write_shard(
                 empty = np.isnan(flat).all(axis=1) if flat.dtype.kind == "f" else ~flat.any(axis=1)
                 lost = empty & (s.ok[rows[first : first + len(values)]] == 0)
                 writer.write(
-                    chunk, values, {first + int(i): reasons[int(rows[first + i])] for i in np.flatnonzero(lost)}
+                    chunk,
+                    values,
+                    {first + int(i): reasons[int(rows[first + i])] for i in np.flatnonzero(lost)},
                 )
             writer.complete()
     for entries in store.texts.values():
         for entry in entries:
             backbone, weights = str(entry["meta"].get("backbone")), entry["meta"].get("weights")
             if not shard.has_text(backbone, entry["templates"], weights=weights):
-                shard.put_text(backbone, entry["templates"], read_text(store.path, backbone, entry), entry["meta"])
-        shard.use_text(backbone, entry["templates"], weights=weights)  # an older shard may hold others last
+                shard.put_text(
+                    backbone,
+                    entry["templates"],
+                    read_text(store.path, backbone, entry),
+                    entry["meta"],
+                )
+        shard.use_text(
+            backbone, entry["templates"], weights=weights
+        )  # an older shard may hold others last
     return shard
 
 
@@ -128,7 +141,13 @@ def write_shards(
         path = out / names[number]
         held = None if validation is None else validation[number]
         write_shard(
-            store, path, client=name, number=number, train=train, test=test, validation=NONE if held is None else held
+            store,
+            path,
+            client=name,
+            number=number,
+            train=train,
+            test=test,
+            validation=NONE if held is None else held,
         )
         made.append(path)
     return made
@@ -163,7 +182,11 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
             for key, entry in entries.items()
             if entry is not None and entry["shape"][0] == len(s.classes)
         },
-        meta={"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]},
+        meta={
+            "classes": list(s.classes),
+            "domains": list(s.domains),
+            "dataset": store.dataset["slug"],
+        },
     )
     size = sum(values.nbytes for values in columns.values())
     with explain_disk_errors(out, size), output_file(out) as file:

@@ -46,7 +46,9 @@ def canonical_json(value: Any) -> bytes:
     >>> canonical_json({"rows": 3, "classes": ["cat", "dog"]})
     b'{"classes":["cat","dog"],"rows":3}'
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     return text.encode()
 
 
@@ -138,7 +140,9 @@ def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
     """
     temporary = _temporary(path)
     try:
-        with _filled(lambda: temporary.open("w+b"), path, needed, lambda _: temporary.replace(path)) as file:
+        with _filled(
+            lambda: temporary.open("w+b"), path, needed, lambda _: temporary.replace(path)
+        ) as file:
             yield file
     finally:
         temporary.unlink(missing_ok=True)
@@ -192,7 +196,9 @@ def open_unnamed(folder: Path) -> BinaryIO | None:
         return None
     try:
         return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-    except OSError:  # the file system cannot; where nothing can be written, the next attempt says so
+    except (
+        OSError
+    ):  # the file system cannot; where nothing can be written, the next attempt says so
         return None
 
 
@@ -303,7 +309,9 @@ def digest_of_files(files: Iterable[Path]) -> str:
     True
     """
     # Sorted digests instead of sorted paths: where a file lies is no part of what it computes.
-    return digest_of([SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)])
+    return digest_of(
+        [SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)]
+    )
 
 
 @cache
@@ -327,7 +335,11 @@ def _parts(node: ast.AST) -> Iterator[str]:
     for name, value in ast.iter_fields(node):
         if value is None or value == [] or name in ("kind", "type_comment", "type_ignores"):
             continue
-        if name == "module" and isinstance(node, ast.ImportFrom) and str(value).startswith("fedcache"):
+        if (
+            name == "module"
+            and isinstance(node, ast.ImportFrom)
+            and str(value).startswith("fedcache")
+        ):
             continue
         yield f" {name}="
         for item in value if isinstance(value, list) else [value]:
@@ -342,4 +354,8 @@ def _says_nothing(node: ast.AST) -> bool:
     """Whether a statement is a docstring, or imports for type checkers alone."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )

@@ -56,9 +56,13 @@ def parts_of(name: str, group: Group) -> list[Buffer]:
     """The parts of a group's file, which follow one another. Raises UsageError for words that fit no file."""
     try:
         # Codes are unsigned in such a file: 0 is no value.
-        return pack({"group": name, "words": list(group.words)}, {"codes": group.codes.astype(np.int64) + 1})
+        return pack(
+            {"group": name, "words": list(group.words)}, {"codes": group.codes.astype(np.int64) + 1}
+        )
     except ValueError as error:
-        raise UsageError(f"No file holds the group {name!r}: {error}.", "Give its values shorter names.") from error
+        raise UsageError(
+            f"No file holds the group {name!r}: {error}.", "Give its values shorter names."
+        ) from error
 
 
 def group_names(manifest: Manifest) -> list[str]:
@@ -97,7 +101,9 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
         if not isinstance(words, list) or not all(type(word) is str for word in words):
             raise ValueError("holds words that are none")
         if len(codes) != manifest.rows or (len(codes) and int(codes.max()) > len(words)):
-            raise ValueError(f"holds {len(codes):,} codes for {manifest.rows:,} rows and {len(words):,} words")
+            raise ValueError(
+                f"holds {len(codes):,} codes for {manifest.rows:,} rows and {len(words):,} words"
+            )
     except (ValueError, KeyError) as error:
         raise _damaged(name, place, f"is no group: it {error}") from error
     return Group(codes.astype(np.int32) - np.int32(1), tuple(words))
@@ -125,16 +131,25 @@ def put_groups(store: GroupStore, groups: Mapping[str, Group]) -> list[str]:
     for name, group in groups.items():
         if len(group.codes) != store.rows:
             raise UsageError(
-                f"The group {name!r} has {len(group.codes):,} values for {store.rows:,} rows.", "Give one per row."
+                f"The group {name!r} has {len(group.codes):,} values for {store.rows:,} rows.",
+                "Give one per row.",
             )
         packed[usable_group_name(name)] = parts_of(name, group)
     digests = {place_of(name): sha256_hex(*parts) for name, parts in packed.items()}
     held = store.manifest.files
-    new = {n: p for n, p in packed.items() if held.get(place_of(n)) != digests[place_of(n)] or _gone(store, n)}
+    new = {
+        n: p
+        for n, p in packed.items()
+        if held.get(place_of(n)) != digests[place_of(n)] or _gone(store, n)
+    }
     if not new:
         return []
     with store.edit() as manifest:
-        changed = [n for n in new if manifest.files.get(place_of(n), digests[place_of(n)]) != digests[place_of(n)]]
+        changed = [
+            n
+            for n in new
+            if manifest.files.get(place_of(n), digests[place_of(n)]) != digests[place_of(n)]
+        ]
         files.make_directories(store.path / FOLDER)
         for name, parts in new.items():
             write_atomic(store.path / place_of(name), *parts)

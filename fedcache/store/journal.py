@@ -47,12 +47,16 @@ class Journal:
     @property
     def count(self) -> int:
         """Number of chunks of the array, by the header."""
-        return 0 if self.header is None else -(-self.header["shape"][0] // self.header["chunk_rows"])
+        return (
+            0 if self.header is None else -(-self.header["shape"][0] // self.header["chunk_rows"])
+        )
 
     @property
     def bad(self) -> dict[int, tuple[str, str]]:
         """(name, reason) per bad row, over all finished chunks."""
-        return {row: why for chunk in sorted(self.chunks) for row, why in self.chunks[chunk].bad.items()}
+        return {
+            row: why for chunk in sorted(self.chunks) for row, why in self.chunks[chunk].bad.items()
+        }
 
     def begin(self, header: dict[str, Any]) -> None:
         """Write the header of a new journal."""
@@ -137,18 +141,31 @@ def _read_line(journal: Journal, line: bytes) -> bool:
         return True
     if "commit" in entry:
         commit = entry["commit"]
-        if not (isinstance(commit, dict) and type(commit.get("ok")) is int and type(commit.get("quarantine")) is str):
+        if not (
+            isinstance(commit, dict)
+            and type(commit.get("ok")) is int
+            and type(commit.get("quarantine")) is str
+        ):
             return False
         journal.commits.append(commit)
         return True
     chunk, crc, bad = entry.get("chunk"), entry.get("crc"), entry.get("bad")
-    if type(chunk) is not int or not 0 <= chunk < journal.count or type(crc) is not int or not isinstance(bad, list):
+    if (
+        type(chunk) is not int
+        or not 0 <= chunk < journal.count
+        or type(crc) is not int
+        or not isinstance(bad, list)
+    ):
         return False
     # Bad rows must lie in the chunk whose line names them: a damaged number must not blame another image.
     rows = journal.header["chunk_rows"]
     low, high = chunk * rows, min((chunk + 1) * rows, journal.header["shape"][0])
     for item in bad:
-        if not (isinstance(item, list) and [type(v) for v in item] == [int, str, str] and low <= item[0] < high):
+        if not (
+            isinstance(item, list)
+            and [type(v) for v in item] == [int, str, str]
+            and low <= item[0] < high
+        ):
             return False
     journal.chunks[chunk] = JournaledChunk(crc, {row: (name, reason) for row, name, reason in bad})
     return True

@@ -111,7 +111,9 @@ def _is_held_elsewhere(path: Path) -> bool:
 
 
 @contextmanager
-def wait_for_lock(path: Path, on_wait: Callable[[], None], while_waiting: Callable[[], None]) -> Iterator[None]:
+def wait_for_lock(
+    path: Path, on_wait: Callable[[], None], while_waiting: Callable[[], None]
+) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs. If somebody else holds it, wait until that holder has ended.
 
     The system releases the lock of a process that was killed, so the next one that waits takes it.
@@ -145,7 +147,8 @@ def wait_for_lock(path: Path, on_wait: Callable[[], None], while_waiting: Callab
 
 def _cannot_lock(path: Path, error: Exception) -> MachineError:
     return MachineError(
-        f"{path} cannot be locked: {error}.", "Writing needs a directory you may write to, on a file system with locks."
+        f"{path} cannot be locked: {error}.",
+        "Writing needs a directory you may write to, on a file system with locks.",
     )
 
 

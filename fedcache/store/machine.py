@@ -90,7 +90,9 @@ def memory_limit() -> int:
         return int(SHARE * min(left)) if left else UNKNOWN
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", asked.lower())
     if size is None:
-        raise UsageError(f"FEDCACHE_MEMORY is {asked!r}, which is no size.", "For example 8G or 500M.")
+        raise UsageError(
+            f"FEDCACHE_MEMORY is {asked!r}, which is no size.", "For example 8G or 500M."
+        )
     return int(float(size[1]) * _UNITS[size[2]])
 
 

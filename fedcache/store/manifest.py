@@ -79,13 +79,17 @@ class Manifest:
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)  # complete feature arrays by key
     # per backbone slug the text features, the current ones last: {id, templates, shape, crc, meta}
     texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # sha256 of every sidecar by its path in the store
+    files: dict[str, str] = field(
+        default_factory=dict
+    )  # sha256 of every sidecar by its path in the store
 
     @property
     def partitions(self) -> list[str]:
         """Names of the saved partitions, sorted."""
         places = (name for name in self.files if name.startswith("partitions/"))
-        return sorted(Path(name).stem if name.endswith(PARTITION_SUFFIXES) else name for name in places)
+        return sorted(
+            Path(name).stem if name.endswith(PARTITION_SUFFIXES) else name for name in places
+        )
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
@@ -115,7 +119,9 @@ def read_manifest(store: Path) -> Manifest:
         raw = read_whole(store / NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         if was_store(store):
-            if (store / NAME).exists():  # looked for last: a store may appear here, whole, at any moment
+            if (
+                store / NAME
+            ).exists():  # looked for last: a store may appear here, whole, at any moment
                 return read_manifest(store)
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
         kind = "a directory but not" if store.is_dir() else "a file, not"
@@ -123,7 +129,9 @@ def read_manifest(store: Path) -> Manifest:
         named, made = "digits", "Make one"
         if store.is_dir():
             named, made = f"folder:{store}", "Of a folder of images one is made"
-        command = shlex.join(["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"])
+        command = shlex.join(
+            ["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"]
+        )
         raise StoreError(f"{store} {what}.", f"{made}:  {command}") from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
@@ -133,7 +141,10 @@ def read_manifest(store: Path) -> Manifest:
         raise _corrupt(store, str(error)) from error
     version = data.get("format")
     if version != FORMAT:
-        raise StoreError(f"{store} has format {version}, this fedcache reads {FORMAT}.", "Upgrade fedcache to read it.")
+        raise StoreError(
+            f"{store} has format {version}, this fedcache reads {FORMAT}.",
+            "Upgrade fedcache to read it.",
+        )
     try:
         return _parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -159,12 +170,17 @@ def _parse(data: dict[str, Any]) -> Manifest:
             raise ValueError(f"dataset {name}")
     files = _mapping(data["files"])
     for path, digest in files.items():
-        if not all(SAFE.fullmatch(part) for part in path.split("/")) or not HEX64.fullmatch(_text(digest)):
+        if not all(SAFE.fullmatch(part) for part in path.split("/")) or not HEX64.fullmatch(
+            _text(digest)
+        ):
             raise ValueError(f"file {path!r}")
     samples = {key: _count(crc, CRC_LIMIT) for key, crc in _mapping(data["samples"]).items()}
     if set(samples) != {*COLUMNS, "name"}:
         raise ValueError(f"columns {sorted(samples)}")
-    texts = {slug: [_text_features(slug, e) for e in _sequence(v)] for slug, v in _mapping(data["texts"]).items()}
+    texts = {
+        slug: [_text_features(slug, e) for e in _sequence(v)]
+        for slug, v in _mapping(data["texts"]).items()
+    }
     return Manifest(
         dataset=_mapping(data["dataset"]),
         rows=rows,
@@ -185,8 +201,12 @@ def _array(key: str, item: Any, rows: int) -> ArrayInfo:
     if not SAFE.fullmatch(key) or item["dtype"] not in DTYPES or len(shape) < 2 or not chunk_rows:
         raise ValueError(f"array {key!r}")
     if shape[0] != rows or len(crcs) != -(-rows // chunk_rows):
-        raise ValueError(f"array {key!r} has {len(crcs)} chunks of {chunk_rows} rows for {rows} rows")
-    return ArrayInfo(_mapping(item["recipe"]), _mapping(item["how"]), shape, item["dtype"], chunk_rows, crcs)
+        raise ValueError(
+            f"array {key!r} has {len(crcs)} chunks of {chunk_rows} rows for {rows} rows"
+        )
+    return ArrayInfo(
+        _mapping(item["recipe"]), _mapping(item["how"]), shape, item["dtype"], chunk_rows, crcs
+    )
 
 
 def _text_features(slug: str, entry: Any) -> dict[str, Any]:
@@ -237,7 +257,9 @@ def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     return found or [key for key, names in called.items() if bare in names]
 
 
-def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str) -> list[str]:
+def select_arrays(
+    arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str
+) -> list[str]:
     """Keys of the arrays of features that are named, as ``names_of`` spells them; all of them for None.
 
     Raises StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
@@ -287,4 +309,8 @@ def store_html(path: Path, m: Manifest) -> str:
 
 
 def _described(info: ArrayInfo) -> dict[str, Any]:
-    return {"backbone": str(info.recipe.get("backbone", "")), "shape": list(info.shape), "dtype": info.dtype}
+    return {
+        "backbone": str(info.recipe.get("backbone", "")),
+        "shape": list(info.shape),
+        "dtype": info.dtype,
+    }

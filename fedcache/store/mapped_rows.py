@@ -18,7 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.store.chunks import CRC_BYTES, array_bytes, check_size, chunk_path, damaged, verify_payload
+from fedcache.store.chunks import (
+    CRC_BYTES,
+    array_bytes,
+    check_size,
+    chunk_path,
+    damaged,
+    verify_payload,
+)
 from fedcache.store.files import at_once
 from fedcache.store.reader import Reader
 
@@ -83,7 +90,10 @@ def _chunk_bytes(reader: Reader) -> int:
 
 def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int) -> bool:
     """Map the rows of a chunk file to an address, verified; False where the system refuses."""
-    place, what = chunk_path(reader.path, number, len(reader.shape)), f"chunk {number} of {reader.key}"
+    place, what = (
+        chunk_path(reader.path, number, len(reader.shape)),
+        f"chunk {number} of {reader.key}",
+    )
     size = _chunk_bytes(reader)
     try:
         fd = at_once(str(place), os.O_RDONLY)

@@ -65,7 +65,9 @@ def _noted(path: Path) -> Iterator[None]:
     home = Home.from_environment()
     for left in _partials(path, "*"):
         with suppress(OSError, ValueError):
-            if not is_alive(int(left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0])):
+            if not is_alive(
+                int(left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0])
+            ):
                 left.unlink(missing_ok=True)
     note = home.root / NOTES / f"{os.getpid()}-{os.urandom(4).hex()}.json"
     if home.root.is_dir():

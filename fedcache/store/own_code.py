@@ -27,7 +27,9 @@ from fedcache.store.files import sha256_hex
 
 ROOT = Path(__file__).resolve().parents[1]
 
-INSTALLED = tuple(Path(sysconfig.get_path(k)).resolve() for k in ("stdlib", "platstdlib", "purelib", "platlib"))
+INSTALLED = tuple(
+    Path(sysconfig.get_path(k)).resolve() for k in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 class NoDigestError(UsageError):
@@ -68,20 +70,32 @@ class ReachedCode:
                 return {"mapping": [[self.describe(k), self.describe(v)] for k, v in value.items()]}
             case torch.Tensor() if value.layout is torch.strided and not value.is_quantized:
                 plain = value.detach().cpu().contiguous()
-                if plain.dtype.is_floating_point and plain.dtype not in (torch.float16, torch.float32, torch.float64):
+                if plain.dtype.is_floating_point and plain.dtype not in (
+                    torch.float16,
+                    torch.float32,
+                    torch.float64,
+                ):
                     # bfloat16 and smaller ones, which numpy does not have
                     raw = plain.reshape(-1).view(torch.uint8).numpy()
                     return [str(plain.dtype), list(plain.shape), sha256_hex(raw.tobytes())]
                 return self.describe(plain.numpy())
             case np.ndarray() if value.dtype.kind in "fiubc":
-                return [str(value.dtype), list(value.shape), sha256_hex(np.ascontiguousarray(value).tobytes())]
+                return [
+                    str(value.dtype),
+                    list(value.shape),
+                    sha256_hex(np.ascontiguousarray(value).tobytes()),
+                ]
             case partial():
                 return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
             case FunctionType():
                 return self._function(value)
             case MethodType():
                 described = ["method", self.describe(value.__func__)]
-                return described if isinstance(value.__self__, type) else [*described, self.describe(value.__self__)]
+                return (
+                    described
+                    if isinstance(value.__self__, type)
+                    else [*described, self.describe(value.__self__)]
+                )
             case ModuleType():
                 self._note_module(value.__name__)
                 return f".{value.__name__}"
@@ -121,13 +135,18 @@ class ReachedCode:
                 )
         self._open.add(id(function))
         bound = [cell.cell_contents for cell in function.__closure__ or ()]
-        described = [name, *map(self.describe, (bound, function.__defaults__, function.__kwdefaults__))]
+        described = [
+            name,
+            *map(self.describe, (bound, function.__defaults__, function.__kwdefaults__)),
+        ]
         self._open.discard(id(function))
         return described
 
     def _is_users(self, path: Path) -> bool:
         """Whether a file is the user's, or of the plug-in whose object this is."""
-        return is_users(path) or any(path.resolve().is_relative_to(place) for place in self.packages)
+        return is_users(path) or any(
+            path.resolve().is_relative_to(place) for place in self.packages
+        )
 
     def _note_source(self, path: Path, module: str) -> None:
         """Note a file of the user's, and those it imports."""
@@ -163,7 +182,10 @@ class ReachedCode:
 def is_users(path: Path) -> bool:
     """Whether a file is neither Python's, nor of an installed package, nor fedcache's."""
     place = path.resolve()
-    return not any(place.is_relative_to(p) for p in (ROOT, *INSTALLED)) and "site-packages" not in place.parts
+    return (
+        not any(place.is_relative_to(p) for p in (ROOT, *INSTALLED))
+        and "site-packages" not in place.parts
+    )
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:

@@ -40,7 +40,9 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
-        begun = next((u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None)
+        begun = next(
+            (u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None
+        )
         what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
         raise StoreError(
             f"{key} in {store} is {what}; complete arrays: {', '.join(sorted(manifest.arrays)) or 'none'}.",
@@ -57,7 +59,9 @@ class Reader:
         self._row_bytes = array_bytes(info.shape[1:], info.dtype)
         self._mapped: dict[int, tuple[NDArray[np.uint8], NDArray[Any]]] = {}
         self._verified: set[int] = set()
-        self._held: NDArray[Any] | None = None  # [N, V, D]; rows of the chunks that are `_present` are read
+        self._held: NDArray[Any] | None = (
+            None  # [N, V, D]; rows of the chunks that are `_present` are read
+        )
         self._present = np.zeros(0, bool)
 
     @property
@@ -86,7 +90,9 @@ class Reader:
 
     def all(self) -> NDArray[Any]:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
-        for number in range(len(self.info.chunks)):  # before memory is asked for: a manifest may claim any shape
+        for number in range(
+            len(self.info.chunks)
+        ):  # before memory is asked for: a manifest may claim any shape
             if number not in self._verified:
                 place, what = self._file(number), self._what(number)
                 try:
@@ -114,7 +120,9 @@ class Reader:
             self.chunk(int(numbers[0]))  # before memory is asked for, as in `all`
         if self._hold(numbers):
             assert self._held is not None
-            return self._held.take(wanted, axis=0, mode="clip")  # not "raise", which checks again and slower
+            return self._held.take(
+                wanted, axis=0, mode="clip"
+            )  # not "raise", which checks again and slower
         return self._gather(wanted, numbers)
 
     def _hold(self, numbers: NDArray[np.int64]) -> bool:
@@ -122,9 +130,13 @@ class Reader:
         if self._held is None:
             if array_bytes(self.shape, self.info.dtype) > memory_limit():
                 return False
-            self._held = empty(self.shape, self.dtype.newbyteorder("<"))  # pages come with the chunks
+            self._held = empty(
+                self.shape, self.dtype.newbyteorder("<")
+            )  # pages come with the chunks
             self._present = np.zeros(len(self.info.chunks), bool)
-        absent = np.flatnonzero(np.bincount(numbers, minlength=len(self._present)).astype(bool) & ~self._present)
+        absent = np.flatnonzero(
+            np.bincount(numbers, minlength=len(self._present)).astype(bool) & ~self._present
+        )
         if len(absent):
             self._fill(self._held, absent.tolist())
             self._present[absent] = True
@@ -198,7 +210,9 @@ class Reader:
         found = self._mapped.get(number)
         if found is None:
             raw = map_file(self._file(number), self._size(), self._what(number))
-            values = raw[: self._length(number) * self._row_bytes].view(self.dtype.newbyteorder("<"))
+            values = raw[: self._length(number) * self._row_bytes].view(
+                self.dtype.newbyteorder("<")
+            )
             if len(self._mapped) >= MAPS:
                 del self._mapped[next(iter(self._mapped))]
             found = self._mapped[number] = raw, values.reshape(-1, *self.shape[1:])

@@ -45,7 +45,9 @@ class Samples:
     def checked(self) -> Samples:
         """Itself in the stored dtypes. Raises UsageError, when lengths or codes do not fit each other."""
         rows = len(self.name)
-        out = {key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()}
+        out = {
+            key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()
+        }
         shapes = {key: value.shape for key, value in out.items()}
         wanted = {key: (rows, 16) if key == "uid" else (rows,) for key in COLUMNS}
         if shapes != wanted:
@@ -127,7 +129,10 @@ def complete_split(
     given = "no split given" if splits is None else "no test set"
     if not chosen.any():
         return split, f"{given}, and no class has two {holds}, one of which could be held out"
-    return split, f"{given}: {HELD_OUT} is {'the test set' if splits is None else 'taken from train'}"
+    return (
+        split,
+        f"{given}: {HELD_OUT} is {'the test set' if splits is None else 'taken from train'}",
+    )
 
 
 def read_samples(store: Path, manifest: Manifest) -> Samples:
@@ -140,8 +145,12 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
     except ValueError as error:
         raise files.damaged("samples/name", place, f"holds no names ({error})") from error
     if len(name) != max(1, manifest.rows):
-        raise files.damaged("samples/name", place, f"holds {len(name)} names for {manifest.rows} rows")
-    return Samples(name=name[: manifest.rows], classes=manifest.classes, domains=manifest.domains, **columns)
+        raise files.damaged(
+            "samples/name", place, f"holds {len(name)} names for {manifest.rows} rows"
+        )
+    return Samples(
+        name=name[: manifest.rows], classes=manifest.classes, domains=manifest.domains, **columns
+    )
 
 
 def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
@@ -165,7 +174,9 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
         listed += [commit["ok"] for journal in journals(store) for commit in journal.commits]
     raw = files.read_checked(place, None, f"samples/{key}", size=size)
     if files.checksum(raw) not in listed:
-        raise files.damaged(f"samples/{key}", place, "is whole but not the column the manifest lists")
+        raise files.damaged(
+            f"samples/{key}", place, "is whole but not the column the manifest lists"
+        )
     return raw
 
 

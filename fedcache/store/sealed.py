@@ -51,7 +51,9 @@ def write_sealed(
     write_atomic(path, sealed_bytes(what, content, tensors))
 
 
-def sealed_bytes(what: Mapping[str, Any], content: Any, tensors: Mapping[str, Tensor] | None = None) -> bytes:
+def sealed_bytes(
+    what: Mapping[str, Any], content: Any, tensors: Mapping[str, Tensor] | None = None
+) -> bytes:
     """The bytes of a sealed file.
 
     Args:
@@ -77,7 +79,9 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
         return None
     try:
         return _opened(path, what)
-    except FileNotFoundError:  # removed at this moment, by another process that has ended the same work
+    except (
+        FileNotFoundError
+    ):  # removed at this moment, by another process that has ended the same work
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = error.args[0] if type(error) is ValueError and error.args else "cannot be read"

@@ -43,7 +43,9 @@ def read_sealed_lines(path: Path, first: bytes = b"") -> list[dict[str, Any]]:
     return found
 
 
-def write_sealed_lines(path: Path, contents: Iterable[Mapping[str, Any]], first: bytes = b"") -> None:
+def write_sealed_lines(
+    path: Path, contents: Iterable[Mapping[str, Any]], first: bytes = b""
+) -> None:
     """Replace ``path`` by lines with these contents, whole or not at all."""
     lines = []
     before = first
@@ -74,7 +76,9 @@ class SealedLines:
         if lines:
             number = _signed(lines[-1], "its last line").get(NUMBER)
             if number != len(lines):
-                raise ValueError(f"is damaged: it has {len(lines)} lines, and the last one is number {number}")
+                raise ValueError(
+                    f"is damaged: it has {len(lines)} lines, and the last one is number {number}"
+                )
 
     def append(self, content: Mapping[str, Any]) -> None:
         """Append one line. A torn last line is cut off first."""

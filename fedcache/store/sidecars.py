@@ -87,11 +87,17 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
     except OSError as error:
         raise _damaged(path, "is unreadable") from error
     found = sha256_hex(raw)
-    if found != expected and not any(c["quarantine"] == found for j in journals(store) for c in j.commits):
+    if found != expected and not any(
+        c["quarantine"] == found for j in journals(store) for c in j.commits
+    ):
         raise _damaged(path, "does not have the sha256 of the manifest")
     try:
         entries = [parse_json(line) for line in raw.splitlines()]
-        return {int(e["row"]): (str(e["name"]), str(e["reason"])) for e in entries if 0 <= e["row"] < manifest.rows}
+        return {
+            int(e["row"]): (str(e["name"]), str(e["reason"]))
+            for e in entries
+            if 0 <= e["row"] < manifest.rows
+        }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, "is not what fedcache writes") from error
 
@@ -135,7 +141,11 @@ def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
     There are some only where an older manifest was put back; the history is read only where a folder is not listed.
     """
     folder = store / "features"
-    there = {p.name for p in folder.iterdir() if p.is_dir()} - manifest.arrays.keys() if folder.is_dir() else set()
+    there = (
+        {p.name for p in folder.iterdir() if p.is_dir()} - manifest.arrays.keys()
+        if folder.is_dir()
+        else set()
+    )
     there = {key for key in there if not journal_path(store, key).exists()}
     if not there:
         return []
@@ -148,7 +158,9 @@ def partition_file(store: Path, manifest: Manifest, name: str) -> str:
     for suffix in PARTITION_SUFFIXES:
         if (relative := f"partitions/{name}{suffix}") in manifest.files:
             return relative
-    raise StoreError(f"{store.name} has no partition {name!r}.", "Make one: fedcache partition --help")
+    raise StoreError(
+        f"{store.name} has no partition {name!r}.", "Make one: fedcache partition --help"
+    )
 
 
 def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
@@ -177,7 +189,9 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
     return found
 
 
-def partition_parts(name: str, content: Mapping[str, Any] | Sequence[Buffer]) -> tuple[str, list[Buffer]]:
+def partition_parts(
+    name: str, content: Mapping[str, Any] | Sequence[Buffer]
+) -> tuple[str, list[Buffer]]:
     """Where a partition's file lies in the store, and its parts; JSON for what is no list of parts."""
     if isinstance(content, Mapping):
         return f"partitions/{name}.json", [canonical_json(dict(content))]
@@ -190,7 +204,9 @@ def is_written(store: Path, manifest: Manifest, relative: str, parts: Sequence[B
     return manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest
 
 
-def write_partition(store: Path, manifest: Manifest, name: str, relative: str, parts: Sequence[Buffer]) -> list[Path]:
+def write_partition(
+    store: Path, manifest: Manifest, name: str, relative: str, parts: Sequence[Buffer]
+) -> list[Path]:
     """Write the file of a partition and enter it in ``manifest``, which the caller writes.
 
     Returns:
@@ -199,7 +215,11 @@ def write_partition(store: Path, manifest: Manifest, name: str, relative: str, p
     path = store / relative
     files.make_directories(path.parent)
     write_atomic(path, *parts)
-    others = [p for s in PARTITION_SUFFIXES if (p := f"partitions/{name}{s}") in manifest.files and p != relative]
+    others = [
+        p
+        for s in PARTITION_SUFFIXES
+        if (p := f"partitions/{name}{s}") in manifest.files and p != relative
+    ]
     for other in others:
         del manifest.files[other]
     manifest.files[relative] = sha256_hex(*parts)

@@ -24,7 +24,14 @@ from fedcache.store.files import Buffer
 from fedcache.store.groups import group_names, read_group
 from fedcache.store.journal import unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
-from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
+from fedcache.store.manifest import (
+    ArrayInfo,
+    Manifest,
+    describe_store,
+    read_manifest,
+    select_arrays,
+    store_html,
+)
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import Samples, read_column, read_samples, samples_frame, select_rows
 from fedcache.store.sidecars import (
@@ -38,7 +45,13 @@ from fedcache.store.sidecars import (
     read_quarantine,
     write_partition,
 )
-from fedcache.store.text_features import check_name, current_text, find_text, no_text_features, write_text
+from fedcache.store.text_features import (
+    check_name,
+    current_text,
+    find_text,
+    no_text_features,
+    write_text,
+)
 from fedcache.store.writer import ArrayWriter
 from fedcache.tables.groups import Group
 
@@ -72,7 +85,9 @@ class Store:
         place = Path(path)
         manifest = read_manifest(place)
         if forgotten_arrays(place, manifest):
-            manifest = read_manifest(place)  # another process may have finished an array between the two looks
+            manifest = read_manifest(
+                place
+            )  # another process may have finished an array between the two looks
             if keys := forgotten_arrays(place, manifest):
                 raise CorruptionError(
                     f"{place / 'manifest.json'} is older than the store: it does not list {', '.join(keys)}, which its "
@@ -121,10 +136,16 @@ class Store:
             StoreError, when another dataset lies at ``path``.
         """
         columns = {
-            "labels": labels, "domain": domains, "name": names, "split": splits,
-            "classes": None if classes is None else list(classes), "groups": groups,
-        }  # fmt: skip
-        return cls.from_content(*arrange_arrays(features, text or {}, columns, name, path, drop_nan))
+            "labels": labels,
+            "domain": domains,
+            "name": names,
+            "split": splits,
+            "classes": None if classes is None else list(classes),
+            "groups": groups,
+        }
+        return cls.from_content(
+            *arrange_arrays(features, text or {}, columns, name, path, drop_nan)
+        )
 
     @classmethod
     def from_content(cls, content: Content, path: Path, observer: Observer | None = None) -> Store:
@@ -140,7 +161,12 @@ class Store:
 
     @classmethod
     def create(
-        cls, path: Path, samples: Samples, *, dataset: Mapping[str, Any], reasons: Mapping[int, str] | None = None
+        cls,
+        path: Path,
+        samples: Samples,
+        *,
+        dataset: Mapping[str, Any],
+        reasons: Mapping[int, str] | None = None,
     ) -> Store:
         """A store of ``samples`` without features; a store of the same dataset is opened instead.
 
@@ -228,7 +254,10 @@ class Store:
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
         rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
-        return [{"row": row, "name": name, "reason": reason} for row, (name, reason) in sorted(rows.items())]
+        return [
+            {"row": row, "name": name, "reason": reason}
+            for row, (name, reason) in sorted(rows.items())
+        ]
 
     def vanished(self) -> NDArray[np.bool_]:
         """[N], rows whose image was no longer in the dataset when the store was made. Raises CorruptionError."""
@@ -257,7 +286,15 @@ class Store:
         """The one writer of an array; see ``ArrayWriter``. Use it in a ``with`` block."""
         check_name("array", key)
         return ArrayWriter(
-            self, key, shape=shape, dtype=dtype, chunk_rows=chunk_rows, recipe=recipe, how=how, wait=wait, fresh=fresh
+            self,
+            key,
+            shape=shape,
+            dtype=dtype,
+            chunk_rows=chunk_rows,
+            recipe=recipe,
+            how=how,
+            wait=wait,
+            fresh=fresh,
         )
 
     @property
@@ -265,7 +302,9 @@ class Store:
         """Text features per backbone slug; the last are the current ones."""
         return self._manifest.texts
 
-    def has_text(self, backbone: str, templates: Sequence[str] | None = None, *, weights: str | None = None) -> bool:
+    def has_text(
+        self, backbone: str, templates: Sequence[str] | None = None, *, weights: str | None = None
+    ) -> bool:
         """Whether there are text features of a backbone, for these templates and weights if given."""
         return find_text(self._manifest, backbone, templates, weights) is not None
 
@@ -274,7 +313,9 @@ class Store:
         entry = find_text(self._manifest, backbone, None, None)
         return None if entry is None else list(entry["templates"])
 
-    def use_text(self, backbone: str, templates: Sequence[str], *, weights: str | None = None) -> bool:
+    def use_text(
+        self, backbone: str, templates: Sequence[str], *, weights: str | None = None
+    ) -> bool:
         """Make stored text features the current ones of their backbone, as if they had been written last.
 
         Returns whether others were current; when not, nothing is written. Raises StoreError, when there are none of
@@ -288,7 +329,9 @@ class Store:
             return False
         with self.edit() as manifest:
             now = manifest.texts.get(slug, [])
-            manifest.texts[slug] = sorted(now, key=lambda e: e["id"] == entry["id"])  # stable: only this one moves
+            manifest.texts[slug] = sorted(
+                now, key=lambda e: e["id"] == entry["id"]
+            )  # stable: only this one moves
         return True
 
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:
@@ -299,7 +342,11 @@ class Store:
         return current_text(self.path, self._manifest, backbone, templates)
 
     def put_text(
-        self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
+        self,
+        backbone: str,
+        templates: Sequence[str],
+        matrix: NDArray[np.float32],
+        meta: Mapping[str, Any],
     ) -> None:
         """Write text features [C, D] of a backbone; they become the current ones.
 
@@ -372,7 +419,10 @@ class Store:
         Raises:
             UsageError for an unknown split; StoreError for features that are not there; CorruptionError.
         """
-        keys, rows = select_arrays(self.arrays, backbones, self.path.name), select_rows(self.samples, split)
+        keys, rows = (
+            select_arrays(self.arrays, backbones, self.path.name),
+            select_rows(self.samples, split),
+        )
         parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
         return np.concatenate(parts, axis=1), self.samples.label[rows].astype(np.int64)
 
@@ -385,8 +435,13 @@ class Store:
         """
         from fedcache.store.torch_dataset import FeatureRows  # a class of torch's: imports torch
 
-        keys, rows = select_arrays(self.arrays, backbones, self.path.name), select_rows(self.samples, split)
-        return FeatureRows(self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64"))
+        keys, rows = (
+            select_arrays(self.arrays, backbones, self.path.name),
+            select_rows(self.samples, split),
+        )
+        return FeatureRows(
+            self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64")
+        )
 
     def frame(self) -> Any:
         """pandas columns: uid, name, label, class, domain, split, ok, groups. Raises MachineError without pandas."""
@@ -401,5 +456,7 @@ class Store:
 
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
-        with hold_lock(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
+        with hold_lock(
+            self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True
+        ):
             append_event(self.path, event)

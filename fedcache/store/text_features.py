@@ -49,7 +49,11 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
     name, weights = str(recipe.get("backbone")), recipe.get("weights")
     found = find_text(manifest, name, None, weights)
     current = find_text(manifest, name, None, None)
-    return current if found is None and current is not None and "weights" not in current["meta"] else found
+    return (
+        current
+        if found is None and current is not None and "weights" not in current["meta"]
+        else found
+    )
 
 
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
@@ -57,12 +61,14 @@ def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.f
     place = files.chunk_path(store / "text" / slug_of(backbone) / entry["id"], 0, 2)
     size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
     raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
-    return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(entry["shape"])
+    return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(
+        entry["shape"]
+    )
 
 
 def current_text(
     store: Path, manifest: Manifest, backbone: str, templates: Sequence[str] | None
-) -> NDArray[np.float32]:  # fmt: skip
+) -> NDArray[np.float32]:
     """The matrix [C, D] of a backbone or its array. Raises StoreError where there is none; CorruptionError."""
     entry, name = find_text(manifest, backbone, templates, None), backbone_of(manifest, backbone)
     if entry is None:
@@ -84,19 +90,26 @@ def write_text(
     """
     values = np.asarray(matrix)
     if values.ndim != 2 or not values.shape[1]:
-        raise InternalError(f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D].")
+        raise InternalError(
+            f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
+        )
     values = files.to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
     slug, rows = slug_of(backbone), max(1, len(values))
     check_name("backbone", slug)
     entry = {"templates": list(templates), "meta": dict(meta)}
     name = digest_of(entry)[:8]
     # The chunk first, then what describes it: a crash in between leaves files that no manifest lists.
-    crc = files.write_chunk_file(files.chunk_path(store / "text" / slug / name, 0, 2), values, rows, "float32")
+    crc = files.write_chunk_file(
+        files.chunk_path(store / "text" / slug / name, 0, 2), values, rows, "float32"
+    )
     attributes = {"templates": list(templates)}
     dimensions = (f"class_{name}", f"feature_{name}")
     for relative, raw in (
         (f"text/{slug}/zarr.json", files.group_metadata({"backbone": backbone})),
-        (f"text/{slug}/{name}/zarr.json", files.array_metadata(values.shape, "float32", rows, attributes, dimensions)),
+        (
+            f"text/{slug}/{name}/zarr.json",
+            files.array_metadata(values.shape, "float32", rows, attributes, dimensions),
+        ),
     ):
         write_atomic(store / relative, raw)
         manifest.files[relative] = sha256_hex(raw)

@@ -28,7 +28,9 @@ class FeatureRows(Dataset[tuple[Tensor, int]]):
         labels: [N], -1 unknown.
     """
 
-    def __init__(self, path: Path, keys: Sequence[str], rows: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+    def __init__(
+        self, path: Path, keys: Sequence[str], rows: NDArray[np.int64], labels: NDArray[np.int64]
+    ) -> None:
         self.path, self.keys, self.rows, self.labels = path, tuple(keys), rows, labels
         self._readers: list[Reader] | None = None
 

@@ -26,7 +26,9 @@ class VerifyReport:
     path: Path  # of the store
     # {file, what} for everything that is not what the manifest says
     problems: list[dict[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # unfinished arrays and files the manifest does not know
+    notes: list[str] = field(
+        default_factory=list
+    )  # unfinished arrays and files the manifest does not know
     checked: int = 0  # files read
     bytes: int = 0  # read
 
@@ -76,7 +78,12 @@ def verify(path: Path) -> VerifyReport:
     """
     store = Store.open(path)
     report = VerifyReport(path)
-    known = {path / NAME, path / HISTORY, path / QUARANTINE, files.chunk_path(path / "samples" / "ok", 0, 1)}
+    known = {
+        path / NAME,
+        path / HISTORY,
+        path / QUARANTINE,
+        files.chunk_path(path / "samples" / "ok", 0, 1),
+    }
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         known.add(place)
         report.read(place)
@@ -93,7 +100,9 @@ def verify(path: Path) -> VerifyReport:
     _check_rows(store, report)
     _check_history(path, report)
     _check_journals(store, report)
-    report.notes += [f"{file.relative_to(path)} is not part of the store" for file in leftover_files(store)]
+    report.notes += [
+        f"{file.relative_to(path)} is not part of the store" for file in leftover_files(store)
+    ]
     return report
 
 
@@ -108,7 +117,9 @@ def known_files(store: Store) -> set[Path]:
         known.add(journal.path)
         if journal.key not in store.arrays:
             folder = path / "features" / journal.key
-            known.update(f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial"))
+            known.update(
+                f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial")
+            )
     return known
 
 
@@ -134,7 +145,9 @@ def _check_history(path: Path, report: VerifyReport) -> None:
     report.read(path / HISTORY)
     _, damaged = read_history(path)
     for number in damaged:
-        report.add(path / HISTORY, f"line {number} is torn or does not have the digest it ends with")
+        report.add(
+            path / HISTORY, f"line {number} is torn or does not have the digest it ends with"
+        )
 
 
 def _check_journals(store: Store, report: VerifyReport) -> None:
@@ -144,7 +157,10 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
             continue  # complete; only the removal of its journal is outstanding
         folder = store.path / "features" / journal.key
         if journal.header is None or journal.torn:
-            report.add(journal.path, "has a line that is torn or damaged; the extract command makes its chunks again")
+            report.add(
+                journal.path,
+                "has a line that is torn or damaged; the extract command makes its chunks again",
+            )
         if journal.header is None:
             continue
         shape = (journal.header["chunk_rows"], *journal.header["shape"][1:])
@@ -153,7 +169,9 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
             place = files.chunk_path(folder, chunk, len(shape))
             report.read(place)
             try:
-                files.read_checked(place, line.crc, f"chunk {chunk} of unfinished {journal.key}", size=size)
+                files.read_checked(
+                    place, line.crc, f"chunk {chunk} of unfinished {journal.key}", size=size
+                )
             except FedcacheError as error:
                 report.add(place, error.message)
         report.notes.append(
@@ -176,7 +194,12 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
         if key != "ok":
             place = files.chunk_path(path / "samples" / key, 0, len(shape))
             yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
-    yield files.chunk_path(path / "samples" / "name", 0, 1), listed.samples["name"], None, "samples/name"
+    yield (
+        files.chunk_path(path / "samples" / "name", 0, 1),
+        listed.samples["name"],
+        None,
+        "samples/name",
+    )
     for key, info in listed.arrays.items():
         size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
         for number, crc in enumerate(info.chunks):
@@ -189,7 +212,10 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
             yield place, entry["crc"], size, f"text features of {slug}"
 
 
-FORGOTTEN = {"partitions": "make the partition again", "groups": "ingest or extract brings the column again"}
+FORGOTTEN = {
+    "partitions": "make the partition again",
+    "groups": "ingest or extract brings the column again",
+}
 """What is to be done where a damaged file of a folder is forgotten."""
 
 
@@ -207,7 +233,9 @@ def repair(path: Path) -> list[str]:
     """
     problems = sorted({problem["file"] for problem in verify(path).problems})
     done = []
-    for key in sorted({p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}):
+    for key in sorted(
+        {p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}
+    ):
         with hold_lock(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
             done += _reopen(path, key)
     if HISTORY in problems:
@@ -243,7 +271,9 @@ def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
     else:
         now.files = {k: v for k, v in now.files.items() if k != f"text/{slug}/zarr.json"}
     gone = [e["id"] for e in entries if e not in kept]
-    now.files = {k: v for k, v in now.files.items() if k not in {f"text/{slug}/{i}/zarr.json" for i in gone}}
+    now.files = {
+        k: v for k, v in now.files.items() if k not in {f"text/{slug}/{i}/zarr.json" for i in gone}
+    }
     return [f"text features {i} of {slug} are forgotten: extract them again." for i in gone]
 
 
@@ -256,7 +286,11 @@ def _reopen(path: Path, key: str) -> list[str]:
             return []
         bad = read_quarantine(path, now)
         size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
-        lines = [header_line(journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows))]
+        lines = [
+            header_line(
+                journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows)
+            )
+        ]
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
             try:
@@ -264,9 +298,13 @@ def _reopen(path: Path, key: str) -> list[str]:
             except FedcacheError:
                 continue
             rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)
-            lines.append(chunk_line(number, crc, {row: why for row, why in bad.items() if row in rows}))
+            lines.append(
+                chunk_line(number, crc, {row: why for row, why in bad.items() if row in rows})
+            )
         write_atomic(journal_path(path, key), b"\n".join(lines) + b"\n")
         del now.files[f"features/{key}/zarr.json"]
         now.write(path)
         (path / "features" / key / "zarr.json").unlink(missing_ok=True)
-    return [f"{key} is unfinished again, with {len(lines) - 1} of {len(info.chunks)} chunks kept: extract it again."]
+    return [
+        f"{key} is unfinished again, with {len(lines) - 1} of {len(info.chunks)} chunks kept: extract it again."
+    ]

@@ -89,10 +89,18 @@ class WorkerArray:
                 f"Chunks are numbered 0 to {-(-self.shape[0] // self.chunk_rows) - 1} and have {self.chunk_rows} rows, "
                 "the last one the rest.",
             )
-        reasons = {int(row): str(why) for row, why in (bad or {}).items() if start <= row < start + expected[0]}
-        return files.to_stored_dtype(rows, self.dtype, [row - start for row in reasons], start, self.key), reasons
+        reasons = {
+            int(row): str(why)
+            for row, why in (bad or {}).items()
+            if start <= row < start + expected[0]
+        }
+        return files.to_stored_dtype(
+            rows, self.dtype, [row - start for row in reasons], start, self.key
+        ), reasons
 
-    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> UncommittedChunk:
+    def write(
+        self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None
+    ) -> UncommittedChunk:
         """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
         values, reasons = self.prepare(chunk, rows, bad)
         place = self.chunk_file(chunk)
@@ -158,7 +166,12 @@ class ArrayWriter:
         wait: bool = False,
         fresh: bool = False,
     ) -> None:
-        if tuple(shape)[:1] != (store.rows,) or len(shape) < 2 or dtype not in files.DTYPES or chunk_rows < 1:
+        if (
+            tuple(shape)[:1] != (store.rows,)
+            or len(shape) < 2
+            or dtype not in files.DTYPES
+            or chunk_rows < 1
+        ):
             raise InternalError(
                 f"{key}: shape {tuple(shape)}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
                 f"Expected shape ({store.rows}, ...), one of {', '.join(files.DTYPES)}, and at least 1 row a chunk.",
@@ -188,11 +201,15 @@ class ArrayWriter:
 
     def missing(self) -> list[int]:
         """Chunks still to be written; none when the array was complete already."""
-        return [] if self.finished else [k for k in range(self.count) if k not in self.journal.chunks]
+        return (
+            [] if self.finished else [k for k in range(self.count) if k not in self.journal.chunks]
+        )
 
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
-        self._stack.enter_context(hold_lock(lock, f"{self.key} in {self.store.path}", wait=self._wait))
+        self._stack.enter_context(
+            hold_lock(lock, f"{self.key} in {self.store.path}", wait=self._wait)
+        )
         try:
             with explain_disk_errors(self.store.path, 0):
                 self._open()
@@ -207,14 +224,19 @@ class ArrayWriter:
     def _open(self) -> None:
         """Find out, under the lock, what is there of the array: all of it, a part to go on with, or nothing."""
         # Files that a killed writer or its workers had not finished. We hold their lock now, so nobody writes them.
-        for left in (*self.path.rglob("*.partial"), *self.store.path.glob(f".{self.journal.path.name}.*.partial")):
+        for left in (
+            *self.path.rglob("*.partial"),
+            *self.store.path.glob(f".{self.journal.path.name}.*.partial"),
+        ):
             left.unlink(missing_ok=True)
         known = read_manifest(self.store.path).arrays.get(self.key)
         if known is not None:
             # Finished, by us or by the writer we waited for. Its chunk size may differ from what we would choose.
             self.finished = True
             self.chunk_rows = known.chunk_rows
-            self.journal.path.unlink(missing_ok=True)  # a writer was killed between the manifest and this
+            self.journal.path.unlink(
+                missing_ok=True
+            )  # a writer was killed between the manifest and this
             return
         if self._fresh:
             self._discard()
@@ -256,7 +278,9 @@ class ArrayWriter:
         flat = {**before["how"], **{k: v for k, v in before.items() if k != "how"}}
         now = {**header["how"], **{k: v for k, v in header.items() if k != "how"}}
         changed = [
-            f"{k} was {flat.get(k)!r}, now {now.get(k)!r}" for k in sorted({*flat, *now}) if flat.get(k) != now.get(k)
+            f"{k} was {flat.get(k)!r}, now {now.get(k)!r}"
+            for k in sorted({*flat, *now})
+            if flat.get(k) != now.get(k)
         ]
         return StoreError(
             f"{self.key} was begun in another way: {'; '.join(changed)}. Mixed rows would not be comparable.",
@@ -268,7 +292,9 @@ class ArrayWriter:
         array = self.for_workers()
         for chunk, line in list(self.journal.chunks.items()):
             try:
-                files.read_checked(array.chunk_file(chunk), line.crc, self.key, size=array.chunk_bytes)
+                files.read_checked(
+                    array.chunk_file(chunk), line.crc, self.key, size=array.chunk_bytes
+                )
             except FedcacheError:
                 del self.journal.chunks[chunk]
 
@@ -289,13 +315,17 @@ class ArrayWriter:
         self._refuse_finished(chunk)
         place = array.chunk_file(chunk)
         with explain_disk_errors(place, array.chunk_bytes):
-            crc = files.write_chunk_file(place, values, self.chunk_rows, self.dtype)  # on disk when this returns
+            crc = files.write_chunk_file(
+                place, values, self.chunk_rows, self.dtype
+            )  # on disk when this returns
             self.add_to_journal(chunk, crc, reasons)
 
     def for_workers(self) -> WorkerArray:
         """What a worker in another process needs to write chunks of this array."""
         header = digest_of(self.journal.header) if self.journal.header is not None else ""
-        return WorkerArray(self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header)
+        return WorkerArray(
+            self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header
+        )
 
     def commit(self, made: UncommittedChunk) -> None:
         """Put a worker's chunk file in its place. Raises MachineError, when it is not here or not whole."""
@@ -303,7 +333,12 @@ class ArrayWriter:
         array = self.for_workers()
         place, size = array.chunk_file(made.chunk), array.chunk_bytes + files.CRC_BYTES
         found = -1
-        for patience in (0.0, 0.2, 0.8, 2.0):  # a network file system may show a new file of another host late
+        for patience in (
+            0.0,
+            0.2,
+            0.8,
+            2.0,
+        ):  # a network file system may show a new file of another host late
             time.sleep(patience)
             with suppress(OSError):
                 found = made.file.stat().st_size
@@ -328,7 +363,8 @@ class ArrayWriter:
     def _refuse_finished(self, chunk: int) -> None:
         if self.finished:
             raise InternalError(
-                f"{self.key} is complete; chunk {chunk} was written again.", "Write missing() chunks only."
+                f"{self.key} is complete; chunk {chunk} was written again.",
+                "Write missing() chunks only.",
             )
 
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
@@ -360,21 +396,33 @@ class ArrayWriter:
         if self.finished:
             return
         if self.missing():
-            raise InternalError(f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.", "Write them first.")
+            raise InternalError(
+                f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.",
+                "Write them first.",
+            )
         with lock_manifest(self.store.path, self.store.rows):
-            manifest = read_manifest(self.store.path)  # as it is now: others may have completed arrays since we opened
+            manifest = read_manifest(
+                self.store.path
+            )  # as it is now: others may have completed arrays since we opened
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.
-            attributes = {"name": self.recipe.get("backbone", self.key), "recipe": digest_of(self.recipe)}
+            attributes = {
+                "name": self.recipe.get("backbone", self.key),
+                "recipe": digest_of(self.recipe),
+            }
             dimensions = ("row", *(f"{axis}_{self.key}" for axis in AXES[len(self.shape)]))
-            metadata = files.array_metadata(self.shape, self.dtype, self.chunk_rows, attributes, dimensions)
+            metadata = files.array_metadata(
+                self.shape, self.dtype, self.chunk_rows, attributes, dimensions
+            )
             files.make_directories(self.path)
             write_atomic(self.path / "zarr.json", metadata)
             manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)
             # 3. The manifest: from the moment it is replaced the array is there, whole.
             crcs = tuple(self.journal.chunks[k].crc for k in range(self.count))
-            manifest.arrays[self.key] = ArrayInfo(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows, crcs)
+            manifest.arrays[self.key] = ArrayInfo(
+                self.recipe, self.how, self.shape, self.dtype, self.chunk_rows, crcs
+            )
             manifest.write(self.store.path)
             self.store.refresh()
             # 4. The journal, which nobody needs any more; whoever opens the array next removes one left by a kill.
@@ -388,7 +436,10 @@ class ArrayWriter:
         been replacing when it died.
         """
         known = read_quarantine(self.store.path, manifest)
-        union = {**self.journal.bad, **known}  # of a row that is listed already the first reason stays
+        union = {
+            **self.journal.bad,
+            **known,
+        }  # of a row that is listed already the first reason stays
         if union.keys() == known.keys() and manifest.rows_ok == manifest.rows - len(known):
             return
         # Announced first: until the manifest is replaced, this line vouches for the two files written next.

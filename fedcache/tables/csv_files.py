@@ -59,7 +59,9 @@ def decoded(raw: bytes, path: Path) -> tuple[str, Dialect]:
 def _dialect(file: IO[bytes], path: Path) -> Dialect:
     piece = file.read(PIECE)
     if not piece:
-        raise UsageError(f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label")
+        raise UsageError(
+            f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label"
+        )
     encoding = "utf-16" if piece.startswith(MARKS) else "utf8"
     decoder = codecs.getincrementaldecoder("utf-16" if encoding == "utf-16" else "utf-8-sig")()
     head = ""
@@ -101,4 +103,6 @@ def other_encoding(path: Path) -> FedcacheError:
         f"text = {f'gzip.decompress({raw})' if packed else raw}.decode('cp1252')  # of Excel in Western Europe",
         f"pathlib.Path({str(out)!r}).write_text(text, 'utf-8', newline='')",
     ]
-    return UsageError(f"{path} is not in UTF-8.", conversion(lines, f"give {out} in place of {path.name}"))
+    return UsageError(
+        f"{path} is not in UTF-8.", conversion(lines, f"give {out} in place of {path.name}")
+    )

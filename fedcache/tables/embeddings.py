@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.tables.file_rows import DATA, FileRows, ending_of, is_feature, joined_rows, last_level, without_blanks
+from fedcache.tables.file_rows import (
+    DATA,
+    FileRows,
+    ending_of,
+    is_feature,
+    joined_rows,
+    last_level,
+    without_blanks,
+)
 from fedcache.tables.foreign_files import REFUSED
 from fedcache.tables.groups import Group
 from fedcache.tables.read import ENDINGS, read_columns
@@ -39,10 +47,14 @@ from fedcache.tables.words import Unread, Words, joined_columns, shape_of, vecto
 class Embeddings:
     """What a file holds."""
 
-    features: dict[str, Any]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
+    features: dict[
+        str, Any
+    ]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
     labels: NDArray[np.int32]  # int [N], -1 unknown
     domains: NDArray[np.int16]  # int [N]
-    splits: NDArray[np.uint8] | None  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
+    splits: (
+        NDArray[np.uint8] | None
+    )  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
     names: Sequence[str]  # N names
     classes: tuple[str, ...]  # class names
     domain_names: tuple[str, ...]  # domain names
@@ -52,7 +64,9 @@ class Embeddings:
     left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
     # where no column is one of labels: those that may be, and how many values each has
     may_be_labels: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what a user should hear of how columns were understood
+    notes: list[str] = field(
+        default_factory=list
+    )  # what a user should hear of how columns were understood
 
 
 def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embeddings:
@@ -82,7 +96,8 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None
     (count,) = rows if len(rows) == 1 else (0,)
     if not count:
         raise UsageError(
-            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.", "All need the same, at least 1."
+            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.",
+            "All need the same, at least 1.",
         )
     taken = dict.fromkeys(keys, "features")
     texts = {}
@@ -136,7 +151,9 @@ def _joined_splits(
     def has_rows(held: Mapping[str, Any]) -> bool:
         asked = [key for key in choice.features if key in held]
         usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
-        return any(isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in asked or usual)
+        return any(
+            isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in asked or usual
+        )
 
     if ending_of(path) in TABLES:
         return raw, None, {}
@@ -155,18 +172,29 @@ def _joined_splits(
     for _, held in of_splits:
         keys = features_of(path, held, choice.features)[1]
         lengths.append(len(held[min(keys)]))
-    names = dict.fromkeys(name for _, held in of_splits for name in held)  # in the order of the file
+    names = dict.fromkeys(
+        name for _, held in of_splits for name in held
+    )  # in the order of the file
     joined: dict[str, Any] = {}
     for name in names:
         parts: list[Any] = [held.get(name) for _, held in of_splits]
-        matrices = all(part is not None and not isinstance(part, Words | Unread) and part.ndim > 1 for part in parts)
+        matrices = all(
+            part is not None and not isinstance(part, Words | Unread) and part.ndim > 1
+            for part in parts
+        )
         if matrices:
             joined[name] = joined_rows(path, name, parts)
         else:
-            joined[name] = joined_columns([None if part is None else vector(part) for part in parts], lengths)
+            joined[name] = joined_columns(
+                [None if part is None else vector(part) for part in parts], lengths
+            )
     unused: dict[str, Unread] = {}
     for name, values in others.items():
-        if last_level(name) in (*CLASS_NAMES, *DOMAINS[1:]) or name == "text" or name.startswith("text/"):
+        if (
+            last_level(name) in (*CLASS_NAMES, *DOMAINS[1:])
+            or name == "text"
+            or name.startswith("text/")
+        ):
             joined[name] = values
         else:
             unused[name] = Unread(values.shape, "", NO_SPLIT)
@@ -181,7 +209,9 @@ def _is_text_features(key: str, values: Any) -> bool:
     return key == "text" and not isinstance(values, Words | Unread) and len(values.shape) > 1
 
 
-def _text_of(path: Path, key: str, values: Any, features: Mapping[str, Any]) -> tuple[str, NDArray[np.float32]]:
+def _text_of(
+    path: Path, key: str, values: Any, features: Mapping[str, Any]
+) -> tuple[str, NDArray[np.float32]]:
     """``text/<name>`` of a backbone of the file, or ``text`` of its only one, as unit rows."""
     name = key.removeprefix("text/") if key != "text" else next(iter(features))
     if name not in features or (key == "text" and len(features) > 1):
@@ -202,6 +232,7 @@ def _text_of(path: Path, key: str, values: Any, features: Mapping[str, Any]) -> 
     if not np.all(usable):
         row = int(np.flatnonzero(~usable)[0])
         raise CorruptionError(
-            f"{path}: row {row} of {key} is zero or not finite.", "Compute these text features again."
+            f"{path}: row {row} of {key} is zero or not finite.",
+            "Compute these text features again.",
         )
     return name, (values / norm).astype(np.float32)

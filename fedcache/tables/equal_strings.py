@@ -45,7 +45,11 @@ class EqualStrings(Sequence[str]):
         return (text[at : at + length] for at in range(0, len(text), length))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple | list | EqualStrings) and len(self) == len(other) and all(map(eq, self, other))
+        return (
+            isinstance(other, tuple | list | EqualStrings)
+            and len(self) == len(other)
+            and all(map(eq, self, other))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -15,7 +15,19 @@ from fedcache.errors import FedcacheError, UsageError
 
 Held = TypeVar("Held")
 
-FEATURES = ("features", "embeddings", "x", "feature", "embedding", "emb", "embs", "feat", "feats", "vector", "vectors")
+FEATURES = (
+    "features",
+    "embeddings",
+    "x",
+    "feature",
+    "embedding",
+    "emb",
+    "embs",
+    "feat",
+    "feats",
+    "vector",
+    "vectors",
+)
 """Columns that are features without being told, in small letters; and ``features/NAME``."""
 
 
@@ -40,7 +52,8 @@ def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, 
     for name, column in columns.items():
         if name.strip() in found:
             raise UsageError(
-                f"{where}: the column {name.strip()!r} is there twice.", "Give every column a name of its own."
+                f"{where}: the column {name.strip()!r} is there twice.",
+                "Give every column a name of its own.",
             )
         found[name.strip()] = column
     return found
@@ -169,7 +182,10 @@ def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]])
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
         told = " and ".join(str(list(shape)) for shape in sorted(shapes))
-        raise UsageError(f"{path}: the rows of {name} have the shapes {told}.", "All splits need the same features.")
+        raise UsageError(
+            f"{path}: the rows of {name} have the shapes {told}.",
+            "All splits need the same features.",
+        )
     count = sum(len(part) for part in parts)
 
     def rows(size: int) -> Iterator[NDArray[Any]]:

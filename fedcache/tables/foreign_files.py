@@ -118,7 +118,12 @@ def refuse_torch(path: Path) -> FedcacheError:
     )
 
 
-REFUSED = {".pkl": refuse_pickle, ".pickle": refuse_pickle, ".mat": refuse_matlab, ".pt": refuse_torch}
+REFUSED = {
+    ".pkl": refuse_pickle,
+    ".pickle": refuse_pickle,
+    ".mat": refuse_matlab,
+    ".pt": refuse_torch,
+}
 REFUSED[".pth"] = refuse_torch
 """Endings of files that are not read, and the error that says how to convert one."""
 
@@ -180,7 +185,9 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
     for name in names:
         joined[name] = end_to_end(path, name, [columns[held[name]] for held in clients.values()])
     counts = [_rows_of(columns[held[names[0]]]) for held in clients.values()]
-    joined[CLIENT] = Words(np.repeat(np.arange(len(clients), dtype=np.int32), counts), tuple(clients))
+    joined[CLIENT] = Words(
+        np.repeat(np.arange(len(clients), dtype=np.int32), counts), tuple(clients)
+    )
     return joined
 
 

@@ -36,22 +36,31 @@ class Group:
         """
         column = values if isinstance(values, Words) else np.asarray(values)
         if len(column.shape) != 1:
-            raise UsageError(f"A group is one value for each row, not {column.shape}.", "Give a column.")
+            raise UsageError(
+                f"A group is one value for each row, not {column.shape}.", "Give a column."
+            )
         if isinstance(column, Words):
             return cls.of_words(column)
         if column.dtype.kind == "f":
             known = ~np.isnan(column)
             if not (np.isfinite(column[known]) & (column[known] == np.rint(column[known]))).all():
-                raise UsageError("Floats that are not whole sort no rows.", "Give words, or integers.")
+                raise UsageError(
+                    "Floats that are not whole sort no rows.", "Give words, or integers."
+                )
             if not (np.abs(column[known]) < 1 << 53).all():
-                raise UsageError("Floats above 2^53, which are rounded, sort no rows.", "Give words, or integers.")
+                raise UsageError(
+                    "Floats above 2^53, which are rounded, sort no rows.",
+                    "Give words, or integers.",
+                )
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":
             known = np.ones(len(column), bool)
         else:
             made = as_column(column)
             if isinstance(made, Unread):
-                raise UsageError(f"A group is a word or number for each row, not {made.why}.", "Give words.")
+                raise UsageError(
+                    f"A group is a word or number for each row, not {made.why}.", "Give words."
+                )
             return cls.of(made)
         # Numbers are sorted as numbers (writer 2 before writer 10).
         distinct, inverse = np.unique(column[known], return_inverse=True)
@@ -66,7 +75,9 @@ class Group:
         clean = [w.strip() for w in column.words]
         words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])
         place = {word: i for i, word in enumerate(words)}
-        to = np.array([*(place.get(word, -1) for word in clean), -1], np.int32)  # the last: rows without a word
+        to = np.array(
+            [*(place.get(word, -1) for word in clean), -1], np.int32
+        )  # the last: rows without a word
         return cls(to[column.codes], tuple(words))
 
     def values(self) -> list[str | None]:
@@ -91,7 +102,9 @@ def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[st
     """
     made = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        words = tuple(dict.fromkeys(word for part in parts if name in part for word in part[name].words))
+        words = tuple(
+            dict.fromkeys(word for part in parts if name in part for word in part[name].words)
+        )
         place = {word: i for i, word in enumerate(words)}
         codes = [np.full(count, -1, np.int32) for count in rows]
         for at, part in enumerate(parts):

@@ -28,7 +28,9 @@ class Coded:
 
     codes: NDArray[np.int32]  # [N], -1 where a row has no value
     words: tuple[str, ...]  # what the codes mean
-    without: Mapping[str, int] = field(default_factory=dict)  # rows without a value, by what stands there
+    without: Mapping[str, int] = field(
+        default_factory=dict
+    )  # rows without a value, by what stands there
 
 
 def with_names(column: Column, names: Sequence[str], where: str) -> Words:
@@ -49,7 +51,9 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
             if are_names:
                 index = place.get(word, len(names))
             else:
-                index = int(word) if is_integer(word) else {"False": 0, "True": 1}.get(word, len(names))
+                index = (
+                    int(word) if is_integer(word) else {"False": 0, "True": 1}.get(word, len(names))
+                )
             if not -1 <= index < len(names):
                 shown = ", ".join(names[:4]) + (", .." if len(names) > 4 else "")
                 raise UsageError(
@@ -64,10 +68,14 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """Class names; those that occur twice get their index, as ImageNet has two classes called crane."""
     times = Counter(names)
-    return tuple(f"{name} #{index}" if times[name] > 1 else name for index, name in enumerate(names))
+    return tuple(
+        f"{name} #{index}" if times[name] > 1 else name for index, name in enumerate(names)
+    )
 
 
-def read_labels(where: str, column: Any, count: int, no_label: Sequence[str]) -> tuple[Coded, list[str]]:
+def read_labels(
+    where: str, column: Any, count: int, no_label: Sequence[str]
+) -> tuple[Coded, list[str]]:
     """The class of each of ``count`` rows, and what the user should know of it.
 
     Args:
@@ -90,7 +98,9 @@ def read_labels(where: str, column: Any, count: int, no_label: Sequence[str]) ->
         notes += _likely_missing(coded)
     elif column.repeated:
         shown = ", ".join(column.repeated[:4]) + (", .." if column.repeated[4:] else "")
-        notes.append(f"Class names that the file has twice, {shown}, have their numbers behind them.")
+        notes.append(
+            f"Class names that the file has twice, {shown}, have their numbers behind them."
+        )
     return coded, notes
 
 
@@ -105,7 +115,9 @@ def unlabelled_sentence(coded: Coded) -> list[str]:
     rows = sum(coded.without.values())
     if not rows:
         return []
-    parts = [f"{n:,} {what}" for what, n in sorted(coded.without.items(), key=lambda item: -item[1])]
+    parts = [
+        f"{n:,} {what}" for what, n in sorted(coded.without.items(), key=lambda item: -item[1])
+    ]
     return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {', '.join(parts)}."]
 
 
@@ -124,7 +136,10 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)
     elif column.shape == (count,):
         return column
-    raise UsageError(f"{where} is {shape_of(column)}, expected one integer or word for each of {count:,} rows.", hint)
+    raise UsageError(
+        f"{where} is {shape_of(column)}, expected one integer or word for each of {count:,} rows.",
+        hint,
+    )
 
 
 def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Coded:
@@ -134,7 +149,9 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Coded:
         group = Group.of(column)
     except UsageError as error:
         held = error.message[:1].lower() + error.message[1:].removesuffix(" sort no rows.")
-        raise UsageError(f"{where} holds {held}, expected {column.shape[0]:,} integers or words.", hint) from error
+        raise UsageError(
+            f"{where} holds {held}, expected {column.shape[0]:,} integers or words.", hint
+        ) from error
     return Coded(group.codes, group.words, _empty_rows(group.codes, "empty"))
 
 

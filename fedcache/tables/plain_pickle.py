@@ -40,7 +40,13 @@ class _Array(np.ndarray[Any, Any]):
 
     def __setstate__(self, state: Any) -> None:
         match state:
-            case (int() as version, tuple() as shape, _PickledDtype() as kind, bool() | int() as fortran, raw):
+            case (
+                int() as version,
+                tuple() as shape,
+                _PickledDtype() as kind,
+                bool() | int() as fortran,
+                raw,
+            ):
                 super().__setstate__((version, shape, kind.dtype, fortran, raw))  # type: ignore[arg-type]
             case _:
                 raise pickle.UnpicklingError("an array that numpy did not write")
@@ -121,7 +127,15 @@ def load_plain(file: IO[bytes]) -> Any:
     try:
         # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.
         return _Unpickler(file, encoding="latin1").load()
-    except (OSError, MemoryError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (
+        OSError,
+        MemoryError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
         raise ValueError(str(error)) from error
     except (pickle.UnpicklingError, EOFError, RecursionError, ImportError, AssertionError) as error:
         raise ValueError(str(error) or type(error).__name__) from error

@@ -51,7 +51,10 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
     """An array in numpy's own format, ``size`` bytes with its header; matrices of floats stay where they are."""
     with opened() as file:
         version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
         if read is None:
             return Unread((), f"format {version}", "an array of a kind of its own")
         shape, fortran, dtype = read(file)
@@ -59,12 +62,16 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
         if dtype.hasobject:
             return _objects(shape, file)
         if start + math.prod(shape) * dtype.itemsize > size:
-            raise ValueError(f"an array of shape {shape} and {dtype} does not fit into {size:,} bytes")
+            raise ValueError(
+                f"an array of shape {shape} and {dtype} does not fit into {size:,} bytes"
+            )
         floats = dtype.kind == "f" and len(shape) in (2, 3)
         if floats and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
     if len(shape) > 1 and not floats and shape[1:] != (1,):
-        return as_column(np.broadcast_to(np.zeros((), dtype), shape))  # its shape alone; nothing is read
+        return as_column(
+            np.broadcast_to(np.zeros((), dtype), shape)
+        )  # its shape alone; nothing is read
     with opened() as file:
         return as_column(np.lib.format.read_array(file, allow_pickle=False))
 
@@ -95,7 +102,9 @@ def _npy_parts(
         for first in range(0, shape[0], rows):
             count = min(rows, shape[0] - first)
             raw = file.read(count * width)
-            yield np.frombuffer(raw, dtype, count * width // dtype.itemsize).reshape(count, *shape[1:])
+            yield np.frombuffer(raw, dtype, count * width // dtype.itemsize).reshape(
+                count, *shape[1:]
+            )
         file.read(1)  # at its end a zip compares the sum
 
 
@@ -115,7 +124,11 @@ def _read_npz(path: Path) -> Found:
             if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
                 raise UsageError(f"{path}: {name} is not an array.", "Write it with numpy.savez.")
         found[name] = _npy(path, partial(_member, path, member), size)
-        if isinstance(found[name], Unread) and found[name].kind == "objects" and found[name].shape == ():
+        if (
+            isinstance(found[name], Unread)
+            and found[name].kind == "objects"
+            and found[name].shape == ()
+        ):
             raise pickled_dict(path, name)
     return found
 
@@ -130,12 +143,17 @@ def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, An
 
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise UsageError(f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file.")
+            raise UsageError(
+                f"{path} holds a link ({prefix}{name}) to elsewhere.",
+                "Copy the data into the file.",
+            )
         item, key = group[name], f"{prefix}{name}"
         if isinstance(item, h5py.Group):
             yield from h5_items(path, item, f"{key}/")
         elif item.external or item.is_virtual:
-            raise UsageError(f"{path}: {key} is stored in another file.", "Copy the data into the file.")
+            raise UsageError(
+                f"{path}: {key} is stored in another file.", "Copy the data into the file."
+            )
         else:
             yield key, item
 
@@ -148,7 +166,9 @@ def _read_h5(path: Path) -> Found:
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
             if item.dtype.kind == "f" and item.ndim in (2, 3):
-                found[key] = FileRows(path, item.shape, item.dtype, partial(_h5_parts, path, key, len(item)))
+                found[key] = FileRows(
+                    path, item.shape, item.dtype, partial(_h5_parts, path, key, len(item))
+                )
             else:
                 text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
                 found[key] = _h5_column(item, text)
@@ -185,7 +205,9 @@ def _read_safetensors(path: Path) -> Found:
             if dtype is not None and len(shape) in (2, 3):
                 parts = partial(_safetensors_parts, path, name, shape[0])
                 found[name] = FileRows(path, shape, np.dtype(dtype), parts)
-            elif (len(shape) == 1 or shape[1:] == (1,)) and (dtype is not None or kind == "BOOL" or kind[0] in "IU"):
+            elif (len(shape) == 1 or shape[1:] == (1,)) and (
+                dtype is not None or kind == "BOOL" or kind[0] in "IU"
+            ):
                 found[name] = as_column(file.get_tensor(name))
             else:
                 found[name] = Unread(shape, kind, f"{kind} with shape {shape}")
@@ -216,7 +238,9 @@ def _read_folder(path: Path) -> Found:
     for name in ("img_emb", "text_emb"):
         parts = _parts_of(path / name, ".npy")
         if parts:
-            found[f"features/{name}"] = end_to_end(path, name, [_read_npy(part)["features"] for part in parts])
+            found[f"features/{name}"] = end_to_end(
+                path, name, [_read_npy(part)["features"] for part in parts]
+            )
     if not found:
         raise _no_embeddings(path)
     tables = []
@@ -232,7 +256,10 @@ def _read_folder(path: Path) -> Found:
 def _parts_of(folder: Path, ending: str) -> list[Path]:
     """The files of a folder in the order of the numbers in their names: part 2 before part 10."""
     files = [file for file in folder.glob(f"*{ending}") if file.is_file()]
-    return sorted(files, key=lambda file: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", file.name)])
+    return sorted(
+        files,
+        key=lambda file: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", file.name)],
+    )
 
 
 def _no_embeddings(path: Path) -> FedcacheError:
@@ -245,9 +272,14 @@ def _no_embeddings(path: Path) -> FedcacheError:
     hint = (
         f"For example  fedcache ingest {shell_word(path / readable[0])} --name NAME"
         if readable
-        else (f"Give one file: {', '.join(ENDINGS)}. Images:  fedcache extract --dataset folder:{shell_word(path)}")
+        else (
+            f"Give one file: {', '.join(ENDINGS)}. Images:  fedcache extract --dataset folder:{shell_word(path)}"
+        )
     )
-    return UsageError(f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.", hint)
+    return UsageError(
+        f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.",
+        hint,
+    )
 
 
 READERS: dict[str, Callable[[Path], Found]] = {

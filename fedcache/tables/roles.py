@@ -20,16 +20,41 @@ from fedcache.option_info import DATA, option
 from fedcache.parsing import in_a_list
 from fedcache.tables.equal_strings import numbered
 from fedcache.tables.file_rows import DATA as DATA_COLUMN
-from fedcache.tables.file_rows import FEATURES, FileRows, is_feature, last_level, some_names, stem_of, without_blanks
+from fedcache.tables.file_rows import (
+    FEATURES,
+    FileRows,
+    is_feature,
+    last_level,
+    some_names,
+    stem_of,
+    without_blanks,
+)
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
-from fedcache.tables.labels import Coded, distinct_names, read_domains, read_labels, unlabelled_sentence, with_names
+from fedcache.tables.labels import (
+    Coded,
+    distinct_names,
+    read_domains,
+    read_labels,
+    unlabelled_sentence,
+    with_names,
+)
 from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split, split_of_name
 from fedcache.tables.words import Unread, Words, as_words, shape_of, sorted_words, vector
 
 LABELS = (
-    "labels", "label", "y", "target", "targets", "class", "cls", "category", "fine_label", "fine_labels",
-    "label_name", "label_id",
-)  # fmt: skip
+    "labels",
+    "label",
+    "y",
+    "target",
+    "targets",
+    "class",
+    "cls",
+    "category",
+    "fine_label",
+    "fine_labels",
+    "label_name",
+    "label_id",
+)
 TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
 NAMES = ("name", "sample_id", "id", "filename", "file_name", "path")
 DOMAINS = ("domain", "domains")
@@ -51,19 +76,30 @@ class ColumnChoice:
     """Columns that the user names; the others are found by their names."""
 
     features: tuple[str, ...] = option(
-        (), "Columns of features, or what those of a wide table begin with.", DATA, names=("--features-key",)
+        (),
+        "Columns of features, or what those of a wide table begin with.",
+        DATA,
+        names=("--features-key",),
     )
     label: str | None = option(None, "Column of labels.", DATA, names=("--label-key",))
-    split: str | None = option(None, "Column of train, test, validation.", DATA, names=("--split-key",))
+    split: str | None = option(
+        None, "Column of train, test, validation.", DATA, names=("--split-key",)
+    )
     row_name: str | None = option(None, "Column that names the rows.", DATA, names=("--name-key",))
     domain: str | None = option(None, "Column of domains.", DATA, names=("--domain-key",))
     groups: tuple[str, ...] | None = option(
-        None, "The only columns to keep as groups.", DATA, names=("--group-key",), said="all that can be"
+        None,
+        "The only columns to keep as groups.",
+        DATA,
+        names=("--group-key",),
+        said="all that can be",
     )
     no_label: tuple[str, ...] = option(
         (), "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"
     )
-    unlabelled: bool = option(False, "The file has no labels, whatever its columns are called.", DATA)
+    unlabelled: bool = option(
+        False, "The file has no labels, whatever its columns are called.", DATA
+    )
 
     def options(self) -> list[str]:
         """The same as options of ``ingest``."""
@@ -88,12 +124,16 @@ class Roles:
     classes: tuple[str, ...]
     domains: NDArray[np.int32]  # [N], index into ``domain_names``
     domain_names: tuple[str, ...]
-    splits: NDArray[np.uint8] | None  # [N]: 0 train, 1 test, 2 validation; None where nothing says it
+    splits: (
+        NDArray[np.uint8] | None
+    )  # [N]: 0 train, 1 test, 2 validation; None where nothing says it
     names: Sequence[str]  # [N]
     groups: dict[str, Group]  # columns that sort the rows, by name
     unused: dict[str, str]  # columns without a role, and why
     label_key: str | None  # the column of labels
-    may_be_labels: dict[str, int]  # where there is no column of labels: those that may be it, and how many values
+    may_be_labels: dict[
+        str, int
+    ]  # where there is no column of labels: those that may be it, and how many values
     notes: list[str]  # which column has which role, as sentences
 
 
@@ -141,19 +181,27 @@ def read_roles(
     if label_key is None and not choice.unlabelled:
         _refuse_lost_labels(where, left_out, count)
     domain_key = find_column(where, columns, choice.domain, (), "--domain-key")
-    domain_key = domain_key or find_column(where, _of_rows(columns, count), None, DOMAINS, "--domain-key")
+    domain_key = domain_key or find_column(
+        where, _of_rows(columns, count), None, DOMAINS, "--domain-key"
+    )
     # A column of another kind, such as measurements, is taken too, so that it is refused.
     unread = {key: values for key, values in columns.items() if values.shape == (count,)}
     domain_key = domain_key or find_column(where, unread, None, DOMAINS[:1], "--domain-key")
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
-    if classes is None and class_count is not None and _index_classes(columns.get(label_key or ""), class_count):
+    if (
+        classes is None
+        and class_count is not None
+        and _index_classes(columns.get(label_key or ""), class_count)
+    ):
         classes = [str(index) for index in range(class_count)]
     roles |= {} if class_key is None else {class_key: "class names"}
     coded, notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, said = _domains(where, columns, domain_key, count)
-    roles |= {key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key}
+    roles |= {
+        key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key
+    }
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
     split_keys: tuple[str, ...] = ()
     if splits is None:
@@ -164,7 +212,10 @@ def read_roles(
         splits = found.codes
         said += found.notes
     elif split_key is not None:
-        raw = {**raw, split_key: Unread((count,), "", "the names of the files or columns say the split")}
+        raw = {
+            **raw,
+            split_key: Unread((count,), "", "the names of the files or columns say the split"),
+        }
     name_key = None
     if names is None:
         name_key, names, more = find_names(where, columns, choice.row_name, count)
@@ -216,7 +267,10 @@ def find_column(
         if asked not in raw:
             file = where.name if isinstance(where, Path) else where
             hint = f"{file} has the columns {some_names(raw)}."
-            raise UsageError(unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.", hint)
+            raise UsageError(
+                unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.",
+                hint,
+            )
         return asked
     found: dict[str, list[str]] = {}
     for key in raw:
@@ -232,14 +286,20 @@ def find_column(
     return name if name in found[name] else found[name][0]
 
 
-def need_labels(where: Path | str, may_be_labels: Mapping[str, int], spec: str = "") -> FedcacheError:
+def need_labels(
+    where: Path | str, may_be_labels: Mapping[str, int], spec: str = ""
+) -> FedcacheError:
     """The error of a table without a column of labels that has columns which may be it.
 
     ``spec`` names the first of them, beside the option.
     """
     likely = next(iter(may_be_labels))
     shown = ", ".join(f"{name} has {counted(n)}" for name, n in list(may_be_labels.items())[:6])
-    more = f", and {len(may_be_labels) - 6} more columns may be labels" if len(may_be_labels) > 6 else ""
+    more = (
+        f", and {len(may_be_labels) - 6} more columns may be labels"
+        if len(may_be_labels) > 6
+        else ""
+    )
     also = f", in a spec {shell_word(spec)}" if spec else ""
     return UsageError(
         f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
@@ -271,7 +331,9 @@ def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
     return found
 
 
-def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnChoice, count: int) -> str | None:
+def _label_column(
+    where: Path | str, columns: Mapping[str, Any], choice: ColumnChoice, count: int
+) -> str | None:
     """The column of labels: the one that is asked for, or the first of a usual name with a value for each row.
 
     Columns whose file lists their class names come first. A column of a usual name and another shape is taken where
@@ -279,13 +341,20 @@ def _label_column(where: Path | str, columns: Mapping[str, Any], choice: ColumnC
     """
     if choice.unlabelled:
         return None
-    marked = {key: values for key, values in columns.items() if isinstance(values, Words) and values.declared}
+    marked = {
+        key: values
+        for key, values in columns.items()
+        if isinstance(values, Words) and values.declared
+    }
     key = find_column(where, columns, choice.label, (), "--label-key")
     key = key or find_column(where, marked, None, LABELS, "--label-key")
     key = key or find_column(where, _of_rows(columns, count), None, LABELS, "--label-key")
     key = key or find_column(where, columns, None, LABELS, "--label-key")
     if key is None and len(marked) > 1:
-        raise UsageError(f"{where} has several columns of classes: {', '.join(marked)}.", "--label-key NAME names one")
+        raise UsageError(
+            f"{where} has several columns of classes: {', '.join(marked)}.",
+            "--label-key NAME names one",
+        )
     return key or next(iter(marked), None)
 
 
@@ -293,7 +362,13 @@ def _refuse_named(
     where: Path | str, left_out: Mapping[str, Unread], raw: Mapping[str, Any], choice: ColumnChoice
 ) -> None:
     """Refuse a column that the user names if it belongs to no rows. Raises UsageError."""
-    for name in (choice.label, choice.split, choice.domain, choice.row_name, *(choice.groups or ())):
+    for name in (
+        choice.label,
+        choice.split,
+        choice.domain,
+        choice.row_name,
+        *(choice.groups or ()),
+    ):
         if name is not None and name in left_out and name not in raw:
             raise UsageError(
                 f"{where}: {name} cannot be used: it has {left_out[name].why}.",
@@ -321,7 +396,9 @@ def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[st
     return [f"The labels are {label_key}, and not {', '.join(others)}."]
 
 
-def _class_names_column(columns: Mapping[str, Any], label_key: str | None, count: int) -> str | None:
+def _class_names_column(
+    columns: Mapping[str, Any], label_key: str | None, count: int
+) -> str | None:
     """The column that lists the names of the classes, which has one word for each class and not for each row."""
     for usual in CLASS_NAMES:
         for key, values in columns.items():
@@ -401,7 +478,8 @@ def _domains(
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
             raise UsageError(
-                f"{where}: the domain name {twice[0]!r} is there twice.", "Give every domain a name of its own."
+                f"{where}: the domain name {twice[0]!r} is there twice.",
+                "Give every domain a name of its own.",
             )
         column = with_names(vector(column), names, f"{where}: {key}")
     coded = read_domains(f"{where}: {key}", column, count)
@@ -409,7 +487,9 @@ def _domains(
     if not without.any():
         return coded.codes, coded.words, []
     words = sorted_words([*coded.words, ONE_DOMAIN])
-    target = np.array([*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32)  # the last: no domain
+    target = np.array(
+        [*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32
+    )  # the last: no domain
     codes = target[coded.codes]
     note = f"{int(without.sum()):,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]
@@ -428,7 +508,9 @@ def _may_be_labels(groups: Mapping[str, Group], declared: Sequence[str]) -> dict
 # Features
 
 
-def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
+def features_of(
+    path: Path, raw: Mapping[str, Any], asked: Sequence[str]
+) -> tuple[dict[str, Any], set[str]]:
     """Features [N, V, D] by backbone, and the columns they are. Raises UsageError for none, and for what are no floats.
 
     ``asked`` are those that the user names: columns, or what the names of a wide table's columns begin with.
@@ -440,9 +522,17 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
         find_column(path, raw, key, (), "--features-key")
         keys[key] = _backbone(path, key)
     if not asked:
-        keys = {key: _backbone(path, key) for key in raw if key.startswith("features/") or _is_matrix(key, raw)}
+        keys = {
+            key: _backbone(path, key)
+            for key in raw
+            if key.startswith("features/") or _is_matrix(key, raw)
+        }
     if not keys:
-        keys = {key: _backbone(path, key) for key in raw if last_level(key) == DATA_COLUMN and len(raw[key].shape) > 1}
+        keys = {
+            key: _backbone(path, key)
+            for key in raw
+            if last_level(key) == DATA_COLUMN and len(raw[key].shape) > 1
+        }
     # One number for each row is no feature, whatever it is called; where there is nothing else it is said to be wrong.
     keys = keys or {key: _backbone(path, key) for key in raw if is_feature(key)}
     found: dict[str, Any] = {}
@@ -463,7 +553,9 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
             found[name] = values.with_views()
         else:
             found[name] = values[:, None] if values.ndim == 2 else values
-    if not found and (texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]):
+    if not found and (
+        texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]
+    ):
         raise UsageError(
             f"{path} has no features; its column {texts[0]} holds texts, which a sentence encoder reads.",
             f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
@@ -473,7 +565,9 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
         likely = _likely_features(raw)
         if likely is not None:
             listed = in_a_list([likely])
-            raise UsageError(message, f"Say which columns are features: --features-key {shell_word(listed)}")
+            raise UsageError(
+                message, f"Say which columns are features: --features-key {shell_word(listed)}"
+            )
         raise UsageError(
             message,
             "Name them features/<backbone>, or features, embeddings or X, or say which they are: --features-key NAME. "
@@ -484,7 +578,9 @@ def features_of(path: Path, raw: Mapping[str, Any], asked: Sequence[str]) -> tup
 
 def _likely_features(raw: Mapping[str, Any]) -> str | None:
     """The only matrix of floats, or the name that those of all splits have in common; None where several may be."""
-    matrices = [name for name, values in raw.items() if isinstance(values, FileRows) and values.ndim == 2]
+    matrices = [
+        name for name, values in raw.items() if isinstance(values, FileRows) and values.ndim == 2
+    ]
     if len(matrices) == 1:
         return matrices[0]
     names = {split_of_name(name)[0] for name in matrices}
@@ -523,7 +619,8 @@ def find_names(
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             raise UsageError(
-                f"{where}: {key} has shape {values.shape} for {count} rows.", "Give one name per row, or none."
+                f"{where}: {key} has shape {values.shape} for {count} rows.",
+                "Give one name per row, or none.",
             )
         return key, _names(values), []
     said: list[str] = []
@@ -551,7 +648,11 @@ def _names(values: Any) -> tuple[str, ...]:
 
 
 def groups_of(
-    where: Path | str, raw: Mapping[str, Any], taken: Mapping[str, str], count: int, asked: Sequence[str] | None
+    where: Path | str,
+    raw: Mapping[str, Any],
+    taken: Mapping[str, str],
+    count: int,
+    asked: Sequence[str] | None,
 ) -> tuple[dict[str, Group], dict[str, str], dict[str, Group]]:
     """Groups by name, why each column that is nothing else is none, and all columns that sort the rows, by column.
 
@@ -562,7 +663,9 @@ def groups_of(
         find_column(where, raw, name, (), "--group-key")
         if taken.get(name) in ("class", "domain"):
             hint = f"--by {shell_word(taken[name])} makes a client of each."
-            raise UsageError(f"{where}: {name} is the {taken[name]} of each row, which every store has.", hint)
+            raise UsageError(
+                f"{where}: {name} is the {taken[name]} of each row, which every store has.", hint
+            )
     found: dict[str, Group] = {}
     left: dict[str, str] = {}
     sorters: dict[str, Group] = {}
@@ -581,19 +684,29 @@ def groups_of(
                 words = f"{len(group.words):,} different values in {count:,} rows"
                 left[key] = f"{words}; --group-key {shell_word(listed)} keeps it"
                 continue
-            if name in found or (name != key and name in raw and name not in taken and name in (asked or raw)):
-                raise UsageError(f"Another column is the group {name}.", "Give every column a name of its own.")
+            if name in found or (
+                name != key and name in raw and name not in taken and name in (asked or raw)
+            ):
+                raise UsageError(
+                    f"Another column is the group {name}.", "Give every column a name of its own."
+                )
             found[name] = group
         except FedcacheError as error:
             if asked is not None or key.startswith(GROUP):
-                raise UsageError(f"{where}: {key} cannot be a group: {error.message}", error.hint) from error
+                raise UsageError(
+                    f"{where}: {key} cannot be a group: {error.message}", error.hint
+                ) from error
             left[key] = _short(error.message)
     return found, left, sorters
 
 
 def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
     """Which groups are called otherwise than their columns."""
-    other = {key.removeprefix(GROUP): group for key, group in sorters.items() if key.removeprefix(GROUP) not in groups}
+    other = {
+        key.removeprefix(GROUP): group
+        for key, group in sorters.items()
+        if key.removeprefix(GROUP) not in groups
+    }
     lines = []
     for key, group in other.items():
         name = next((name for name, kept in groups.items() if kept is group), None)
@@ -608,14 +721,20 @@ def _group(values: Any, count: int) -> Group:
     if isinstance(values, Unread):
         raise UsageError(f"{values.why}.", "Groups are words or whole numbers.")
     if len(values.shape) != 1:
-        raise UsageError(f"a matrix {' x '.join(map(str, values.shape))}.", "Groups are words or whole numbers.")
+        raise UsageError(
+            f"a matrix {' x '.join(map(str, values.shape))}.", "Groups are words or whole numbers."
+        )
     if values.shape != (count,):
-        raise UsageError(f"{values.shape[0]:,} values for {count:,} rows.", "Groups have a value for each row.")
+        raise UsageError(
+            f"{values.shape[0]:,} values for {count:,} rows.", "Groups have a value for each row."
+        )
     made = Group.of(values)
     if not made.words:
         raise UsageError("no row has a value.", "Groups have values.")
     if sum(map(len, made.words)) > MOST_LETTERS:
-        raise UsageError(f"its {len(made.words):,} values are too long.", "Groups have short values.")
+        raise UsageError(
+            f"its {len(made.words):,} values are too long.", "Groups have short values."
+        )
     return made
 
 
@@ -640,4 +759,6 @@ def unused_sentence(unused: Mapping[str, str]) -> list[str]:
     """Which columns are not used, and why."""
     if not unused:
         return []
-    return [f"Not used: {', '.join(f'{name or repr(name)} ({why})' for name, why in unused.items())}."]
+    return [
+        f"Not used: {', '.join(f'{name or repr(name)} ({why})' for name, why in unused.items())}."
+    ]

@@ -40,7 +40,10 @@ BESIDE_OTHERS = ("is_valid", "val", "validation")
 """Columns that mark the validation rows only if another column marks training or test rows: valid also means usable."""
 
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
-TRUTH = {**dict.fromkeys(("1", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "false", "f", "no", "n"), 0)}
+TRUTH = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), 1),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), 0),
+}
 """Truth values by what is written, in small letters."""
 
 NO_SPLIT = "no split in its name"
@@ -68,7 +71,10 @@ def split_of_name(name: str) -> tuple[str, str]:
 
 
 def by_split(
-    columns: Mapping[str, Held], has_rows: Callable[[Mapping[str, Held]], bool], where: str, hint: str
+    columns: Mapping[str, Held],
+    has_rows: Callable[[Mapping[str, Held]], bool],
+    where: str,
+    hint: str,
 ) -> list[tuple[int | None, dict[str, Held]]]:
     """The columns of each split, where the names of columns say it; else all of them, as one table of None.
 
@@ -96,7 +102,9 @@ def by_split(
         return whole
     for name, column in without.items():
         if any(name in tables[word] for word in with_rows) and has_rows({name: column}):
-            raise UsageError(f"{where} has rows with a split in their name and others without.", hint)
+            raise UsageError(
+                f"{where} has rows with a split in their name and others without.", hint
+            )
     for name in columns:
         base, word = split_of_name(name)
         if not word or word in with_rows:
@@ -145,7 +153,12 @@ NO_SPLITS = FoundSplits((), None, [])
 
 
 def find_splits(
-    where: str, raw: Mapping[str, Any], asked: str | None, usual: str | None, groups: Sequence[str], count: int
+    where: str,
+    raw: Mapping[str, Any],
+    asked: str | None,
+    usual: str | None,
+    groups: Sequence[str],
+    count: int,
 ) -> FoundSplits:
     """The split of each row: of the column that the user names, of a column of splits, or of columns of truth values.
 
@@ -172,14 +185,20 @@ def find_splits(
                 continue
             codes = _codes_of(where, key, raw[key], meanings, groups, count, every=False)
             if codes is not None:
-                return FoundSplits((key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."])
+                return FoundSplits(
+                    (key,),
+                    codes.astype(np.uint8),
+                    [f"{key} says the split: {_rows_of_splits(codes)}."],
+                )
     found = _flags(where, raw, groups, count)
     if found.codes is None:
         _refuse_unused_splits(where, raw, groups, count)
     return found
 
 
-def _refuse_unused_splits(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int) -> None:
+def _refuse_unused_splits(
+    where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
+) -> None:
     """Refuse a column of another name that holds words of training and test rows alone: it would not be used."""
     for key, column in raw.items():
         if key in groups or key.startswith("group/") or not isinstance(vector(column), Words):
@@ -235,7 +254,14 @@ def _read(group: Group, meanings: Mapping[str, int]) -> NDArray[np.int64]:
 
 
 def _codes_of(
-    where: str, key: str, column: Any, meanings: Mapping[str, int], groups: Sequence[str], count: int, *, every: bool
+    where: str,
+    key: str,
+    column: Any,
+    meanings: Mapping[str, int],
+    groups: Sequence[str],
+    count: int,
+    *,
+    every: bool,
 ) -> NDArray[np.int64] | None:
     """What each value of a column means; None for a column that is empty, or that holds something else.
 
@@ -302,7 +328,9 @@ def _of_flags(
         )
     codes[without] = free[0] if free else UNKNOWN
     marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items())
-    return FoundSplits(tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."])
+    return FoundSplits(
+        tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."]
+    )
 
 
 def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
@@ -324,7 +352,9 @@ def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
         )
     if not is_code:
         raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
-    return FoundSplits((key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."])
+    return FoundSplits(
+        (key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."]
+    )
 
 
 def _is_called_split(name: str) -> bool:
@@ -334,7 +364,11 @@ def _is_called_split(name: str) -> bool:
 
 def _rows_of_splits(codes: NDArray[np.int64]) -> str:
     """How many rows each split has: ``8 train, 4 test rows``."""
-    rows = [f"{int((codes == code).sum()):,} {name}" for code, name in enumerate(SPLIT_NAMES) if (codes == code).any()]
+    rows = [
+        f"{int((codes == code).sum()):,} {name}"
+        for code, name in enumerate(SPLIT_NAMES)
+        if (codes == code).any()
+    ]
     return f"{', '.join(rows)} rows"
 
 
@@ -373,4 +407,6 @@ def _otherwise(key: str) -> str:
 
 def split_named(tokens: Sequence[str]) -> int | None:
     """The split that one of several words names, the first that does; None where none does."""
-    return next((SPLIT_WORDS[token.lower()] for token in tokens if token.lower() in SPLIT_WORDS), None)
+    return next(
+        (SPLIT_WORDS[token.lower()] for token in tokens if token.lower() in SPLIT_WORDS), None
+    )

@@ -41,8 +41,12 @@ class Table:
     count: int | None  # of its rows; None where it takes reading
     meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote beside the columns
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
-    class_names: dict[str, list[str]] = field(default_factory=dict)  # of columns of ClassLabel of Hugging Face
-    measured: frozenset[str] = frozenset()  # of a CSV, columns whose first rows hold floats that are not whole
+    class_names: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # of columns of ClassLabel of Hugging Face
+    measured: frozenset[str] = (
+        frozenset()
+    )  # of a CSV, columns whose first rows hold floats that are not whole
     separator: str = ""  # of a CSV, what stands between its cells
     encoding: str = "utf8"  # of a CSV
 
@@ -64,14 +68,20 @@ def _checked(path: Path, schema: Any) -> dict[str, Any]:
     """Types by column. Raises UsageError for names that repeat, and for what may name code to run when it is built."""
     pa = arrow()
     for f in schema:
-        if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (f.metadata or {}):
+        if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (
+            f.metadata or {}
+        ):
             raise UsageError(
-                f"{path}: column {f.name} has an extension type.", "Write plain numbers, words and lists of numbers."
+                f"{path}: column {f.name} has an extension type.",
+                "Write plain numbers, words and lists of numbers.",
             )
     found: dict[str, Any] = {}
     for f in schema:
         if f.name in found:
-            raise UsageError(f"{path}: the column {f.name!r} is there twice.", "Give every column a name of its own.")
+            raise UsageError(
+                f"{path}: the column {f.name!r} is there twice.",
+                "Give every column a name of its own.",
+            )
         found[f.name] = f.type
     return found
 
@@ -112,12 +122,21 @@ def _parquet(path: Path) -> Table:
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(rows, columns=list(columns))  # never more than one row group in memory
+            yield from file.iter_batches(
+                rows, columns=list(columns)
+            )  # never more than one row group in memory
 
     with pa.parquet.ParquetFile(path) as file:
         schema = file.schema_arrow
         names = class_names_of(hugging_face_features(schema))
-        return Table(path, _checked(path, schema), batches, file.metadata.num_rows, _meta_of(schema), class_names=names)
+        return Table(
+            path,
+            _checked(path, schema),
+            batches,
+            file.metadata.num_rows,
+            _meta_of(schema),
+            class_names=names,
+        )
 
 
 def _feather(path: Path) -> Table:
@@ -145,13 +164,20 @@ def _text(path: Path) -> Table:
     csv = pa.csv
     dialect = dialect_of(path)
     parsing = csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True)
-    reading = csv.ReadOptions(block_size=TEXT_BLOCK, encoding=dialect.encoding, skip_rows=dialect.skip)
+    reading = csv.ReadOptions(
+        block_size=TEXT_BLOCK, encoding=dialect.encoding, skip_rows=dialect.skip
+    )
 
     def opened_csv(types: dict[str, Any], columns: Sequence[str] | None) -> Any:
         converting = csv.ConvertOptions(
-            column_types=types, include_columns=columns, strings_can_be_null=False, null_values=EMPTY_CELLS
+            column_types=types,
+            include_columns=columns,
+            strings_can_be_null=False,
+            null_values=EMPTY_CELLS,
         )
-        return csv.open_csv(path, read_options=reading, parse_options=parsing, convert_options=converting)
+        return csv.open_csv(
+            path, read_options=reading, parse_options=parsing, convert_options=converting
+        )
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
         kind = pa.float64() if floats else pa.string()
@@ -162,9 +188,12 @@ def _text(path: Path) -> Table:
 
     with opened_csv({}, None) as file:
         schema, first = file.schema, next(iter(file), None)
-    if all(is_number(name) for name in schema.names) and not _follow(sorted(schema.names, key=float)):
+    if all(is_number(name) for name in schema.names) and not _follow(
+        sorted(schema.names, key=float)
+    ):
         raise UsageError(
-            f"{path} begins with a row of numbers.", "Its first line names the columns, for example f0,f1,f2,label"
+            f"{path} begins with a row of numbers.",
+            "Its first line names the columns, for example f0,f1,f2,label",
         )
     types, measured = _checked(path, schema), set()
     for name, kind in types.items():
@@ -196,7 +225,9 @@ def is_number(word: str) -> bool:
 
 def _follow(words: Sequence[str]) -> bool:
     """Whether these are whole numbers that follow one another."""
-    return all(w.isdigit() for w in words) and [int(w) - int(words[0]) for w in words] == list(range(len(words)))
+    return all(w.isdigit() for w in words) and [int(w) - int(words[0]) for w in words] == list(
+        range(len(words))
+    )
 
 
 def is_list_text(column: Any) -> bool:
@@ -218,7 +249,9 @@ def list_kind(kind: Any) -> Any:
     """The type of the values of a column of lists; None for another column."""
     types = arrow().types
     return (
-        kind.value_type if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind) else None
+        kind.value_type
+        if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+        else None
     )
 
 
@@ -229,20 +262,29 @@ def numbers_in(word: str) -> list[float]:
         raise ValueError(f"{word[:40]!r} is no list of numbers")
     words = inner[1:-1].replace(",", " ").split()
     if "..." in words:
-        raise ValueError("numpy left values out when it wrote the rows as texts; write lists: x.tolist()")
+        raise ValueError(
+            "numpy left values out when it wrote the rows as texts; write lists: x.tolist()"
+        )
     return [math.nan if w in ("null", "None") else float(w) for w in words]
 
 
 def is_binary(kind: Any) -> bool:
     """Whether it holds bytes."""
     types = arrow().types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    )
 
 
 def are_words(kind: Any) -> bool:
     """Whether it holds words, or bytes, which may be some."""
     types = arrow().types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or is_binary(kind))
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or is_binary(kind)
+    )
 
 
 def _json(path: Path) -> Table:
@@ -276,7 +318,9 @@ def _whole_json(path: Path, start: bytes) -> Any:
         return found
     if isinstance(found, dict) and isinstance(found.get("user_data"), dict):
         return found
-    if isinstance(found, dict) and not any(isinstance(value, dict | list) for value in found.values()):
+    if isinstance(found, dict) and not any(
+        isinstance(value, dict | list) for value in found.values()
+    ):
         return [found]
     out = path.with_name(f"{path.stem}.parquet")
     raise UsageError(
@@ -297,7 +341,9 @@ def _json_lines(path: Path) -> Any:
         if "changed from" not in str(error):
             raise
         return _records_of_lines(path)  # a column of words and numbers, which arrow does not read
-    if any(_may_be_rounded(rows.column(f.name)) for f in rows.schema if pa.types.is_floating(f.type)):
+    if any(
+        _may_be_rounded(rows.column(f.name)) for f in rows.schema if pa.types.is_floating(f.type)
+    ):
         return _records_of_lines(path)
     dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
     if not dates:
@@ -342,7 +388,8 @@ def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
         x, y = rows.get("x"), rows.get("y")
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             raise UsageError(
-                f"{path}: the user {user!r} has no x and y of the same length.", "Write the file with LEAF again."
+                f"{path}: the user {user!r} has no x and y of the same length.",
+                "Write the file with LEAF again.",
             )
         found["x"] += x
         found["y"] += y

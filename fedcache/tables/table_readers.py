@@ -92,7 +92,9 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
 def _matrix(entry: dict[str, Any]) -> NDArray[np.float32]:
     """Text features [C, D] from the head of a parquet file that ``export`` wrote. Raises ValueError for others."""
     rows, width = entry["shape"]
-    return np.frombuffer(base64.b64decode(entry["float32"], validate=True), "<f4").reshape(rows, width)
+    return np.frombuffer(base64.b64decode(entry["float32"], validate=True), "<f4").reshape(
+        rows, width
+    )
 
 
 # Which columns are features.
@@ -103,7 +105,12 @@ def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
     if inner is not None and arrow().types.is_floating(inner):
         return True
     words = are_words(table.types[name]) and not is_binary(table.types[name])
-    return bool(words and (is_feature(name) or name in features) and table.count != 0 and _first_is_list(table, name))
+    return bool(
+        words
+        and (is_feature(name) or name in features)
+        and table.count != 0
+        and _first_is_list(table, name)
+    )
 
 
 def _first_is_list(table: Table, name: str) -> bool:
@@ -138,7 +145,10 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
                 return key, names
     if asked or any(is_feature(n) and (list_kind(t) is not None) for n, t in table.types.items()):
         return None
-    if any(is_feature(n) and table.types[n] == arrow().string() and _first_is_list(table, n) for n in table.types):
+    if any(
+        is_feature(n) and table.types[n] == arrow().string() and _first_is_list(table, n)
+        for n in table.types
+    ):
         return None
     families = {p: names for p, names in families.items() if p.lower() not in NOT_FEATURES}
     usual = {p: names for p, names in families.items() if _are_usual(p)}
@@ -185,7 +195,9 @@ def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
             f"{path}: {gone} is missing between {names[0]} and {names[-1]}, so these are not taken for features.",
             f"Add the column {gone}, or number the columns without a gap.",
         )
-    numbers = [name for name, kind in types.items() if is_number_kind(kind) and not has_a_meaning(name)]
+    numbers = [
+        name for name, kind in types.items() if is_number_kind(kind) and not has_a_meaning(name)
+    ]
     if not asked and len(numbers) >= MANY_NUMBERS:
         raise _own_names(table, numbers)
 
@@ -194,10 +206,14 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     """The error of a table whose dimensions have names of their own, such as genes, with the lines that number them."""
     path = table.path
     out = path.with_name(f"{stem_of(path)}-numbered.parquet")
-    reader = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}.get(ending_of(path), "csv")
+    reader = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}.get(
+        ending_of(path), "csv"
+    )
     options = f", sep={table.separator!r}" if table.separator not in ("", ",") else ""
     options += f", encoding={table.encoding!r}" if table.encoding != "utf8" else ""
-    kept = [name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)]
+    kept = [
+        name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)
+    ]
     return UsageError(
         f"{path} has {len(numbers):,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
         "them are dimensions of the features is not known.",
@@ -233,7 +249,10 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
                     "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0.",
                 )
             row += len(batch)
-        return UsageError(f"{path}: {name} holds its numbers as words.", "Write numbers; pandas: .astype('float32')")
+        return UsageError(
+            f"{path}: {name} holds its numbers as words.",
+            "Write numbers; pandas: .astype('float32')",
+        )
     kind = arrow().types.is_null(table.types[name])
     what = "is empty in all rows" if kind else f"holds no numbers, but {table.types[name]}"
     return UsageError(f"{path}: {name} {what}.", "Write numbers there, or drop the column.")
@@ -265,7 +284,9 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
     kind = table.types[name]
     inner = list_kind(kind)
     if shape is None:
-        widths = (_first_width(batch.column(0)) for batch in table.batches([name], 1024, floats=False))
+        widths = (
+            _first_width(batch.column(0)) for batch in table.batches([name], 1024, floats=False)
+        )
         shape = (next((w for w in widths if w), 0),)
     dtype = np.dtype("f8") if inner is None else _float_of(inner)
     parts = partial(_list_parts, table.path, table.batches, name, tuple(shape))
@@ -278,7 +299,9 @@ def _first_width(column: Any) -> int:
     return next((len(numbers_in(w)) for w in column.to_pylist() if w), 0)
 
 
-def _list_parts(path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int) -> Iterator[NDArray[Any]]:
+def _list_parts(
+    path: Path, batches: Batches, name: str, shape: tuple[int, ...], rows: int
+) -> Iterator[NDArray[Any]]:
     """[n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
     for batch in batches([name], rows, floats=False):
         column = batch.column(0)
@@ -327,7 +350,9 @@ def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
     inner = compute.utf8_slice_codeunits(bare, 1, -1)
     framed = compute.and_(compute.starts_with(bare, "["), compute.ends_with(bare, "]"))
     parts = compute.split_pattern(inner, ",")
-    if not compute.all(compute.and_(framed, compute.equal(parts.value_lengths(), width)), skip_nulls=False).as_py():
+    if not compute.all(
+        compute.and_(framed, compute.equal(parts.value_lengths(), width)), skip_nulls=False
+    ).as_py():
         return None
     try:
         values = compute.utf8_trim_whitespace(parts.flatten()).cast(pa.float64())
@@ -338,7 +363,8 @@ def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
 
 def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
     return UsageError(
-        f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}.", "Every row needs the same number of values."
+        f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}.",
+        "Every row needs the same number of values.",
     )
 
 
@@ -366,12 +392,20 @@ class GatheredColumn:
         if pa.types.is_dictionary(column.type) and not are_words(column.type.value_type):
             column = column.dictionary_decode()
         if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
-            column = column.cast(pa.string() if pa.types.is_string_view(column.type) else pa.binary())
-        if pa.types.is_decimal(column.type) and column.type.scale == 0 and column.type.precision > FLOAT_DIGITS:
+            column = column.cast(
+                pa.string() if pa.types.is_string_view(column.type) else pa.binary()
+            )
+        if (
+            pa.types.is_decimal(column.type)
+            and column.type.scale == 0
+            and column.type.precision > FLOAT_DIGITS
+        ):
             column = column.cast(pa.string())  # a float would round them
         kind = column.type
         if are_words(kind) or pa.types.is_dictionary(kind):
-            self._add_words(column if pa.types.is_dictionary(kind) else column.dictionary_encode(), str)
+            self._add_words(
+                column if pa.types.is_dictionary(kind) else column.dictionary_encode(), str
+            )
         elif pa.types.is_boolean(kind):
             self._add_words(column.cast(pa.string()).dictionary_encode(), str.capitalize)
         elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -406,7 +440,10 @@ class GatheredColumn:
         if (pa.compute.max(pa.compute.utf8_length(words)).as_py() or 0) > LONGEST:
             self.why = f"texts of more than {LONGEST:,} characters"
             return
-        here = [-1 if w is None else self.place.setdefault(written(w), len(self.place)) for w in words.to_pylist()]
+        here = [
+            -1 if w is None else self.place.setdefault(written(w), len(self.place))
+            for w in words.to_pylist()
+        ]
         codes = np.asarray(encoded.indices.fill_null(len(here)))
         self.parts.append(np.array([*here, -1], np.int32)[codes])
 
@@ -424,7 +461,12 @@ class GatheredColumn:
             # A float holds NaN for no value, and rounds large numbers, which stay words.
             if int(np.abs(values).max()) < 1 << 53:
                 return np.where(known, values.astype(np.float64), np.nan)
-            return Words.of([str(v) if k else None for v, k in zip(values.tolist(), known.tolist(), strict=True)])
+            return Words.of(
+                [
+                    str(v) if k else None
+                    for v, k in zip(values.tolist(), known.tolist(), strict=True)
+                ]
+            )
         return dates_of(values) if values.dtype.kind == "M" else as_column(values)
 
 

@@ -41,8 +41,12 @@ class Words:
 
     codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
     words: tuple[str, ...]  # distinct, in the order in which they come
-    declared: bool = False  # whether the file itself lists the words, in this order, with those that no row has
-    repeated: tuple[str, ...] = ()  # words that the file lists twice, which have their numbers behind them here
+    declared: bool = (
+        False  # whether the file itself lists the words, in this order, with those that no row has
+    )
+    repeated: tuple[
+        str, ...
+    ] = ()  # words that the file lists twice, which have their numbers behind them here
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
@@ -145,7 +149,11 @@ def _are_floats(words: set[str]) -> bool:
     if len(set(values.values())) < len(words):
         return False
     decimals = len(min(words).partition(".")[2].lower().partition("e")[0])
-    writings: list[Callable[[float], str]] = [repr, f"{{:.{decimals}f}}".format, f"{{:.{decimals}e}}".format]
+    writings: list[Callable[[float], str]] = [
+        repr,
+        f"{{:.{decimals}f}}".format,
+        f"{{:.{decimals}e}}".format,
+    ]
     return any(all(write(value) == word for word, value in values.items()) for write in writings)
 
 
@@ -188,17 +196,23 @@ def objects_of(values: Sequence[Any]) -> Column:
     if any(isinstance(v, list | tuple) for v in values):
         if not all(is_missing(v) or (isinstance(v, list | tuple) and len(v) == 1) for v in values):
             return Unread(shape, "lists", "lists")
-        return objects_of([v[0] if isinstance(v, list | tuple) else None for v in values])  # [N, 1] is [N]
+        return objects_of(
+            [v[0] if isinstance(v, list | tuple) else None for v in values]
+        )  # [N, 1] is [N]
     kinds = {type(v) for v in values if not is_missing(v)}
     if dict in kinds:
         return Unread(shape, "objects", "objects")
-    if kinds and all(issubclass(k, int | float | np.integer | np.floating) and k is not bool for k in kinds):
+    if kinds and all(
+        issubclass(k, int | float | np.integer | np.floating) and k is not bool for k in kinds
+    ):
         whole = all(issubclass(k, int | np.integer) for k in kinds)
         if not whole or all(abs(int(v)) < 1 << 53 for v in values if not is_missing(v)):
             numbers = [math.nan if is_missing(v) else float(v) for v in values]
             return np.array(numbers)
     if not all(issubclass(k, str | bytes | int | float | np.generic) for k in kinds):
-        odd = min(k.__name__ for k in kinds if not issubclass(k, str | bytes | int | float | np.generic))
+        odd = min(
+            k.__name__ for k in kinds if not issubclass(k, str | bytes | int | float | np.generic)
+        )
         return Unread(shape, "objects", f"objects of type {odd}")
     try:
         return Words.of([None if is_missing(v) else _word(v) for v in values])
@@ -213,7 +227,10 @@ def _word(value: Any) -> str:
 def dates_of(values: NDArray[Any]) -> Words:
     """Dates [N] as ISO words: days where every time is midnight, seconds where no time has a fraction."""
     known = ~np.isnat(values)
-    unit = next((u for u in ("D", "s", "us") if (values[known].astype(f"M8[{u}]") == values[known]).all()), "ns")
+    unit = next(
+        (u for u in ("D", "s", "us") if (values[known].astype(f"M8[{u}]") == values[known]).all()),
+        "ns",
+    )
     words = np.datetime_as_string(values[known].astype(f"M8[{unit}]")).tolist()
     rows: list[str | None] = [None] * len(values)
     for row, word in zip(np.flatnonzero(known).tolist(), words, strict=True):
@@ -256,7 +273,11 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
         if isinstance(part, Unread):
             return Unread((sum(lengths),), part.kind, part.why)
         if part is not None and part.shape != (length,):
-            return Unread((sum(lengths),), shape_of(part), f"{part.shape[0]:,} values for {length:,} rows of a split")
+            return Unread(
+                (sum(lengths),),
+                shape_of(part),
+                f"{part.shape[0]:,} values for {length:,} rows of a split",
+            )
     numbers = [part for part in parts if isinstance(part, np.ndarray)]
     if len(numbers) == len(parts) and len({number.dtype.kind for number in numbers}) == 1:
         return np.concatenate(numbers)
@@ -282,7 +303,11 @@ def _fits_float(column: Column) -> bool:
     """Whether a column holds numbers that a float does not round."""
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "iuf":
         return False
-    return column.dtype.kind == "f" or not len(column) or int(np.abs(column.astype(np.float64)).max()) < 1 << 53
+    return (
+        column.dtype.kind == "f"
+        or not len(column)
+        or int(np.abs(column.astype(np.float64)).max()) < 1 << 53
+    )
 
 
 def as_words(column: Column) -> list[str | None]:

@@ -76,7 +76,10 @@ Exceptions = Mapping[str, str]
 
 
 def method_laws(
-    method: Method | str, settings: Mapping[str, Value] | None = None, *, exceptions: Exceptions | None = None
+    method: Method | str,
+    settings: Mapping[str, Value] | None = None,
+    *,
+    exceptions: Exceptions | None = None,
 ) -> list[Check]:
     """The laws that speak of this method, under every execution that serves it.
 
@@ -121,16 +124,24 @@ def run_method(
         execution: how it is computed.
         how: other fields of ``fedcache.federate.engine.run.TrainingRun``.
     """
-    trial = Trial(METHODS[method] if isinstance(method, str) else method, execution, dict(settings or {}))
-    return trial.run(federation or make_federation(), rounds=rounds, participation=participation, **how)
+    trial = Trial(
+        METHODS[method] if isinstance(method, str) else method, execution, dict(settings or {})
+    )
+    return trial.run(
+        federation or make_federation(), rounds=rounds, participation=participation, **how
+    )
 
 
 def _method_check(law: MethodLaw, trial: Trial) -> Check:
     subject = f"The method {trial.method.name} under {trial.execution} execution"
-    return Check(subject, f"{law.name}[{trial.execution}]", law.statement, partial(law.holds, trial))
+    return Check(
+        subject, f"{law.name}[{trial.execution}]", law.statement, partial(law.holds, trial)
+    )
 
 
-def partition_laws(scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any) -> list[Check]:
+def partition_laws(
+    scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any
+) -> list[Check]:
     """The laws of a partition scheme, on 480 rows of 4 classes, 2 domains and a column ``site`` of 6 values.
 
     Args:
@@ -147,9 +158,12 @@ def partition_laws(scheme: Scheme | str, *, exceptions: Exceptions | None = None
 
 
 def backbone_laws(
-    name: str, *, weights: Mapping[str, Path] | None = None, home: Path | None = None,
+    name: str,
+    *,
+    weights: Mapping[str, Path] | None = None,
+    home: Path | None = None,
     exceptions: Exceptions | None = None,
-) -> list[Check]:  # fmt: skip
+) -> list[Check]:
     """The laws of a backbone, on six images, texts or rows of noise, whichever it reads.
 
     Args:
@@ -162,7 +176,9 @@ def backbone_laws(
     place = Home.from_environment() if home is None else Home(home)
     looked = Looked(name, dict(weights or {}), place)
     return less_exceptions(
-        [_check(f"The backbone {name}", law, looked) for law in BACKBONE_LAWS.values()], exceptions, BACKBONE_LAWS
+        [_check(f"The backbone {name}", law, looked) for law in BACKBONE_LAWS.values()],
+        exceptions,
+        BACKBONE_LAWS,
     )
 
 
@@ -174,18 +190,24 @@ def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Che
         exceptions: laws that need not hold, each with the reason.
     """
     return less_exceptions(
-        [_check(f"The dataset {spec}", law, spec) for law in DATASET_LAWS.values()], exceptions, DATASET_LAWS
+        [_check(f"The dataset {spec}", law, spec) for law in DATASET_LAWS.values()],
+        exceptions,
+        DATASET_LAWS,
     )
 
 
-def aggregator_laws(rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None) -> list[Check]:
+def aggregator_laws(
+    rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None
+) -> list[Check]:
     """The laws of a rule of ``--aggregate``: its text, or a function V [m, d] -> [d]."""
     called = rule if isinstance(rule, str) else getattr(rule, "__name__", "given")
     checks = [_check(f"The rule {called}", law, Vote(rule)) for law in AGGREGATOR_LAWS.values()]
     return less_exceptions(checks, exceptions, AGGREGATOR_LAWS)
 
 
-def executor_laws(executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")) -> list[Check]:
+def executor_laws(
+    executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")
+) -> list[Check]:
     """The laws of methods, of which an executor of one's own may break none."""
     checks = []
     for name in methods:
@@ -209,21 +231,29 @@ def _check(subject: str, law: Callable[[Any], None], thing: object) -> Check:
 
 
 def check_method(
-    method: Method | str, settings: Mapping[str, Value] | None = None, *, exceptions: Exceptions | None = None
+    method: Method | str,
+    settings: Mapping[str, Value] | None = None,
+    *,
+    exceptions: Exceptions | None = None,
 ) -> list[str]:
     """Try ``method_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
     return check_all(method_laws(method, settings, exceptions=exceptions))
 
 
-def check_partition(scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any) -> list[str]:
+def check_partition(
+    scheme: Scheme | str, *, exceptions: Exceptions | None = None, **args: Any
+) -> list[str]:
     """Try ``partition_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
     return check_all(partition_laws(scheme, exceptions=exceptions, **args))
 
 
 def check_backbone(
-    name: str, *, weights: Mapping[str, Path] | None = None, home: Path | None = None,
+    name: str,
+    *,
+    weights: Mapping[str, Path] | None = None,
+    home: Path | None = None,
     exceptions: Exceptions | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Try ``backbone_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
     return check_all(backbone_laws(name, weights=weights, home=home, exceptions=exceptions))
 
@@ -233,11 +263,15 @@ def check_dataset(spec: str, *, exceptions: Exceptions | None = None) -> list[st
     return check_all(dataset_laws(spec, exceptions=exceptions))
 
 
-def check_aggregator(rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None) -> list[str]:
+def check_aggregator(
+    rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None
+) -> list[str]:
     """Try ``aggregator_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
     return check_all(aggregator_laws(rule, exceptions=exceptions))
 
 
-def check_executor(executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")) -> list[str]:
+def check_executor(
+    executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")
+) -> list[str]:
     """Try ``executor_laws``. Returns the names of those that hold; raises LawBroken, with all that do not."""
     return check_all(executor_laws(executor, methods))

@@ -35,14 +35,19 @@ class Vote:
 
 def uploads() -> Tensor:
     """Uploads of nine clients, [9, 4] float64."""
-    return torch.randn(CLIENTS, NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return torch.randn(
+        CLIENTS, NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
 
 
 def agreement_is_returned(vote: Vote) -> None:
     """Where all clients send the same, that is the result."""
     V = uploads()[:1].expand(CLIENTS, NUMBERS).clone()
     found = vote(V)
-    require(bool(torch.allclose(found, V[0], rtol=0.0, atol=1e-9)), f"{found.tolist()} of rows {V[0].tolist()}")
+    require(
+        bool(torch.allclose(found, V[0], rtol=0.0, atol=1e-9)),
+        f"{found.tolist()} of rows {V[0].tolist()}",
+    )
 
 
 def clients_have_no_order(vote: Vote) -> None:

@@ -25,7 +25,20 @@ ITEMS = 6
 CLOSE = 1e-4
 """How far features may lie apart when an item shares its batch with others, as a part of their norm."""
 
-WORDS = ("a", "river", "the", "red", "night", "of", "seven", "sounds", "quick", "paper", "under", "ice")
+WORDS = (
+    "a",
+    "river",
+    "the",
+    "red",
+    "night",
+    "of",
+    "seven",
+    "sounds",
+    "quick",
+    "paper",
+    "under",
+    "ice",
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,13 @@ class Looked:
     def load(self) -> FrozenEncoder:
         """A freshly loaded encoder. Raises as ``load``, MachineError without its weights."""
         row = self.row
-        given = {**self.weights, **({row.name: self.weights[self.name]} if self.name in self.weights else {})}
-        found = locate(row, given=given, home=self.home.root, memory=memory_of(self.home), offline=True)
+        given = {
+            **self.weights,
+            **({row.name: self.weights[self.name]} if self.name in self.weights else {}),
+        }
+        found = locate(
+            row, given=given, home=self.home.root, memory=memory_of(self.home), offline=True
+        )
         recipe = replace(row.recipe, weights=found.sha256)
         return load(row, found, recipe, device="cpu", dtype="float32")
 
@@ -73,7 +91,10 @@ def features_are_rows_of_its_width(backbone: Looked) -> None:
     encoder = backbone.load()
     found = features(encoder, backbone.noise(encoder))
     expected = (ITEMS, backbone.row.width)
-    require(tuple(found.shape) == expected, f"features of shape {tuple(found.shape)}, expected {expected}")
+    require(
+        tuple(found.shape) == expected,
+        f"features of shape {tuple(found.shape)}, expected {expected}",
+    )
     require(found.dtype == torch.float32, f"features are {found.dtype}")
     require(bool(found.isfinite().all()), "some features are not finite")
 
@@ -83,8 +104,13 @@ def the_same_items_give_the_same_bits(backbone: Looked) -> None:
     encoder = backbone.load()
     items = backbone.noise(encoder)
     first = features(encoder, items)
-    require(torch.equal(first, features(encoder, items)), "a second look gives other features: is it in eval mode?")
-    require(torch.equal(first, features(backbone.load(), items)), "loaded again it gives other features")
+    require(
+        torch.equal(first, features(encoder, items)),
+        "a second look gives other features: is it in eval mode?",
+    )
+    require(
+        torch.equal(first, features(backbone.load(), items)), "loaded again it gives other features"
+    )
 
 
 def an_item_does_not_see_its_batch(backbone: Looked) -> None:
@@ -93,7 +119,9 @@ def an_item_does_not_see_its_batch(backbone: Looked) -> None:
     items = backbone.noise(encoder)
     together = features(encoder, items)
     alone = torch.cat([features(encoder, items[i : i + 1]) for i in range(ITEMS)])
-    apart = float((together - alone).norm(dim=1).max() / together.norm(dim=1).max().clamp(min=1e-12))
+    apart = float(
+        (together - alone).norm(dim=1).max() / together.norm(dim=1).max().clamp(min=1e-12)
+    )
     require(
         apart < CLOSE,
         f"features differ by {apart:.1e} of their norm, as with BatchNorm in training mode or padding that is read",

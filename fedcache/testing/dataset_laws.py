@@ -54,8 +54,13 @@ def a_second_reading_is_the_same_dataset(spec: str) -> None:
     """Reading a dataset twice gives the same digest, name of the store and groups."""
     first = open_dataset(spec)
     second = open_dataset(spec)
-    require(first.digest == second.digest, "a second reading gives other names, labels, splits or contents")
-    require(first.slug == second.slug, f"the store is called {first.slug!r} and then {second.slug!r}")
+    require(
+        first.digest == second.digest,
+        "a second reading gives other names, labels, splits or contents",
+    )
+    require(
+        first.slug == second.slug, f"the store is called {first.slug!r} and then {second.slug!r}"
+    )
     require(list(first.groups) == list(second.groups), "a second reading gives other groups")
 
 
@@ -65,8 +70,14 @@ def columns_have_a_value_for_every_row(spec: str) -> None:
     for name, top in (("label", len(found.classes)), ("domain", len(found.domains)), ("split", 3)):
         codes = getattr(found, name)
         lowest = -1 if name == "label" else 0
-        require(codes.shape == (len(found),), f"{name} has shape {codes.shape}, and there are {len(found)} rows")
-        require(bool(((codes >= lowest) & (codes < top)).all()), f"{name} has codes outside of {lowest} to {top - 1}")
+        require(
+            codes.shape == (len(found),),
+            f"{name} has shape {codes.shape}, and there are {len(found)} rows",
+        )
+        require(
+            bool(((codes >= lowest) & (codes < top)).all()),
+            f"{name} has codes outside of {lowest} to {top - 1}",
+        )
     require(len(set(found.classes)) == len(found.classes), "two classes have one name")
     require(bool((found.split == TRAIN).any()), "no row is for training")
 
@@ -77,7 +88,10 @@ def a_row_is_known_by_its_content(spec: str) -> None:
     rows = _some_rows(found)
     for row, content in zip(rows, _contents(found.source, rows), strict=True):
         if content is not None:
-            require(content == found.uid[row].tobytes(), f"the uid of row {row} is not the digest of its content")
+            require(
+                content == found.uid[row].tobytes(),
+                f"the uid of row {row} is not the digest of its content",
+            )
 
 
 def rows_are_of_the_kind_that_it_holds(spec: str) -> None:
@@ -88,7 +102,10 @@ def rows_are_of_the_kind_that_it_holds(spec: str) -> None:
     if found.holds == IMAGES:
         item: Any = found.source.read(rows[0])
         pixels = isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
-        require(isinstance(item, bytes) or pixels, f"an image is a {type(item).__name__}, not bytes or uint8 pixels")
+        require(
+            isinstance(item, bytes) or pixels,
+            f"an image is a {type(item).__name__}, not bytes or uint8 pixels",
+        )
 
 
 def workers_read_the_same(spec: str) -> None:
@@ -98,7 +115,10 @@ def workers_read_the_same(spec: str) -> None:
     copy = pickle.loads(pickle.dumps(found.source))  # nosec B301
     with ThreadPoolExecutor(THREADS) as pool:
         again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
-    require(again[::-1] == _contents(found.source, rows), "a pickled copy of the source reads other contents")
+    require(
+        again[::-1] == _contents(found.source, rows),
+        "a pickled copy of the source reads other contents",
+    )
 
 
 def a_part_has_the_rows_of_the_whole(spec: str) -> None:

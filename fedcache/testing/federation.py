@@ -62,9 +62,13 @@ def make_federation(
     x = _unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
     text = _unit(centres + 0.3 * g.standard_normal(centres.shape))
     data = Data(
-        torch.from_numpy(x).to(dtype), torch.from_numpy(y), classes, torch.from_numpy(text).to(dtype),
-        (width,), torch.from_numpy(np.arange(len(y)) % 2),
-    )  # fmt: skip
+        torch.from_numpy(x).to(dtype),
+        torch.from_numpy(y),
+        classes,
+        torch.from_numpy(text).to(dtype),
+        (width,),
+        torch.from_numpy(np.arange(len(y)) % 2),
+    )
     return data, clients
 
 

@@ -40,15 +40,23 @@ class Check:
         try:
             self.attempt()
         except LawBroken as broken:
-            raise LawBroken(f"{self.subject} breaks the law {self.name}: {self.statement}\nFound: {broken}.") from None
+            raise LawBroken(
+                f"{self.subject} breaks the law {self.name}: {self.statement}\nFound: {broken}."
+            ) from None
         except Exception as error:
-            said = error.message if isinstance(error, FedcacheError) else f"{type(error).__name__}: {error}"
+            said = (
+                error.message
+                if isinstance(error, FedcacheError)
+                else f"{type(error).__name__}: {error}"
+            )
             raise LawBroken(
                 f"{self.subject} could not be tried on the law {self.name}: {self.statement}\nFound: {said}"
             ) from error
 
 
-def less_exceptions(checks: Iterable[Check], exceptions: Mapping[str, str] | None, known: Iterable[str]) -> list[Check]:
+def less_exceptions(
+    checks: Iterable[Check], exceptions: Mapping[str, str] | None, known: Iterable[str]
+) -> list[Check]:
     """The checks of all laws but those that are named, each with the reason.
 
     Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for one without a reason.

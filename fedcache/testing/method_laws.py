@@ -23,7 +23,15 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
-from fedcache.testing.federation import TINY, TinyClient, difference, features_of, fitted, gap, make_federation
+from fedcache.testing.federation import (
+    TINY,
+    TinyClient,
+    difference,
+    features_of,
+    fitted,
+    gap,
+    make_federation,
+)
 from fedcache.testing.law import LawBroken, require, statement_of
 from fedcache.testing.trial import Trial, spread
 
@@ -57,7 +65,9 @@ def law(
     """Enter a function into ``METHOD_LAWS``; its docstring is the statement."""
 
     def enter(holds: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        METHOD_LAWS[holds.__name__] = MethodLaw(holds.__name__, statement_of(holds), executions, holds, applies)
+        METHOD_LAWS[holds.__name__] = MethodLaw(
+            holds.__name__, statement_of(holds), executions, holds, applies
+        )
         return holds
 
     return enter
@@ -77,7 +87,9 @@ def executions_agree(trial: Trial) -> None:
 def chunks_change_nothing(trial: Trial) -> None:
     """How many clients are computed at once changes no figure."""
     pair = trial.with_views()
-    two, three = (trial.run(pair, chunk=k) for k in (2, 3))  # of three clients one is left to a chunk of its own
+    two, three = (
+        trial.run(pair, chunk=k) for k in (2, 3)
+    )  # of three clients one is left to a chunk of its own
     _close(two, three, trial.closeness_of_chunks)
 
 
@@ -87,7 +99,12 @@ def a_grid_point_is_the_run_alone(trial: Trial) -> None:
     pair = trial.with_views()
     data = fitted(trial.method, pair[0])
     points = [spread(trial.method, trial.hp, factor) for factor in (1.0, 0.8, 1.1)]
-    how: dict[str, Any] = {"rounds": 2, "participation": 3, "dtype": torch.float64, "execution": trial.execution}
+    how: dict[str, Any] = {
+        "rounds": 2,
+        "participation": 3,
+        "dtype": torch.float64,
+        "execution": trial.execution,
+    }
     together = engine.run_points(TrainingRun(trial.method, data, pair[1], chunk=2, **how), points)
     for settings, point in zip(points, together, strict=True):
         alone = replace(trial, settings=settings).run(pair, execution="sequential")
@@ -103,7 +120,9 @@ def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
     pair = trial.federation(dtype=torch.float32)
     a, b = (trial.run(pair, dtype=torch.float32) for _ in range(2))
     _close(a, b, 0.0)
-    require(np.array_equal(a.evaluation.predictions, b.evaluation.predictions), "the predictions differ")
+    require(
+        np.array_equal(a.evaluation.predictions, b.evaluation.predictions), "the predictions differ"
+    )
 
 
 @law("sequential", "batched")
@@ -155,10 +174,14 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
     pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, kept in saved.items():
-        snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))  # as it comes back from files
+        snap = Snapshot(
+            load(save(kept.tensors)), json.loads(json.dumps(kept.meta))
+        )  # as it comes back from files
         resumed = trial.run(pair, state=snap)
         _close(whole, resumed, 0.0, f"resumed after round {after}, ")
-        require(resumed.traffic == whole.traffic, f"resumed after round {after}, the traffic differs")
+        require(
+            resumed.traffic == whole.traffic, f"resumed after round {after}, the traffic differs"
+        )
         timeless = [[replace(r, seconds=0.0) for r in run.records] for run in (whole, resumed)]
         require(timeless[0] == timeless[1], f"resumed after round {after}, the records differ")
 
@@ -171,8 +194,18 @@ def executions_may_change_between_rounds(trial: Trial) -> None:
     changes = [("sequential", trial.execution), (trial.execution, "sequential")]
     for first, then in [*changes, *([("batched", "gram")] if trial.execution == "gram" else [])]:
         saved: list[Snapshot] = []
-        trial.run(pair, execution=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
-        _close(trial.run(pair, execution=then, state=saved[0]), whole, trial.closeness, f"from {first} to {then}, ")
+        trial.run(
+            pair,
+            execution=first,
+            rounds=1,
+            on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()),
+        )
+        _close(
+            trial.run(pair, execution=then, state=saved[0]),
+            whole,
+            trial.closeness,
+            f"from {first} to {then}, ",
+        )
 
 
 @law("sequential", "batched")
@@ -184,7 +217,10 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
     same = np.array_equal(a.client_accuracy[order], b.client_accuracy, equal_nan=True)
     require(same, f"the accuracies are {a.client_accuracy[order]} and {b.client_accuracy}")
     if "sets" not in a.server:  # a server that keeps one row per client keeps it in their order
-        require(gap(a.server, b.server) < trial.closeness, f"the server differs by {gap(a.server, b.server):.1e}")
+        require(
+            gap(a.server, b.server) < trial.closeness,
+            f"the server differs by {gap(a.server, b.server):.1e}",
+        )
     for new, old in enumerate(order):
         apart = gap(a.states.get(old, {}), b.states.get(new, {}))
         require(apart < trial.closeness, f"the state of {clients[old].name} differs by {apart:.1e}")
@@ -194,12 +230,21 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
 def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
     """A client that takes no part in a round sends and receives nothing, and what it keeps does not change."""
     before: list[dict[str, Tensor]] = []
-    data, clients = trial.federation(sizes=(*TINY, 9, 5))  # two of six a round: a stack has two, and two are absent
-    out = trial.run((data, clients), participation=2, on_round=lambda _r, _m, _t, snap: before.append(snap().tensors))
+    data, clients = trial.federation(
+        sizes=(*TINY, 9, 5)
+    )  # two of six a round: a stack has two, and two are absent
+    out = trial.run(
+        (data, clients),
+        participation=2,
+        on_round=lambda _r, _m, _t, snap: before.append(snap().tensors),
+    )
     for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
         for key in old:
             if key.startswith("client/") and int(key.split("/")[1]) not in record.clients:
-                require(torch.equal(old[key], new[key]), f"{key} changed in a round of the clients {record.clients}")
+                require(
+                    torch.equal(old[key], new[key]),
+                    f"{key} changed in a round of the clients {record.clients}",
+                )
     absent = set(range(len(clients))) - {c for r in out.records for c in r.clients}
     require(bool(absent), "every client was sampled, which this law cannot be tried with")
     for c in absent:
@@ -219,7 +264,9 @@ def no_test_row_is_trained_on(trial: Trial) -> None:
     require(gap(a.states, b.states) == 0.0, "clients read test rows")
     if a.protocol == "global":  # nor does a probe that evaluation trains
         x = features_of(fitted(trial.method, data))
-        require(torch.equal(a.predict(x), b.predict(x)), "the model that is evaluated reads test rows")
+        require(
+            torch.equal(a.predict(x), b.predict(x)), "the model that is evaluated reads test rows"
+        )
 
 
 @law(*ALL, applies=lambda trial: "labels" not in trial.method.reads(trial.hp))
@@ -243,8 +290,12 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
     moved = [TinyClient(c.name, c.train + 1, c.test + 1) for c in clients]
 
     def watched(down: Any, state: Any, lanes: Any, ctx: Any) -> Any:
-        require(lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row")  # whatever its weight
-        require(bool(torch.isfinite(lanes.x[lanes.rows]).all()), "rows that are NaN are handed over")
+        require(
+            lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row"
+        )  # whatever its weight
+        require(
+            bool(torch.isfinite(lanes.x[lanes.rows]).all()), "rows that are NaN are handed over"
+        )
         return trial.method.fit(down, state, lanes, ctx)
 
     plain = trial.run((data, clients))
@@ -257,18 +308,31 @@ def no_row_leaves_a_client(trial: Trial) -> None:
     """Shapes of uploads do not depend on the number of a client's rows, and no upload holds one of its rows."""
     shapes = {}
     for rows in PRIME_ROWS:  # all clients have as many, so that any upload could be pooled
-        data, clients = make_federation(sizes=(5 if "public" in trial.method.needs else rows, rows, rows))
+        data, clients = make_federation(
+            sizes=(5 if "public" in trial.method.needs else rows, rows, rows)
+        )
         sent = _uploads(trial, (data, clients))
         shapes[rows] = [tuple(t.shape) for t in sent]
         for shape in shapes[rows]:
-            require(rows not in shape, f"an upload of shape {shape} has one entry for each of {rows} rows")
+            require(
+                rows not in shape,
+                f"an upload of shape {shape} has one entry for each of {rows} rows",
+            )
         x = features_of(fitted(trial.method, data))
         own = x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()
         for t in sent:
-            if t.dim() and t.shape[-1] == own.shape[-1]:  # perhaps a part of the rows, one below another
+            if (
+                t.dim() and t.shape[-1] == own.shape[-1]
+            ):  # perhaps a part of the rows, one below another
                 nearest = torch.cdist(t.reshape(-1, t.shape[-1]).double(), own).min()
-                require(float(nearest) > 1e-3, f"an upload of shape {tuple(t.shape)} holds a client's row")
-    require(shapes[PRIME_ROWS[0]] == shapes[PRIME_ROWS[1]], "shapes of uploads depend on the number of rows")
+                require(
+                    float(nearest) > 1e-3,
+                    f"an upload of shape {tuple(t.shape)} holds a client's row",
+                )
+    require(
+        shapes[PRIME_ROWS[0]] == shapes[PRIME_ROWS[1]],
+        "shapes of uploads depend on the number of rows",
+    )
 
 
 @law(*ALL)
@@ -278,8 +342,14 @@ def traffic_adds_up(trial: Trial) -> None:
     totals = out.traffic.totals()
     for way in ("up", "down"):
         parts = (sum(getattr(out.traffic, way)), sum(getattr(r, way) for r in out.traffic.rounds))
-        require(totals[way] == parts[0] == parts[1], f"{totals[way]} scalars {way}; clients and rounds sum to {parts}")
-    require(len(out.records) == (1 if trial.method.one_shot else 3), f"{len(out.records)} rounds were recorded")
+        require(
+            totals[way] == parts[0] == parts[1],
+            f"{totals[way]} scalars {way}; clients and rounds sum to {parts}",
+        )
+    require(
+        len(out.records) == (1 if trial.method.one_shot else 3),
+        f"{len(out.records)} rounds were recorded",
+    )
 
 
 @law("sequential", applies=lambda trial: trial.method.additive(trial.hp))
@@ -331,9 +401,15 @@ def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
     pair = make_federation(3, sizes=(24, 24, 24, 24), per_client=3, tests=12)
     declared = {h.name: h for h in trial.method.hparams}
     words: dict[str, Value] = {}
-    if "opt" in declared and "sgd" in declared["opt"].choices and not {"opt", "lr"} & set(trial.settings):
+    if (
+        "opt" in declared
+        and "sgd" in declared["opt"].choices
+        and not {"opt", "lr"} & set(trial.settings)
+    ):
         words = {"opt": "sgd", "lr": 0.1}
-    out = replace(trial, settings={**trial.settings, **words}).run(pair, rounds=10, participation=None)
+    out = replace(trial, settings={**trial.settings, **words}).run(
+        pair, rounds=10, participation=None
+    )
     require(out.accuracy > 0.5, f"the accuracy is {out.accuracy:.2f}, by chance it is 0.33")
 
 
@@ -369,7 +445,9 @@ def all_rows_count_the_same(trial: Trial) -> None:
         "bn": False,  # with it a row's loss depends on the rows of its batch
     }
     declared = {h.name for h in trial.method.hparams}
-    one_step = replace(trial, settings={**trial.settings, **{k: v for k, v in words.items() if k in declared}})
+    one_step = replace(
+        trial, settings={**trial.settings, **{k: v for k, v in words.items() if k in declared}}
+    )
     _close_servers(one_step, one_step.federation(), 1e-10)
 
 
@@ -380,7 +458,10 @@ def _close_servers(trial: Trial, pair: tuple[Data, list[TinyClient]], at_most: f
     many = trial.run((data, clients), rounds=1, participation=None)
     one = trial.run((data, [TinyClient("everybody", *rows)]), rounds=1, participation=None)
     apart = gap(many.server, one.server)
-    require(apart < at_most, f"the server of four clients and that of one with all their rows differ by {apart:.1e}")
+    require(
+        apart < at_most,
+        f"the server of four clients and that of one with all their rows differ by {apart:.1e}",
+    )
 
 
 def _uploads(trial: Trial, pair: tuple[Data, list[TinyClient]]) -> list[Tensor]:

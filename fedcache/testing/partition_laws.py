@@ -61,7 +61,10 @@ class Deal:
 def no_row_is_trained_on_twice(deal: Deal) -> None:
     """Every row is a training row of at most one client."""
     rows = _trained(deal.make())
-    require(len(np.unique(rows)) == len(rows), f"{len(rows) - len(np.unique(rows))} rows have several clients")
+    require(
+        len(np.unique(rows)) == len(rows),
+        f"{len(rows) - len(np.unique(rows))} rows have several clients",
+    )
 
 
 def every_client_trains(deal: Deal) -> None:
@@ -79,7 +82,10 @@ def unreadable_and_validation_rows_are_left_out(deal: Deal) -> None:
     partition, columns = deal.make(), deal.columns
     for used in (_trained(partition), _tested(partition)):
         require(bool((columns.ok[used] == 1).all()), "rows without features are dealt")
-        require(bool((columns.split[used] != VALIDATION).all()), "rows of the validation split are dealt")
+        require(
+            bool((columns.split[used] != VALIDATION).all()),
+            "rows of the validation split are dealt",
+        )
 
 
 def no_test_row_is_trained_on(deal: Deal) -> None:
@@ -97,7 +103,9 @@ def equal_arguments_give_equal_partitions(deal: Deal) -> None:
 
 def other_seeds_deal_other_rows(deal: Deal) -> None:
     """Three seeds give three partitions. A scheme that draws nothing names this law as an exception."""
-    held = {tuple(client.train.tobytes() for client in deal.make(seed).clients) for seed in range(3)}
+    held = {
+        tuple(client.train.tobytes() for client in deal.make(seed).clients) for seed in range(3)
+    }
     require(len(held) == 3, f"three seeds give {len(held)} partitions")
 
 
@@ -112,7 +120,9 @@ def illegal_values_are_refused(deal: Deal) -> None:
         except FedcacheError as error:
             require(bool(error.hint), f"the refusal of {argument.name}={wrong} has no hint")
         else:
-            require(False, f"{argument.name}={wrong} is taken, though {argument.low} is the least value")
+            require(
+                False, f"{argument.name}={wrong} is taken, though {argument.low} is the least value"
+            )
 
 
 PARTITION_LAWS: dict[str, Callable[[Deal], None]] = {

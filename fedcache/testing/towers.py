@@ -20,7 +20,9 @@ START, END = 0, 27
 
 def as_images(x: Tensor) -> Tensor:
     """Features [N, V, D] as images uint8 [N, 1, 36]: a fixed projection of view 0; missing rows turn black."""
-    weights = torch.from_numpy(np.random.default_rng(1).standard_normal((x.shape[-1], 36))).to(x.dtype)
+    weights = torch.from_numpy(np.random.default_rng(1).standard_normal((x.shape[-1], 36))).to(
+        x.dtype
+    )
     return (torch.sigmoid(2.0 * x[:, :1] @ weights) * 255.0).nan_to_num(0.0).to(torch.uint8)
 
 
@@ -32,7 +34,8 @@ class TinyText:
     def __init__(self, width: int, dtype: torch.dtype, seed: int = 2) -> None:
         g = np.random.default_rng(seed)
         self.table, self.place, self.out = (
-            torch.from_numpy(g.standard_normal(shape)).to(dtype) for shape in ((28, E), (L, E), (E, width))
+            torch.from_numpy(g.standard_normal(shape)).to(dtype)
+            for shape in ((28, E), (L, E), (E, width))
         )
         self.calls = 0  # of ``encode``
 
@@ -57,7 +60,9 @@ class TinyText:
     def to(self, device: str) -> TinyText:
         """The same on another device."""
         made = copy(self)
-        made.table, made.place, made.out = (t.to(device) for t in (self.table, self.place, self.out))
+        made.table, made.place, made.out = (
+            t.to(device) for t in (self.table, self.place, self.out)
+        )
         return made
 
 

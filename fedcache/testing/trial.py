@@ -20,9 +20,18 @@ from fedcache.federate.execution.memory_estimate import Load
 from fedcache.testing.federation import TinyClient, fitted, make_federation, wide
 
 SMALL: Mapping[str, Value] = {
-    "batch": 4, "epochs": 2, "dim": 7, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 2,
-    "probe_epochs": 6, "probe_batch": 16, "n_ctx": 2,
-}  # fmt: skip
+    "batch": 4,
+    "epochs": 2,
+    "dim": 7,
+    "hidden": 7,
+    "proj": 4,
+    "channels": 1,
+    "esd_epochs": 2,
+    "esd_batch": 2,
+    "probe_epochs": 6,
+    "probe_batch": 16,
+    "n_ctx": 2,
+}
 """Values of the laws for switches of these names, where a method declares them and they are legal there."""
 
 
@@ -32,7 +41,9 @@ class Trial:
 
     method: Method
     execution: str = "sequential"  # of ``method.executions``
-    settings: Mapping[str, Value] = field(default_factory=dict)  # hyperparameters that are not at their defaults
+    settings: Mapping[str, Value] = field(
+        default_factory=dict
+    )  # hyperparameters that are not at their defaults
 
     @property
     def hp(self) -> dict[str, Value]:
@@ -61,9 +72,15 @@ class Trial:
         return self.federation(views=1 if self.execution == "gram" else 4)
 
     def run(
-        self, pair: tuple[Data, Sequence[TinyClient]], *, method: Method | None = None, execution: str = "",
-        state: Snapshot | None = None, on_round: Callable[..., None] | None = None, **how: Any,
-    ) -> TrainingOutput:  # fmt: skip
+        self,
+        pair: tuple[Data, Sequence[TinyClient]],
+        *,
+        method: Method | None = None,
+        execution: str = "",
+        state: Snapshot | None = None,
+        on_round: Callable[..., None] | None = None,
+        **how: Any,
+    ) -> TrainingOutput:
         """Two rounds of three clients, unless ``how`` (fields of ``TrainingRun``) says otherwise."""
         method = method or self.method
         how = {"rounds": 2, "participation": 3, "dtype": torch.float64, **how}
@@ -87,14 +104,24 @@ def small_settings(method: Method) -> dict[str, Value]:
     return found
 
 
-def trial_of(method: Method, execution: str, settings: Mapping[str, Value] | None = None) -> Trial | None:
+def trial_of(
+    method: Method, execution: str, settings: Mapping[str, Value] | None = None
+) -> Trial | None:
     """The method under that execution, with SGD where ``gram`` needs it; None where the execution cannot serve it."""
     if execution not in method.executions:
         return None
     words = {**small_settings(method), **(settings or {})}
     declared = {h.name: h for h in method.hparams}
-    if execution == "gram" and "opt" in declared and "opt" not in (settings or {}) and "sgd" in declared["opt"].choices:
-        words |= {"opt": "sgd", **({"lr": 0.05} if "lr" in declared and "lr" not in (settings or {}) else {})}
+    if (
+        execution == "gram"
+        and "opt" in declared
+        and "opt" not in (settings or {})
+        and "sgd" in declared["opt"].choices
+    ):
+        words |= {
+            "opt": "sgd",
+            **({"lr": 0.05} if "lr" in declared and "lr" not in (settings or {}) else {}),
+        }
     trial = Trial(method, execution, words)
     refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
     return None if refused else trial

@@ -31,10 +31,18 @@ def comparison(paths: Sequence[Path], root: Path, over: str, metric: str) -> dic
     for one in made.tables:
         beside = differences(one)
         sheets = [_sheet(values(one)), *([] if beside is None else [_sheet(beside)])]
-        tables.append({"setting": one.setting, "caption": caption(one).removeprefix(f"{one.setting}: "),
-                       "sheets": sheets, "notes": sentences(one)})  # fmt: skip
+        tables.append(
+            {
+                "setting": one.setting,
+                "caption": caption(one).removeprefix(f"{one.setting}: "),
+                "sheets": sheets,
+                "notes": sentences(one),
+            }
+        )
     words = ["fedcache", "compare", *(p.name for p in paths)]
-    words += ([] if over == "seeds" else ["--over", over]) + ([] if metric == "accuracy" else ["--metric", metric])
+    words += ([] if over == "seeds" else ["--over", over]) + (
+        [] if metric == "accuracy" else ["--metric", metric]
+    )
     return {
         "tables": tables,
         "said": list(made.said),
@@ -44,8 +52,12 @@ def comparison(paths: Sequence[Path], root: Path, over: str, metric: str) -> dic
 
 
 def _sheet(sheet: Sheet) -> dict[str, Any]:
-    return {"columns": list(sheet.columns), "rows": [list(row) for row in sheet.rows], "best": sorted(sheet.best),
-            "alike": sorted(sheet.alike)}  # fmt: skip
+    return {
+        "columns": list(sheet.columns),
+        "rows": [list(row) for row in sheet.rows],
+        "best": sorted(sheet.best),
+        "alike": sorted(sheet.alike),
+    }
 
 
 class StretchOfWork(Silent):
@@ -112,12 +124,22 @@ class ReportShelf:
         try:
             with self._one:
                 made = write_report(paths, out, self.root, observer=self._at_work[ident])
-            done = {"state": "ready", "runs": made.runs, "left_out": made.left_out, "bytes": made.bytes}
+            done = {
+                "state": "ready",
+                "runs": made.runs,
+                "left_out": made.left_out,
+                "bytes": made.bytes,
+            }
         except FedcacheError as error:
             done = {"state": "failed", "problem": error.message, "hint": error.hint}
-        except Exception as error:  # a thread has nobody to raise to, and the page would wait for ever
-            done = {"state": "failed", "problem": f"This is a bug in fedcache: {type(error).__name__}: {error}",
-                    "hint": "Please report it, with what `fedcache report` says of the same runs."}  # fmt: skip
+        except (
+            Exception
+        ) as error:  # a thread has nobody to raise to, and the page would wait for ever
+            done = {
+                "state": "failed",
+                "problem": f"This is a bug in fedcache: {type(error).__name__}: {error}",
+                "hint": "Please report it, with what `fedcache report` says of the same runs.",
+            }
         with self._lock:
             del self._at_work[ident]
             self._made[ident] = done

@@ -11,8 +11,21 @@ from fedcache.grids.record import read_record
 from fedcache.store.lock import still_runs
 from fedcache.ui.run_index import RunIndex
 
-LIVE = ("protocol", "client_mean", "state", "accuracy", "std", "validation", "choice", "sent", "received", "seconds",
-        "done", "total", "left")  # fmt: skip
+LIVE = (
+    "protocol",
+    "client_mean",
+    "state",
+    "accuracy",
+    "std",
+    "validation",
+    "choice",
+    "sent",
+    "received",
+    "seconds",
+    "done",
+    "total",
+    "left",
+)
 """What a point shows of its run."""
 
 
@@ -60,19 +73,35 @@ class GridIndex:
         at_work = not told["over"] and still_runs(told["process"]) is not False
         here = not told["runs"] or Path(told["runs"]).resolve() == self.runs.root.resolve()
         open_runs = (
-            [r for r in self.runs.every() if r["state"] in ("running", "stopped")] if here and not told["over"] else []
+            [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
+            if here and not told["over"]
+            else []
         )
         points = []
         for number, (method, sweep) in enumerate(told["points"]):
             end = told["ends"].get(number, {})
-            point = {"number": number, "method": method, "sweep": sweep, "run": end.get("run"), "choice": None}
+            point = {
+                "number": number,
+                "method": method,
+                "sweep": sweep,
+                "run": end.get("run"),
+                "choice": None,
+            }
             if "error" in end:
                 point |= {"state": "failed", "problem": end["error"]}
             elif end.get("run"):
                 facts = self.runs.facts(end["run"]) if here else None
-                point |= {"state": "gone"} if facts is None else {k: facts[k] for k in LIVE if k in facts}
+                point |= (
+                    {"state": "gone"}
+                    if facts is None
+                    else {k: facts[k] for k in LIVE if k in facts}
+                )
                 if facts is not None and "pruned" in end:
-                    point |= {"state": "pruned", "choice": None, "problem": f"Pruned after round {end['pruned']}."}
+                    point |= {
+                        "state": "pruned",
+                        "choice": None,
+                        "problem": f"Pruned after round {end['pruned']}.",
+                    }
             else:
                 point |= {"state": "waiting"}
                 if (run := _run_of(method, sweep, open_runs, told["started"])) is not None:
@@ -80,18 +109,34 @@ class GridIndex:
                     point |= {"run": run["name"], **{k: run[k] for k in LIVE if k in run}}
             points.append(point)
         _score_alike(points)
-        state = "running" if at_work else "stopped" if "error" in told or "ended" not in told else "finished"
+        state = (
+            "running"
+            if at_work
+            else "stopped"
+            if "error" in told or "ended" not in told
+            else "finished"
+        )
         keys = list(dict.fromkeys(key for _, sweep in told["points"] for key in sweep))
         methods = list(dict.fromkeys(method for method, _ in told["points"]))
         return {
-            "name": name, "state": state, "command": told["command"], "started": told["started"],
-            "ended": told.get("ended"), "problem": told.get("error"), "keys": keys, "methods": methods,
-            "points": points, "here": here, "of": max(len(points), told.get("trials", 0) if at_work else 0),
-        }  # fmt: skip
+            "name": name,
+            "state": state,
+            "command": told["command"],
+            "started": told["started"],
+            "ended": told.get("ended"),
+            "problem": told.get("error"),
+            "keys": keys,
+            "methods": methods,
+            "points": points,
+            "here": here,
+            "of": max(len(points), told.get("trials", 0) if at_work else 0),
+        }
 
     def _names(self) -> list[str]:
         try:
-            return sorted(p.name.removesuffix(".jsonl") for p in self.folder.iterdir() if p.suffix == ".jsonl")
+            return sorted(
+                p.name.removesuffix(".jsonl") for p in self.folder.iterdir() if p.suffix == ".jsonl"
+            )
         except OSError:
             return []
 
@@ -115,10 +160,24 @@ class GridIndex:
 def _damaged_line(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """A grid whose record is damaged: nothing of it is known but its name and the time of the file."""
     return {
-        "name": name, "state": "damaged", "command": "", "started": told["started"], "ended": None,
-        "problem": told["damaged"], "keys": [], "methods": [], "here": False, "of": 0, "done": 0, "failed": 0,
-        "pruned": 0, "share": 0.0, "running": 0, "best": None, "left": None,
-    }  # fmt: skip
+        "name": name,
+        "state": "damaged",
+        "command": "",
+        "started": told["started"],
+        "ended": None,
+        "problem": told["damaged"],
+        "keys": [],
+        "methods": [],
+        "here": False,
+        "of": 0,
+        "done": 0,
+        "failed": 0,
+        "pruned": 0,
+        "share": 0.0,
+        "running": 0,
+        "best": None,
+        "left": None,
+    }
 
 
 def _score_alike(points: Sequence[dict[str, Any]]) -> None:
@@ -127,19 +186,36 @@ def _score_alike(points: Sequence[dict[str, Any]]) -> None:
     for point in points:
         alike = point.pop("client_mean", None)
         if alike is not None and len(kinds) > 1:
-            point |= {key: value for key, value in alike.items() if key != "choice" or point["choice"] is not None}
+            point |= {
+                key: value
+                for key, value in alike.items()
+                if key != "choice" or point["choice"] is not None
+            }
 
 
 def _line(grid: dict[str, Any]) -> dict[str, Any]:
     points = grid.pop("points")
-    count = {s: sum(p["state"] == s for p in points) for s in ("finished", "failed", "pruned", "running", "waiting")}
+    count = {
+        s: sum(p["state"] == s for p in points)
+        for s in ("finished", "failed", "pruned", "running", "waiting")
+    }
     count["waiting"] += grid["of"] - len(points)
-    best = max((p for p in points if p["choice"] is not None), key=lambda p: p["choice"], default=None)
+    best = max(
+        (p for p in points if p["choice"] is not None), key=lambda p: p["choice"], default=None
+    )
     parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p.get("total")]
     ended = count["finished"] + count["failed"] + count["pruned"]
     share = (ended + sum(parts)) / grid["of"] if grid["of"] else 1.0
-    return {**grid, "done": count["finished"], "failed": count["failed"], "pruned": count["pruned"], "share": share,
-            "running": count["running"], "best": best, "left": _left(points, count["waiting"])}  # fmt: skip
+    return {
+        **grid,
+        "done": count["finished"],
+        "failed": count["failed"],
+        "pruned": count["pruned"],
+        "share": share,
+        "running": count["running"],
+        "best": best,
+        "left": _left(points, count["waiting"]),
+    }
 
 
 def _left(points: Sequence[Mapping[str, Any]], waiting: int) -> float | None:
@@ -163,7 +239,9 @@ def _run_of(
         if run["method"] == method and run["begun"] >= started - 1:
             given = run["swept"]
             told = [
-                (given[k], v) for key, v in sweep.items() if (k := key.rpartition(".")[2].replace("-", "_")) in given
+                (given[k], v)
+                for key, v in sweep.items()
+                if (k := key.rpartition(".")[2].replace("-", "_")) in given
             ]
             if all(_same(a, b) for a, b in told):
                 return run

@@ -19,7 +19,15 @@ from fedcache.report.find_runs import StoredRun, value_words
 from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
 from fedcache.runs.choice import choice_value, validation_value
-from fedcache.runs.directory import WRITTEN, check_files, has_model, measured_of, read_result, rounds_of, train_table
+from fedcache.runs.directory import (
+    WRITTEN,
+    check_files,
+    has_model,
+    measured_of,
+    read_result,
+    rounds_of,
+    train_table,
+)
 from fedcache.runs.origin import store_behind
 from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
@@ -49,13 +57,21 @@ def read_run(path: Path) -> dict[str, Any] | None:
             return {**base, "state": "damaged", "problem": error.message, "hint": error.hint}
         except (KeyError, TypeError, AttributeError):
             problem = f"{path / 'result.json'} lacks what a result holds."
-            return {**base, "state": "damaged", "problem": problem, "hint": f"Remove {path}, and train it again."}
+            return {
+                **base,
+                "state": "damaged",
+                "problem": problem,
+                "hint": f"Remove {path}, and train it again.",
+            }
     if not ((path / "config.toml").exists() or (path / WRITTEN).exists()):
         return None
     try:
         return {**base, **_unfinished(path)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        problem, hint = "The run is not finished, and its config.toml cannot be read.", "Run its command again."
+        problem, hint = (
+            "The run is not finished, and its config.toml cannot be read.",
+            "Run its command again.",
+        )
         return {**base, "state": "damaged", "problem": problem, "hint": hint}
 
 
@@ -63,11 +79,22 @@ def read_details(path: Path) -> dict[str, Any]:
     """What the page of one run shows besides its line: curves, settings, the commands, seeds, and what is wrong."""
     if not (path / "result.json").exists():
         table = train_table(path)
-        curves = {str(seed): curve for seed, curve in _state(path, table)["curves"].items()} if table else {}
+        curves = (
+            {str(seed): curve for seed, curve in _state(path, table)["curves"].items()}
+            if table
+            else {}
+        )
         config = path / "config.toml"
-        again = [["Go on with it", f"fedcache train --config {shell_word(config)}"]] if table else []
+        again = (
+            [["Go on with it", f"fedcache train --config {shell_word(config)}"]] if table else []
+        )
         options = {k: v for k, v in table.items() if k != "set"}
-        return {"curves": curves, "settings": _flat(table.get("set", {})), "options": _flat(options), "commands": again}
+        return {
+            "curves": curves,
+            "settings": _flat(table.get("set", {})),
+            "options": _flat(options),
+            "commands": again,
+        }
     try:
         result = read_result(path / "result.json")
         check_files(path, result)
@@ -76,13 +103,21 @@ def read_details(path: Path) -> dict[str, Any]:
         store = store_behind(path, result)
         command = command_of(run, store.path.stem if store is not None else "")
     except (FedcacheError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = (error.message, error.hint) if isinstance(error, FedcacheError) else (f"{path} cannot be read.", "")
+        said = (
+            (error.message, error.hint)
+            if isinstance(error, FedcacheError)
+            else (f"{path} cannot be read.", "")
+        )
         return {"curves": {}, "settings": {}, "commands": [], "problem": said[0], "hint": said[1]}
     name = path.name
     commands = [["Train it again", command]] if command else []
     commands += [["Report of it", f"fedcache report {shell_word(name)} -o report.html"]]
     if has_model(path):
-        rows = "--dataset DATASET" if store is None else f"--store {shell_word(store.path.stem)} --split test"
+        rows = (
+            "--dataset DATASET"
+            if store is None
+            else f"--store {shell_word(store.path.stem)} --split test"
+        )
         commands += [
             ["Predict with it", f"fedcache predict {shell_word(name)} IMAGES"],
             ["Measure it", f"fedcache evaluate {shell_word(name)} {rows}"],
@@ -92,7 +127,9 @@ def read_details(path: Path) -> dict[str, Any]:
         "validation_curves": validation,
         "settings": _flat(result["hyperparameters"]),
         "commands": commands,
-        "per_seed": [[s, a] for s, a in zip(result["seeds"], result["accuracy"]["per_seed"], strict=False)],
+        "per_seed": [
+            [s, a] for s, a in zip(result["seeds"], result["accuracy"]["per_seed"], strict=False)
+        ],
         "fairness": result.get("fairness", {}),
         "macro_f1": result.get("macro_f1", {}).get("mean"),
         "setting_name": setting_name(run),
@@ -103,7 +140,11 @@ def read_details(path: Path) -> dict[str, Any]:
 def _finished(path: Path) -> dict[str, Any]:
     result = read_result(path / "result.json")
     measured = measured_of(path, result) or {}
-    accuracy, traffic, partition = result["accuracy"], result["traffic"]["exact"], result["partition"]
+    accuracy, traffic, partition = (
+        result["accuracy"],
+        result["traffic"]["exact"],
+        result["partition"],
+    )
     seeds, rounds = list(result["seeds"]), int(result["rounds"])
     return {
         "state": "finished",
@@ -144,7 +185,9 @@ def _unfinished(path: Path) -> dict[str, Any]:
     now = _state(path, table)
     latest = max((_changed(file) for file in path.iterdir()), default=0.0)
     running = is_running(path)
-    left = now["pace"] * (now["total"] - now["done"]) if running and now["pace"] is not None else None
+    left = (
+        now["pace"] * (now["total"] - now["done"]) if running and now["pace"] is not None else None
+    )
     return {
         "state": "running" if running else "stopped",
         "method": str(table["method"]),
@@ -178,9 +221,13 @@ def _state(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
             if (found := _kept(file)) is not None:
                 records[seed] = found
                 break
-    scored = [(seed, r) for seed, every in records.items() for r in every if r["accuracy"] is not None]
+    scored = [
+        (seed, r) for seed, every in records.items() for r in every if r["accuracy"] is not None
+    ]
     last = scored[-1][1] if scored else None
-    timed = [r["seconds"] for every in records.values() for r in every if r.get("seconds") is not None][-LAST:]
+    timed = [
+        r["seconds"] for every in records.values() for r in every if r.get("seconds") is not None
+    ][-LAST:]
     return {
         "done": sum(len(every) for every in records.values()),
         "total": rounds * len(seeds),
@@ -190,9 +237,11 @@ def _state(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
         "sent": sum(r["traffic"]["up_bytes"] for every in records.values() for r in every),
         "received": sum(r["traffic"]["down_bytes"] for every in records.values() for r in every),
         "pace": sum(timed) / len(timed) if timed else None,
-        "curves": {s: [(r["round"], r["accuracy"]) for r in every if r["accuracy"] is not None]
-                   for s, every in records.items()},
-    }  # fmt: skip
+        "curves": {
+            s: [(r["round"], r["accuracy"]) for r in every if r["accuracy"] is not None]
+            for s, every in records.items()
+        },
+    }
 
 
 def _kept(file: Path) -> list[dict[str, Any]] | None:
@@ -216,7 +265,9 @@ def _kept_at(file: str, _changed_at: int) -> list[dict[str, Any]]:
             raise ValueError("no header")
         seal = json.loads(opened.read(length))["__metadata__"][SEAL]
     found: list[dict[str, Any]] = json.loads(parse_signed(seal.encode())["content"])["records"]
-    return [{**r, "accuracy": None if r["accuracy"] != r["accuracy"] else r["accuracy"]} for r in found]
+    return [
+        {**r, "accuracy": None if r["accuracy"] != r["accuracy"] else r["accuracy"]} for r in found
+    ]
 
 
 def _curves(path: Path) -> tuple[dict[str, Curve], dict[str, Curve]]:
@@ -226,7 +277,9 @@ def _curves(path: Path) -> tuple[dict[str, Curve], dict[str, Curve]]:
         figures = record["accuracy"], record.get("diagnostics", {}).get(VALIDATION_ACCURACY)
         for curves, figure in zip(made, figures, strict=True):
             if figure is not None:
-                curves.setdefault(str(record["seed"]), []).append((int(record["round"]), float(figure)))
+                curves.setdefault(str(record["seed"]), []).append(
+                    (int(record["round"]), float(figure))
+                )
     return made
 
 
@@ -235,12 +288,16 @@ def _seeds(table: Mapping[str, Any]) -> list[int]:
     seeds: dict[int, None] = {}
     for part in str(table.get("seeds", "0")).split(","):
         first, _, last = part.partition("-")
-        seeds.update(dict.fromkeys(range(int(first), min(int(last or first), int(first) + 10_000) + 1)))
+        seeds.update(
+            dict.fromkeys(range(int(first), min(int(last or first), int(first) + 10_000) + 1))
+        )
     return list(seeds)
 
 
 def _store_name(table: Mapping[str, Any]) -> str:
-    return re.sub("-[0-9a-f]{8}$", "", Path(str(table.get("store") or "")).name.removesuffix(".zarr"))
+    return re.sub(
+        "-[0-9a-f]{8}$", "", Path(str(table.get("store") or "")).name.removesuffix(".zarr")
+    )
 
 
 def _partition_name(table: Mapping[str, Any]) -> str:
@@ -258,7 +315,11 @@ def _flat(table: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= _flat(value)
         else:
-            flat[str(key)] = ", ".join(map(value_words, value)) if isinstance(value, list) else value_words(value)
+            flat[str(key)] = (
+                ", ".join(map(value_words, value))
+                if isinstance(value, list)
+                else value_words(value)
+            )
     return flat
 
 

@@ -53,7 +53,9 @@ class RunIndex:
         self.root, self.version, self.reads, self.stats = root, 0, 0, 0
         self._known: OrderedDict[str, KnownRun] = OrderedDict()  # the one that changed last is last
         self._gone: OrderedDict[str, int] = OrderedDict()
-        self._others: dict[str, int] = {}  # names that are no run -> time of the directory, as they were looked at
+        self._others: dict[
+            str, int
+        ] = {}  # names that are no run -> time of the directory, as they were looked at
         self._open: set[str] = set()  # running, stopped or damaged
         self._waiting: dict[str, None] = {}
         self._listed: int | None = None
@@ -92,8 +94,13 @@ class RunIndex:
             more = len(changed) > len(part)
             version = part[-1].version if more else self.version
             gone = [name for name, at in self._gone.items() if since < at <= version]
-            return {"version": version, "runs": [k.facts for k in part], "gone": gone, "waiting": self.waiting,
-                    "more": more}  # fmt: skip
+            return {
+                "version": version,
+                "runs": [k.facts for k in part],
+                "gone": gone,
+                "waiting": self.waiting,
+                "more": more,
+            }
 
     def look(self) -> None:
         """Read what was written since the last look, as far as the budget goes."""
@@ -103,7 +110,9 @@ class RunIndex:
                 if self._changed(self._known[name]):
                     self._waiting.setdefault(name)
             for name, stamp in self._others.items():
-                if self._stamp(self.root / name) != stamp:  # a directory is there before its first file
+                if (
+                    self._stamp(self.root / name) != stamp
+                ):  # a directory is there before its first file
                     self._waiting.setdefault(name)
             end = time.monotonic() + BUDGET
             while self._waiting:
@@ -121,13 +130,23 @@ class RunIndex:
         self._listed = stamp
         try:
             with os.scandir(self.root) as found:
-                names = {e.name: e.stat().st_mtime_ns for e in found if not e.name.startswith(".") and e.is_dir()}
+                names = {
+                    e.name: e.stat().st_mtime_ns
+                    for e in found
+                    if not e.name.startswith(".") and e.is_dir()
+                }
         except OSError:
             names = {}
         for name in [n for n in (*self._known, *self._others) if n not in names]:
             self._forget(name)
-        new = [n for n in names if n not in self._known and self._others.get(n) != names[n] and n not in self._waiting]
-        for name in sorted(new, key=lambda n: -names[n]):  # the newest first: what a person looks for
+        new = [
+            n
+            for n in names
+            if n not in self._known and self._others.get(n) != names[n] and n not in self._waiting
+        ]
+        for name in sorted(
+            new, key=lambda n: -names[n]
+        ):  # the newest first: what a person looks for
             self._waiting[name] = None
 
     def _share(self) -> list[str]:

@@ -28,7 +28,8 @@ def open_socket(port: int) -> socket.socket:
     except OSError as error:
         made.close()
         raise MachineError(
-            f"Port {port} of {LOOPBACK} cannot be had: {error.strerror}.", "--port 0 takes one that is free."
+            f"Port {port} of {LOOPBACK} cannot be had: {error.strerror}.",
+            "--port 0 takes one that is free.",
         ) from error
     return made
 
@@ -50,9 +51,15 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
         address = f"http://{LOOPBACK}:{sock.getsockname()[1]}/{token}/"
         sock.listen(128)
         config = uvicorn.Config(
-            pages.app(token), log_level="error", access_log=False, lifespan="off", server_header=False,
-            timeout_graceful_shutdown=1, proxy_headers=False, ws="none",
-        )  # fmt: skip
+            pages.app(token),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            proxy_headers=False,
+            ws="none",
+        )
         say(address)
         if show:
             open_in_browser(address, Path(folder))
@@ -73,7 +80,10 @@ def open_in_browser(address: str, folder: Path) -> bool:
     """
     page = folder / "open.html"
     page.touch(mode=0o600)
-    page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(address)}">', "utf-8")
+    page.write_text(
+        f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(address)}">',
+        "utf-8",
+    )
     try:
         return webbrowser.open(page.as_uri())
     except webbrowser.Error:

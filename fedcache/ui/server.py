@@ -58,7 +58,9 @@ REPORT_POLICY = (
 """A report is one file with its script inside, which its own policy names by digest; it may not ask this server."""
 
 Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+App = Callable[
+    [Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
+]
 
 
 class Guard:
@@ -73,7 +75,10 @@ class Guard:
         self.app, self.token = app, token
 
     async def __call__(
-        self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+        self,
+        scope: Scope,
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
     ) -> None:
         """One request."""
         if scope["type"] != "http":  # no websocket, and no part in the server's life
@@ -99,9 +104,13 @@ class Guard:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if name.lower() not in HOSTS:
             return _refusal("This page is for a browser on this machine.", 403)
-        first = scope["path"].lstrip("/").partition("/")[0]  # `OPTIONS *` has a path without a slash
+        first = (
+            scope["path"].lstrip("/").partition("/")[0]
+        )  # `OPTIONS *` has a path without a slash
         if not secrets.compare_digest(first.encode(), self.token.encode()):
-            return _refusal("The address of this page has a token, which `fedcache ui` prints.", 403)
+            return _refusal(
+                "The address of this page has a token, which `fedcache ui` prints.", 403
+            )
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             return _refusal("Another page asked for this.", 403)
         if scope["method"] not in ("GET", "HEAD"):
@@ -110,7 +119,9 @@ class Guard:
 
 
 def _refusal(text: str, code: int) -> Response:
-    return PlainTextResponse(text + "\n", code, headers={k.decode(): v.decode() for k, v in _headers(OWN_POLICY)})
+    return PlainTextResponse(
+        text + "\n", code, headers={k.decode(): v.decode() for k, v in _headers(OWN_POLICY)}
+    )
 
 
 def _headers(policy: str) -> list[tuple[bytes, bytes]]:
@@ -167,16 +178,26 @@ class Pages:
         """A file of the page."""
         name = request.path_params["name"]
         kind = STATIC.get(name)
-        return _missing() if kind is None else Response(_static(name), media_type=f"{kind}; charset=utf-8")
+        return (
+            _missing()
+            if kind is None
+            else Response(_static(name), media_type=f"{kind}; charset=utf-8")
+        )
 
     def changes(self, request: Request) -> Response:
         """What changed of the runs since a version, and all stores and grids as lines."""
         self.look()
         found = self.runs.changes(_whole(request.query_params.get("since", "0")))
-        return _json({
-            **found, "stores": self.stores.lines(), "grids": self.grids.lines(), "now": time.time(),
-            "home": str(self.home.root), "program": f"fedcache {fedcache.__version__}",
-        })  # fmt: skip
+        return _json(
+            {
+                **found,
+                "stores": self.stores.lines(),
+                "grids": self.grids.lines(),
+                "now": time.time(),
+                "home": str(self.home.root),
+                "program": f"fedcache {fedcache.__version__}",
+            }
+        )
 
     def run(self, request: Request) -> Response:
         """One run."""
@@ -204,7 +225,10 @@ class Pages:
 
     def compare(self, request: Request) -> Response:
         """A comparison of chosen runs."""
-        over, metric = request.query_params.get("over", "seeds"), request.query_params.get("metric", "accuracy")
+        over, metric = (
+            request.query_params.get("over", "seeds"),
+            request.query_params.get("metric", "accuracy"),
+        )
         return self._told(lambda: comparison(self._chosen(request), self.home.runs, over, metric))
 
     def report(self, request: Request) -> Response:
@@ -227,7 +251,9 @@ class Pages:
             raise UsageError(f"{len(names)} runs are chosen, expected 1 to {MOST_CHOSEN:,}.", hint)
         found = {name: self.runs.path(name) for name in names}
         if lost := [name for name, path in found.items() if path is None]:
-            raise UsageError(f"{', '.join(lost[:5])} is no run of this home any more.", "Choose again.")
+            raise UsageError(
+                f"{', '.join(lost[:5])} is no run of this home any more.", "Choose again."
+            )
         return [path for path in found.values() if path is not None]
 
     def _told(self, call: Callable[[], dict[str, Any] | None]) -> Response:

@@ -72,16 +72,33 @@ class StoreIndex:
         rows = [int(row) for row in readable[max(0, start) : max(0, start) + PAGE]]
         found = read_images(store, rows, self._places)
         shown = [
-            {"row": row, "uri": thumbnail_uri(found[row]), "split": SPLITS[samples.split[row]],
-             "class": samples.classes[samples.label[row]] if samples.label[row] >= 0 else "no label"}
-            for row in rows if row in found
-        ]  # fmt: skip
-        return {"start": max(0, start), "of": len(readable), "page": PAGE, "side": SIDE, "images": shown}
+            {
+                "row": row,
+                "uri": thumbnail_uri(found[row]),
+                "split": SPLITS[samples.split[row]],
+                "class": samples.classes[samples.label[row]]
+                if samples.label[row] >= 0
+                else "no label",
+            }
+            for row in rows
+            if row in found
+        ]
+        return {
+            "start": max(0, start),
+            "of": len(readable),
+            "page": PAGE,
+            "side": SIDE,
+            "images": shown,
+        }
 
     def _paths(self) -> dict[str, Path]:
         """Name -> directory of every store; only these names are ever opened."""
         try:
-            return {p.name.removesuffix(".zarr"): p for p in sorted(self.home.stores.glob("*.zarr")) if p.is_dir()}
+            return {
+                p.name.removesuffix(".zarr"): p
+                for p in sorted(self.home.stores.glob("*.zarr"))
+                if p.is_dir()
+            }
         except OSError:
             return {}
 
@@ -113,7 +130,11 @@ def _line(name: str, path: Path) -> dict[str, Any]:
             "bytes": size_of(path),
         }
     except (FedcacheError, OSError) as error:
-        return {"name": name, "problem": getattr(error, "message", str(error)), "hint": getattr(error, "hint", "")}
+        return {
+            "name": name,
+            "problem": getattr(error, "message", str(error)),
+            "hint": getattr(error, "hint", ""),
+        }
 
 
 def _details(store: Store, home: Home) -> dict[str, Any]:
@@ -128,39 +149,58 @@ def _details(store: Store, home: Home) -> dict[str, Any]:
         "holds": held_by(a.recipe for a in store.arrays.values()),
         "unreadable": [e for e in listed if e["reason"] != VANISHED][:100],
         "vanished": sum(e["reason"] == VANISHED for e in listed),
-        "splits": {name: int((ok & (samples.split == code)).sum()) for code, name in enumerate(SPLITS)},
-        "classes": [[name, int(count)] for name, count in zip(samples.classes, counts, strict=True)],
+        "splits": {
+            name: int((ok & (samples.split == code)).sum()) for code, name in enumerate(SPLITS)
+        },
+        "classes": [
+            [name, int(count)] for name, count in zip(samples.classes, counts, strict=True)
+        ],
         "domains": list(samples.domains),
         "groups": {name: count_words(store.path, store.manifest, name) for name in store.groups},
         "partitions": sorted(store.partitions),
         "text": sorted(store.texts),
         "arrays": [
-            {"name": key, "backbone": info.recipe.get("backbone"), "shape": list(info.shape), "dtype": info.dtype,
-             "recipe": _words(info.recipe), "how": _words(info.how)}
+            {
+                "name": key,
+                "backbone": info.recipe.get("backbone"),
+                "shape": list(info.shape),
+                "dtype": info.dtype,
+                "recipe": _words(info.recipe),
+                "how": _words(info.how),
+            }
             for key, info in sorted(store.arrays.items())
         ],
         "unfinished": store.unfinished(),
         "commands": commands(store, home),
-    }  # fmt: skip
+    }
 
 
 def commands(store: Store, home: Home) -> list[list[str]]:
     """What makes a store and what is done with it: title and line."""
     name = store.path.stem
     backbones = ",".join(
-        dict.fromkeys(str(a.recipe["backbone"]) for a in store.arrays.values() if "backbone" in a.recipe)
+        dict.fromkeys(
+            str(a.recipe["backbone"]) for a in store.arrays.values() if "backbone" in a.recipe
+        )
     )
     made = []
     if not is_ingested(store):
         known = dataset_of_store(store, home)
-        words = ["--dataset", str(store.dataset["slug"])] if known is None else extract_arguments(known)
+        words = (
+            ["--dataset", str(store.dataset["slug"])] if known is None else extract_arguments(known)
+        )
         if held_by(a.recipe for a in store.arrays.values()) == IMAGES or known is not None:
             extra = ["--backbones", backbones] if backbones else []
-            made.append(["Extract it again, or go on", shlex.join(["fedcache", "extract", *words, *extra])])
+            made.append(
+                ["Extract it again, or go on", shlex.join(["fedcache", "extract", *words, *extra])]
+            )
     return [
         *made,
         ["Train on it", f"fedcache train --method fed3r --store {shell_word(name)}"],
-        ["Deal its rows to clients", f"fedcache partition --store {shell_word(name)} --scheme dirichlet --alpha 0.1"],
+        [
+            "Deal its rows to clients",
+            f"fedcache partition --store {shell_word(name)} --scheme dirichlet --alpha 0.1",
+        ],
         ["Look at it", f"fedcache inspect {shell_word(name)}"],
         ["Check every byte", f"fedcache verify {shell_word(name)}"],
     ]

@@ -24,12 +24,18 @@ def opened(chromium: Any, path: Path, size: str = "light") -> Iterator[Any]:
     width, scheme = SIZES[size]
     said: list[str] = []
     context = chromium.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, accept_downloads=True
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        offline=True,
+        accept_downloads=True,
     )
     page = context.new_page()
     page.on("console", lambda m: said.append(f"console {m.type}: {m.text}"))
     page.on("pageerror", lambda e: said.append(f"error: {e}"))
-    page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else said.append(r.url))
+    page.on(
+        "request",
+        lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else said.append(r.url),
+    )
     page.on("dialog", lambda d: said.append(f"dialog: {d.message}"))
     page.goto(path.as_uri())
     yield page
@@ -39,7 +45,9 @@ def opened(chromium: Any, path: Path, size: str = "light") -> Iterator[Any]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("which", ["demo", "grid"])
-def test_a_page_is_quiet_fits_and_can_be_read(chromium: Any, which: str, size: str, request: Any) -> None:
+def test_a_page_is_quiet_fits_and_can_be_read(
+    chromium: Any, which: str, size: str, request: Any
+) -> None:
     path = request.getfixturevalue(which)
     assert path.stat().st_size < 5_000_000
     with opened(chromium, path, size) as page:
@@ -138,7 +146,9 @@ def test_words_of_marks_come_by_arrow_keys_and_by_mouse(chromium: Any, demo: Pat
                 continue
             drawing.focus()
             # Focusing scrolls, and a scroll hides the tip: its event comes with one of the next frames.
-            page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            page.evaluate(
+                "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
             page.keyboard.press("End")
             last = page.locator("#tip").text_content()
             page.keyboard.press("Home")
@@ -174,7 +184,9 @@ def test_figures_leave_as_svg_png_and_csv(chromium: Any, demo: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_mistakes_are_small_pictures_that_load_and_fit(chromium: Any, mistakes: Path, size: str) -> None:
+def test_mistakes_are_small_pictures_that_load_and_fit(
+    chromium: Any, mistakes: Path, size: str
+) -> None:
     with opened(chromium, mistakes, size) as page:
         shown = page.evaluate(
             "[...document.querySelectorAll('.gallery img')].map(i => [i.complete && i.naturalWidth, i.naturalHeight,"
@@ -188,7 +200,9 @@ def test_mistakes_are_small_pictures_that_load_and_fit(chromium: Any, mistakes: 
             assert re.fullmatch(r"test/(zebra|ant|10|9|moth|2b)-with_a_name_\w+/\d+\.png", name)
         wide, seen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert wide <= seen
-        columns = page.evaluate("getComputedStyle(document.querySelector('.gallery ol')).gridTemplateColumns")
+        columns = page.evaluate(
+            "getComputedStyle(document.querySelector('.gallery ol')).gridTemplateColumns"
+        )
         assert len(columns.split()) >= 2
         cut = page.evaluate(
             "[...document.querySelectorAll('.gallery li')].filter(l => l.scrollWidth > l.clientWidth + 1).length"
@@ -197,7 +211,9 @@ def test_mistakes_are_small_pictures_that_load_and_fit(chromium: Any, mistakes: 
         assert "personal data" in page.locator("header").text_content()
 
 
-def test_the_first_screen_says_what_to_take_and_shows_the_table_in_its_width(chromium: Any, demo: Path) -> None:
+def test_the_first_screen_says_what_to_take_and_shows_the_table_in_its_width(
+    chromium: Any, demo: Path
+) -> None:
     with opened(chromium, demo) as page:
         said = page.locator("#verdict").text_content()
         assert "How sure" in said
@@ -217,21 +233,31 @@ def test_the_first_screen_says_what_to_take_and_shows_the_table_in_its_width(chr
 
 def shown_marks(page: Any, run: str) -> int:
     """Marks of a run that are to be seen."""
-    return int(page.evaluate(f"[...document.querySelectorAll('svg [data-run=\"{run}\"]')].filter(e =>"
-                             " e.getBoundingClientRect().width).length"))  # fmt: skip
+    return int(
+        page.evaluate(
+            f"[...document.querySelectorAll('svg [data-run=\"{run}\"]')].filter(e =>"
+            " e.getBoundingClientRect().width).length"
+        )
+    )
 
 
-def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(chromium: Any, grid: Path) -> None:
+def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(
+    chromium: Any, grid: Path
+) -> None:
     with opened(chromium, grid) as page:
         rows = page.locator("#s0 .sortable tbody tr:visible")
         every = rows.count()
         assert every == 240
-        last = page.evaluate("[...document.querySelectorAll('#s0 .sortable tbody tr')].at(-1).dataset.run")
+        last = page.evaluate(
+            "[...document.querySelectorAll('#s0 .sortable tbody tr')].at(-1).dataset.run"
+        )
         before = shown_marks(page, last)
         assert before >= 2, "in several figures"
         page.locator("[data-by=lr]").select_option("0.1")
         assert rows.count() == 40
-        gone = page.evaluate("[...document.querySelectorAll('#s0 .sortable tbody tr')].find(r => r.hidden).dataset.run")
+        gone = page.evaluate(
+            "[...document.querySelectorAll('#s0 .sortable tbody tr')].find(r => r.hidden).dataset.run"
+        )
         assert shown_marks(page, gone) == 0
         assert "40 of 240 rows, 40 in figures" in page.locator("#s0 [data-count]").text_content()
         page.locator("[data-by=lr]").select_option("")
@@ -247,7 +273,9 @@ def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(chromium: Any,
         page.keyboard.press("ArrowDown")
         second = page.locator("#s0 .sortable tbody tr").nth(1)
         assert second.locator("input").evaluate("e => e === document.activeElement")
-        assert page.evaluate("document.querySelectorAll('.lit').length") > 1, "what is focused lights up in figures"
+        assert page.evaluate("document.querySelectorAll('.lit').length") > 1, (
+            "what is focused lights up in figures"
+        )
         page.click("#s0 [data-none]")
         assert page.evaluate("document.querySelectorAll('svg [data-run]:not(.off)').length") == 0
         page.click("#s0 [data-all]")

@@ -19,14 +19,30 @@ from ui_client import served
 from fedcache.runs.directory import FILES, WRITTEN
 from fedcache.store.sealed import write_sealed
 
-SIZES = {"light": (1240, "light"), "dark": (1440, "dark"), "phone": (390, "light"), "phone-dark": (390, "dark")}
+SIZES = {
+    "light": (1240, "light"),
+    "dark": (1440, "dark"),
+    "phone": (390, "light"),
+    "phone-dark": (390, "dark"),
+}
 IID = ("--scheme", "iid", "--clients", 4, "--set", "batch=4", "--set", "dim=8")
 
 
 def extracted(place: Path) -> Path:
     images = folder(place / "shapes", train=24, test=8)
-    return Path(ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8,
-                   "--workers", 0).data["path"])  # fmt: skip
+    return Path(
+        ok(
+            "extract",
+            "--dataset",
+            f"folder:{images}",
+            "--backbones",
+            "random-projection",
+            "--size",
+            8,
+            "--workers",
+            0,
+        ).data["path"]
+    )
 
 
 def trained(place: Path) -> Path:
@@ -34,8 +50,20 @@ def trained(place: Path) -> Path:
     extracted(place)
     ok("train", "--method", "fedavg", *IID, "--rounds", 4, "--eval-every", 1, "--seeds", "0,1")
     made = Path(ok("train", "--method", "fed3r", *IID[:4], "--seeds", "0,1").data["path"])
-    ok("grid", "--method", "fedavg,fedprox", *IID, "--rounds", 2, "--sweep", "lr=0.1,0.01", "--seeds", "0,1",
-       "--validation", "0.2")  # fmt: skip
+    ok(
+        "grid",
+        "--method",
+        "fedavg,fedprox",
+        *IID,
+        "--rounds",
+        2,
+        "--sweep",
+        "lr=0.1,0.01",
+        "--seeds",
+        "0,1",
+        "--validation",
+        "0.2",
+    )
     for name in ("a" * 16, "d" * 16):
         (made.parent / name).mkdir()
         (made.parent / name / "config.toml").write_bytes((made / "config.toml").read_bytes())
@@ -59,7 +87,10 @@ def page_of(chromium: Any, address: str, size: str = "light") -> Iterator[Any]:
     origin = "/".join(address.split("/")[:3])
     page.on("console", lambda m: said.append(f"console {m.type}: {m.text}"))
     page.on("pageerror", lambda e: said.append(f"error: {e}"))
-    page.on("request", lambda r: None if r.url.startswith((origin, "data:", "blob:")) else said.append(r.url))
+    page.on(
+        "request",
+        lambda r: None if r.url.startswith((origin, "data:", "blob:")) else said.append(r.url),
+    )
     page.goto(address)
     page.wait_for_selector("h1")
     yield page
@@ -83,7 +114,9 @@ def fits(page: Any) -> None:
     assert wide <= seen
 
 
-def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromium: Any, tmp_path: Path) -> None:
+def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(
+    chromium: Any, tmp_path: Path
+) -> None:
     """Nothing is loaded again in between: what changes comes by itself."""
     home = Path(os.environ["FEDCACHE_HOME"])
     with served(home) as (address, _), page_of(chromium, address) as page:
@@ -91,11 +124,26 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromi
         assert serious(page) == []
         extracted(tmp_path)
         page.wait_for_selector("main a[href^='#/store/']")
-        words = ("--rounds", 1500, "--eval-every", 100, "--sweep", "lr=0.1,0.01", "--validation", "0.2", "--exact")
+        words = (
+            "--rounds",
+            1500,
+            "--eval-every",
+            100,
+            "--sweep",
+            "lr=0.1,0.01",
+            "--validation",
+            "0.2",
+            "--exact",
+        )
         grid = start("grid", "--method", "fedavg", *IID, *words, home=home)
         try:
-            until(lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")), "no run kept a state")
-            os.killpg(grid.pid, signal.SIGSTOP)  # at work, and as it is for as long as the page is looked at
+            until(
+                lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")),
+                "no run kept a state",
+            )
+            os.killpg(
+                grid.pid, signal.SIGSTOP
+            )  # at work, and as it is for as long as the page is looked at
             page.click("text=Grid of fedavg")
             page.wait_for_selector("h1 .running")
             page.wait_for_selector("main > [role=status]:has-text('left')")
@@ -139,9 +187,19 @@ def test_every_page_fits_is_quiet_and_has_no_serious_finding(
         page.wait_for_selector("main table")
         state = page.evaluate("fetch('api/changes?since=0').then(r => r.json())")
         names = [r["name"] for r in state["runs"] if r["state"] == "finished"]
-        pages = ["#/", "#/runs", "#/grids", "#/stores", f"#/grid/{state['grids'][0]['name']}", f"#/run/{names[0]}",
-                 f"#/run/{'a' * 16}", f"#/run/{'d' * 16}", "#/run/none", f"#/store/{state['stores'][0]['name']}",
-                 f"#/compare/{','.join(names)}"]  # fmt: skip
+        pages = [
+            "#/",
+            "#/runs",
+            "#/grids",
+            "#/stores",
+            f"#/grid/{state['grids'][0]['name']}",
+            f"#/run/{names[0]}",
+            f"#/run/{'a' * 16}",
+            f"#/run/{'d' * 16}",
+            "#/run/none",
+            f"#/store/{state['stores'][0]['name']}",
+            f"#/compare/{','.join(names)}",
+        ]
         for to in pages:
             go(page, to)
             page.wait_for_timeout(150)
@@ -153,7 +211,9 @@ def test_every_page_fits_is_quiet_and_has_no_serious_finding(
             )
             assert smallest >= 12, to
         go(page, "#/runs")
-        assert {"finished", "stopped", "damaged"} <= set(page.locator("tbody .tag").all_text_contents())
+        assert {"finished", "stopped", "damaged"} <= set(
+            page.locator("tbody .tag").all_text_contents()
+        )
 
 
 def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_home: Path) -> None:
@@ -170,7 +230,9 @@ def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_hom
         for _ in range(13):
             page.keyboard.press("Backspace")
         page_has(page, "document.querySelectorAll('tbody tr').length > 4")
-        assert page.evaluate("document.activeElement.id") == "filter", "what is drawn anew keeps the focus"
+        assert page.evaluate("document.activeElement.id") == "filter", (
+            "what is drawn anew keeps the focus"
+        )
         page.focus("button[data-key=accuracy]")
         page.keyboard.press("Enter")
         read = "[...document.querySelectorAll('tbody tr')].map(t => parseFloat(t.cells[5].textContent))"
@@ -208,7 +270,9 @@ def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_hom
             if page.evaluate("document.activeElement === document.body"):
                 break
             stops += 1
-        controls = page.evaluate("document.querySelectorAll('main button, main a, main input, main select').length")
+        controls = page.evaluate(
+            "document.querySelectorAll('main button, main a, main input, main select').length"
+        )
         assert stops >= controls
 
 
@@ -231,7 +295,9 @@ def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(
         page.click("main table a")
         page.click("text=Show thumbnails")
         page.wait_for_selector(".pictures img")
-        sizes = page.evaluate("[...document.querySelectorAll('.pictures img')].map(i => i.complete && i.naturalWidth)")
+        sizes = page.evaluate(
+            "[...document.querySelectorAll('.pictures img')].map(i => i.complete && i.naturalWidth)"
+        )
         assert len(sizes) == 24
         assert min(sizes) > 0
         assert serious(page) == []

@@ -29,17 +29,27 @@ def ready() -> dict[str, bool]:
 
 
 @pytest.mark.slow
-def test_an_imported_checkpoint_is_ready_verified_and_described(own_home: Path, checkpoint: Path) -> None:
+def test_an_imported_checkpoint_is_ready_verified_and_described(
+    own_home: Path, checkpoint: Path
+) -> None:
     before = ready()
     assert before["random-projection"]
     assert not before[NAME]
     kept = Path(ok("backbones", "import", checkpoint, "--as", NAME).data["path"])
     assert kept.suffix == ".safetensors"
     assert kept.is_relative_to(own_home)
-    assert ready() == {**before, NAME: True, **{n: True for n in before if n.startswith(f"{NAME}-")}}
+    assert ready() == {
+        **before,
+        NAME: True,
+        **{n: True for n in before if n.startswith(f"{NAME}-")},
+    }
     checked = ok("backbones", "verify", NAME).data
     assert (checked["width"], checked["sha256"]) == (512, file_sha256(kept))
-    assert ok("backbones", "pull", NAME).data == {"name": NAME, "path": str(kept), "sha256": checked["sha256"]}
+    assert ok("backbones", "pull", NAME).data == {
+        "name": NAME,
+        "path": str(kept),
+        "sha256": checked["sha256"],
+    }
 
 
 @pytest.mark.slow
@@ -74,22 +84,46 @@ def test_what_is_missing_or_misspelt_is_refused(
 
 
 @pytest.mark.slow
-def test_a_model_of_another_width_does_not_verify(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_another_width_does_not_verify(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = ModuleEncoder.image
     for change in (lambda x: x[:, 1:], lambda x: x * float("nan")):
-        monkeypatch.setattr(ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x)))
-        must_fail("expected (2, 512)", "backbones", "verify", NAME, "--weights", f"{NAME}={checkpoint}", code=6)
+        monkeypatch.setattr(
+            ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x))
+        )
+        must_fail(
+            "expected (2, 512)",
+            "backbones",
+            "verify",
+            NAME,
+            "--weights",
+            f"{NAME}={checkpoint}",
+            code=6,
+        )
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_several_models_is_refused_until_a_key_chooses(own_home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_several_models_is_refused_until_a_key_chooses(
+    own_home: Path, tmp_path: Path
+) -> None:
     state = resnet18_metadataset()
     path = tmp_path / "moco.pt"
     query = {f"module.encoder_q.{name}": tensor for name, tensor in state.items()}
     slow = {f"module.encoder_k.{name}": 0 * tensor for name, tensor in state.items()}
     torch.save({"state_dict": {**query, **slow, "module.queue": torch.ones(3)}, "epoch": 3}, path)
     images = folder(tmp_path / "shapes", train=1, test=1)
-    asked = ("extract", "--dataset", f"folder:{images}", "-b", NAME, "--weights", f"{NAME}={path}", "--workers", 0)
+    asked = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "-b",
+        NAME,
+        "--weights",
+        f"{NAME}={path}",
+        "--workers",
+        0,
+    )
     for words in (("backbones", "import", path, "--as", NAME), asked):
         refused = fedcache(*words, "--json")
         assert refused.code == 2
@@ -108,6 +142,8 @@ def test_a_checkpoint_of_several_models_is_refused_until_a_key_chooses(own_home:
 def test_tensors_beside_the_weights_are_named_and_left_out(own_home: Path, tmp_path: Path) -> None:
     state = resnet18_metadataset()
     path = tmp_path / "swa.pt"
-    torch.save({"n_averaged": torch.tensor(3), **{f"module.{name}": t for name, t in state.items()}}, path)
+    torch.save(
+        {"n_averaged": torch.tensor(3), **{f"module.{name}": t for name, t in state.items()}}, path
+    )
     assert "n_averaged" in fedcache("backbones", "import", path, "--as", NAME).err
     assert load_file(own_home / "weights" / f"{NAME}.safetensors").keys() == state.keys()

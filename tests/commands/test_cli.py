@@ -23,10 +23,30 @@ from fedcache.config import SECTIONS
 from fedcache.errors import Exit
 
 COMMANDS = (
-    "demo", "extract", "ingest", "partition", "shard", "train", "grid", "ls", "inspect", "verify", "repair", "export",
-    "doctor", "config", "methods list", "methods info", "backbones list", "backbones info", "backbones import",
-    "backbones pull", "backbones verify", "datasets list", "datasets info",
-)  # fmt: skip
+    "demo",
+    "extract",
+    "ingest",
+    "partition",
+    "shard",
+    "train",
+    "grid",
+    "ls",
+    "inspect",
+    "verify",
+    "repair",
+    "export",
+    "doctor",
+    "config",
+    "methods list",
+    "methods info",
+    "backbones list",
+    "backbones info",
+    "backbones import",
+    "backbones pull",
+    "backbones verify",
+    "datasets list",
+    "datasets info",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -43,7 +63,10 @@ def test_the_table_of_commands_says_what_the_commands_say() -> None:
     program: Any = typer.main.get_command(cli.app)
     for entry in cli.COMMANDS:
         loaded = program.commands[entry.name].load()
-        assert (loaded.name, " ".join(loaded.help.partition("\n\n")[0].split())) == (entry.name, entry.summary)
+        assert (loaded.name, " ".join(loaded.help.partition("\n\n")[0].split())) == (
+            entry.name,
+            entry.summary,
+        )
 
 
 @pytest.mark.parametrize("words", [(), ("methods", "list")])
@@ -63,12 +86,19 @@ HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", 
         (("ls",), HEAVY),
         *(
             pytest.param(tuple(line.split()), HEAVY, marks=pytest.mark.slow)
-            for line in ("grid --method fedpc --sweep lr=1", "backbones list", "doctor", "flower up --help")
+            for line in (
+                "grid --method fedpc --sweep lr=1",
+                "backbones list",
+                "doctor",
+                "flower up --help",
+            )
         ),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_a_command_is_quick_because_it_imports_only_what_it_needs(words: tuple[str, ...], heavy: set[str]) -> None:
+def test_a_command_is_quick_because_it_imports_only_what_it_needs(
+    words: tuple[str, ...], heavy: set[str]
+) -> None:
     code = (
         "import sys\nfrom fedcache.cli import main\n"
         f"try: main({list(words)!r})\n"
@@ -79,7 +109,13 @@ def test_a_command_is_quick_because_it_imports_only_what_it_needs(words: tuple[s
 
 
 @pytest.mark.parametrize(
-    "words", [("inspect", "nowhere.zarr"), ("verify", "nowhere.zarr"), ("export", "x.npz"), ("shard", "-p", "x")]
+    "words",
+    [
+        ("inspect", "nowhere.zarr"),
+        ("verify", "nowhere.zarr"),
+        ("export", "x.npz"),
+        ("shard", "-p", "x"),
+    ],
 )
 def test_a_store_that_is_not_there_is_exit_4_with_the_command(words: tuple[str, ...]) -> None:
     done = fedcache(*words, "--json")
@@ -99,7 +135,9 @@ def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
 
 def test_config_shows_every_key_and_can_be_read_again(tmp_path: Path) -> None:
     path = tmp_path / "fedcache.toml"
-    path.write_text('[train]\nbackbones = ["a", "b"]\n[train.set]\nlr = 0.5\n[extract.recipe]\nsize = "64"\n')
+    path.write_text(
+        '[train]\nbackbones = ["a", "b"]\n[train.set]\nlr = 0.5\n[extract.recipe]\nsize = "64"\n'
+    )
     found = ok("config", "--config", path).data
     for section, kind in SECTIONS.items():
         assert list(found[section]) == [field.name for field in fields(kind)]
@@ -146,7 +184,9 @@ def test_a_command_that_handles_no_signal_ends_with_130_by_either(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(runs, "listed", lambda *_: signal.raise_signal(number))
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by shells, of what they run in the background
+    ignored = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # by shells, of what they run in the background
     try:
         done = fedcache("runs", "list")
     finally:

@@ -20,7 +20,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> fc.Store:
     """A store whose two arrays stand for the demo's backbones; it is partitioned in two ways as there."""
     rng, label = np.random.default_rng(0), np.arange(60) % 3
     x = rng.normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
-    store = fc.Store.from_arrays({"plain": x, "worded": x}, labels=label, text={"worded": np.eye(3, 4)}, name="small")
+    store = fc.Store.from_arrays(
+        {"plain": x, "worded": x}, labels=label, text={"worded": np.eye(3, 4)}, name="small"
+    )
     monkeypatch.setattr(demo, "BACKBONES", ("plain", "worded"))
     monkeypatch.setattr(demo, "extract_features", lambda *_: str(store.path))
     parts = ("dirichlet", PartitionConfig("dirichlet", 2, options={"alpha": 1.0}))
@@ -37,16 +39,24 @@ def test_every_number_of_the_demo_is_a_stored_run(
     data = done.data
     assert (data["store"], data["report"]) == (str(small.path), str(own_home / "demo.html"))
     ((made, out, root),) = pages
-    assert [run.result["digest"] for run in made] == [d for r in data["methods"] for d in r["digests"].values()]
+    assert [run.result["digest"] for run in made] == [
+        d for r in data["methods"] for d in r["digests"].values()
+    ]
     assert (out, root) == (own_home / "demo.html", own_home / "runs")
     fedavg, zero_shot = data["methods"]
-    assert [(r["name"], r["backbone"]) for r in data["methods"]] == [("fedavg", "plain"), ("clip-zs", "worded")]
+    assert [(r["name"], r["backbone"]) for r in data["methods"]] == [
+        ("fedavg", "plain"),
+        ("clip-zs", "worded"),
+    ]
     runs = {r["name"][:16]: r for r in ok("ls", "--runs").data["entries"]}
     for row in data["methods"]:
         for label, scheme in (("feature-shift", "iid"), ("dirichlet", "dirichlet")):
             run = runs[row["digests"][label][:16]]
             assert run["partition"].startswith(scheme)
-            assert (run["method"], run["rounds"]) == (row["name"], 2 if row["name"] == "fedavg" else 1)
+            assert (run["method"], run["rounds"]) == (
+                row["name"],
+                2 if row["name"] == "fedavg" else 1,
+            )
     assert fedavg["sends"] > zero_shot["sends"] == 0
 
 
@@ -57,11 +67,17 @@ def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home:
 
 
 def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above() -> None:
-    def row(name: str, dirichlet: float, protocol: str = "global", backbone: str = "a") -> dict[str, Any]:
+    def row(
+        name: str, dirichlet: float, protocol: str = "global", backbone: str = "a"
+    ) -> dict[str, Any]:
         accuracy = {"feature-shift": 0.7, "dirichlet": dirichlet}
         return {"name": name, "backbone": backbone, "protocol": protocol, "accuracy": accuracy}
 
-    central, solo, text = row("central", 0.8), row("solo", 0.9, "personalised"), row("gda", 0.9, "global", "b")
+    central, solo, text = (
+        row("central", 0.8),
+        row("solo", 0.9, "personalised"),
+        row("gda", 0.9, "global", "b"),
+    )
     assert demo.central_lines([central, row("fedavg", 0.8), solo, text]) == []
     (said,) = demo.central_lines([central, row("fedcgs", 0.81), solo])
     assert "dirichlet: fedcgs" in said

@@ -29,7 +29,9 @@ from fedcache.report.methods.sizes import Sizes
         ("fed3r", 512, 136_448, 136_448),
     ],
 )
-def test_the_parameters_of_the_tables_come_out_of_the_counter(name: str, width: int, exact: int, paper: int) -> None:
+def test_the_parameters_of_the_tables_come_out_of_the_counter(
+    name: str, width: int, exact: int, paper: int
+) -> None:
     sends = traffic_of(METHODS[name], Sizes(width, width, 10))
     assert (sends["up"], sends["paper_up"]) == (exact, paper)
 
@@ -49,13 +51,20 @@ def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
     assert list(entries) == list(METHODS)
     for entry in entries.values():
         assert entry["paper"]
-        assert entry["fidelity"] in {"exact", "cached_views", "approx", "approx; cached_views with views"}
+        assert entry["fidelity"] in {
+            "exact",
+            "cached_views",
+            "approx",
+            "approx; cached_views with views",
+        }
         assert entry["sends"]["bytes"] >= 2 * entry["sends"]["scalars"]  # fedpft sends float16
 
 
 @pytest.mark.slow
 def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(PATH.read_bytes())["sources"] == sources_digest(), "old; run: python tools/make_docs.py"
+    assert json.loads(PATH.read_bytes())["sources"] == sources_digest(), (
+        "old; run: python tools/make_docs.py"
+    )
     sizes = Sizes(20, 12, 5)
     read = method_entries(sizes)
     monkeypatch.setattr(catalogue, "sources_digest", lambda: "of methods that were edited")

@@ -24,14 +24,25 @@ from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
 
 METHODS = {
-    "fed3r": (), "fedavg": ("--rounds", 2), "fedpcl": ("--rounds", 2), "clip-zs": (), "tip-local": (),
-}  # fmt: skip
+    "fed3r": (),
+    "fedavg": ("--rounds", 2),
+    "fedpcl": ("--rounds", 2),
+    "clip-zs": (),
+    "tip-local": (),
+}
 
 
 def trained(place: Path) -> Path:
     """A store of two domains, each a client, and a run of each method."""
     images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
-    words = ("--dataset", f"folder:{images}", "--backbones", "glyph-clip,random-projection", "--workers", 0)
+    words = (
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "glyph-clip,random-projection",
+        "--workers",
+        0,
+    )
     done = ok("extract", *words)
     for method, more in METHODS.items():
         backbones = ("--backbones", "glyph-clip") if method in ("clip-zs", "tip-local") else ()
@@ -77,7 +88,9 @@ def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(
     (found,) = first["runs"]
     assert found["left_out"]["unknown"] == {"9": 4}
     assert found["measures"]["rows"] == 12
-    assert recall_last(Home.from_environment()) == before  # what train takes by default is not what is evaluated on
+    assert (
+        recall_last(Home.from_environment()) == before
+    )  # what train takes by default is not what is evaluated on
     assert set(batches("other")) == {"glyph-clip", "random-projection"}
     monkeypatch.setattr("fedcache.runs.evaluate_run.extract", None)
     assert ok(*words).data == first, "computed once"
@@ -91,11 +104,15 @@ def made_from(name: str) -> Store:
 
 def batches(name: str) -> dict[str, int]:
     """The batch size by backbone."""
-    return {array.recipe["backbone"]: array.how["batch"] for array in made_from(name).arrays.values()}
+    return {
+        array.recipe["backbone"]: array.how["batch"] for array in made_from(name).arrays.values()
+    }
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once: Once, tmp_path: Path) -> None:
+def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
+    once: Once, tmp_path: Path
+) -> None:
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
     def made(place: Path) -> Path:
@@ -105,17 +122,32 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once: Once, t
         return place_of(*words, "glyph-clip", "--batch", 1)
 
     once(made)
-    run = ok("train", "--method", "fed3r", "--backbones", "random-projection,glyph-clip", "--scheme", "iid",
-             "--clients", 2).data["path"]  # fmt: skip
+    run = ok(
+        "train",
+        "--method",
+        "fed3r",
+        "--backbones",
+        "random-projection,glyph-clip",
+        "--scheme",
+        "iid",
+        "--clients",
+        2,
+    ).data["path"]
     new = folder(tmp_path / "other", train=2, test=12)
-    figures = ok("evaluate", run, "--dataset", f"folder:{new}", "--workers", 0).data["runs"][0]["measures"]
+    figures = ok("evaluate", run, "--dataset", f"folder:{new}", "--workers", 0).data["runs"][0][
+        "measures"
+    ]
     assert batches("other") == {"random-projection": 32, "glyph-clip": 1}
     held = made_from("other")
-    said = ok("predict", run, *[new / name for name in held.samples.name], "--top", 3, "--workers", 0).data["rows"]
+    said = ok(
+        "predict", run, *[new / name for name in held.samples.name], "--top", 3, "--workers", 0
+    ).data["rows"]
     stored = ok("predict", run, "--store", held.path, "--top", 3).data["rows"]
     assert [row["top"] for row in said] == [row["top"] for row in stored]
     truth = [held.samples.classes[label] for label in held.samples.label]
-    assert figures["accuracy"] == sum(row["class"] == name for row, name in zip(said, truth, strict=True)) / len(said)
+    assert figures["accuracy"] == sum(
+        row["class"] == name for row, name in zip(said, truth, strict=True)
+    ) / len(said)
 
 
 @pytest.mark.slow
@@ -135,7 +167,10 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
 def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
     held, run = Store.open(store), run_of("fed3r")
     keys = {a.recipe["backbone"]: key for key, a in held.arrays.items()}
-    columns = {f"features/{name}": held.reader(key).rows(np.arange(held.rows))[:, 0] for name, key in keys.items()}
+    columns = {
+        f"features/{name}": held.reader(key).rows(np.arange(held.rows))[:, 0]
+        for name, key in keys.items()
+    }
     s = held.samples
     file = tmp_path / "e.npz"
     np.savez(file, labels=np.array([s.classes[i] for i in s.label]), split=s.split, **columns)
@@ -170,7 +205,9 @@ def test_refusals(store: Path, words: tuple[str, ...], code: Exit, said: str) ->
 
 def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: Path) -> None:
     new = folder(tmp_path / "other", train=2, test=2)
-    path = ok("extract", "-d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
+    path = ok("extract", "-d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data[
+        "path"
+    ]
     must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
 
 
@@ -185,7 +222,9 @@ def counted(*words: object) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(store: Path, tmp_path: Path) -> None:
+def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(
+    store: Path, tmp_path: Path
+) -> None:
     run = run_of("fed3r")
     file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
     shutil.copy(file, copied)
@@ -195,12 +234,17 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
             assert counted(model, "--store", rows) == ["48 of 72"]
             assert counted(model, "--store", rows, "--split", "test") == []
     # Copies of training images of the run in the test split of another dataset, beside others.
-    other, again = folder(tmp_path / "other", train=1, test=5), folder(tmp_path / "again", train=8, test=0)
+    other, again = (
+        folder(tmp_path / "other", train=1, test=5),
+        folder(tmp_path / "again", train=8, test=0),
+    )
     for path in (again / "train" / "zebra").iterdir():
         shutil.copy(path, other / "test" / "zebra" / f"seen-{path.name}")
     assert "8 of 23" in counted(copied, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
     shutil.rmtree(run)
-    assert counted(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
+    assert (
+        counted(copied, "--store", store) == []
+    )  # nothing says what it was trained on: nothing is claimed
 
 
 @pytest.mark.slow
@@ -213,7 +257,9 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
     assert 0 < len(dealt) < 48
     assert counted(run, "--store", store) == [f"{len(dealt)} of 72"]
     # One client's store, cut with a partition of other rows: those that both hold.
-    site = sorted(fc.shard(held, fc.partition(held, "iid", clients=2), tmp_path / "sites").glob("*.zarr"))[0]
+    site = sorted(
+        fc.shard(held, fc.partition(held, "iid", clients=2), tmp_path / "sites").glob("*.zarr")
+    )[0]
     rows = np.array(Store.open(site).dataset["shard"]["rows"])
     both = np.isin(rows, dealt).sum()
     assert 0 < both < len(dealt)
@@ -223,7 +269,17 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
 @pytest.mark.slow
 def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
     test_rows = ("--store", store, "--split", "test")
-    words = ("train", "--method", "fedpcl", "--store", store, "--scheme", "feature-shift", "--rounds", 1)
+    words = (
+        "train",
+        "--method",
+        "fedpcl",
+        "--store",
+        store,
+        "--scheme",
+        "feature-shift",
+        "--rounds",
+        1,
+    )
     run = ok(*words, "--save-clients", "ink").data["path"]
     (alone,) = ok("evaluate", run, *test_rows).data["runs"]
     (named,) = ok("evaluate", run, *test_rows, "--client", "ink").data["runs"]
@@ -258,7 +314,10 @@ def test_no_file_of_a_store_or_of_another_run_is_written_over(store: Path, tmp_p
     mine = place_of("extract", "-d", f"folder:{images}", "-b", "glyph-clip,random-projection")
     for out in (mine / "manifest.json", other / "result.json"):
         before = out.read_bytes()
-        for command in (("evaluate", run, "-d", f"folder:{images}"), ("evaluate", run, "--store", store)):
+        for command in (
+            ("evaluate", run, "-d", f"folder:{images}"),
+            ("evaluate", run, "--store", store),
+        ):
             done = fedcache(*command, "-o", out)
             assert done.code == Exit.USAGE
             assert out.read_bytes() == before

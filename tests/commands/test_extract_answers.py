@@ -14,7 +14,14 @@ from fedcache.extract.result import Extraction
 
 def done(**changes: Any) -> Extraction:
     return Extraction(
-        **{"path": Path("/s"), "dataset": {"slug": "x"}, "arrays": [], "images": 2000, "ok": 2000, **changes}
+        **{
+            "path": Path("/s"),
+            "dataset": {"slug": "x"},
+            "arrays": [],
+            "images": 2000,
+            "ok": 2000,
+            **changes,
+        }
     )
 
 
@@ -29,8 +36,14 @@ RAN = {"seconds": 1234.5, "decoded": 1999, "rate": 1234.56, "workers": 2, "busy"
     [
         (RAN, ["1,999 images", "1,234.5 s", "1,234.6 images/s", "2 processes", "96%"]),
         ({"seconds": 3600.4, "rate": 1000.4}, ["Plan for 2,000", "1,000 images/s", "3,600 s"]),
-        ({"text": [{**TEXT, "state": "computed"}], "ok": 1999}, ["1,999 of 2,000", "1 quarantined", "Text features"]),
-        ({"text": [{**TEXT, "state": "current"}], "arrays": [{"state": "complete"}]}, ["Nothing was computed"]),
+        (
+            {"text": [{**TEXT, "state": "computed"}], "ok": 1999},
+            ["1,999 of 2,000", "1 quarantined", "Text features"],
+        ),
+        (
+            {"text": [{**TEXT, "state": "current"}], "arrays": [{"state": "complete"}]},
+            ["Nothing was computed"],
+        ),
     ],
 )
 def test_one_sentence_says_what_was_computed(changes: dict[str, Any], said: list[str]) -> None:
@@ -38,6 +51,8 @@ def test_one_sentence_says_what_was_computed(changes: dict[str, Any], said: list
     assert [words for words in said if words not in line] == []
 
 
-@pytest.mark.parametrize("words", [("--clients", 3), ("--option", "a=1"), ("--seed", 1), ("--out", "x")])
+@pytest.mark.parametrize(
+    "words", [("--clients", 3), ("--option", "a=1"), ("--seed", 1), ("--out", "x")]
+)
 def test_options_of_a_scheme_without_one_are_refused(words: tuple[object, ...]) -> None:
     must_fail("--partition", "extract", "--dataset", "digits", "--backbones", "glyph-clip", *words)

@@ -19,7 +19,9 @@ from fedcache.store import files, machine
 from fedcache.store.machine import full_disk
 
 IID = ("--scheme", "iid", "--clients", 2)
-SAID = re.compile(r"The disk is full: (\S+) needs (at least )?([\d,]+) bytes and ([\d,]+ bytes are|none is) free\.")
+SAID = re.compile(
+    r"The disk is full: (\S+) needs (at least )?([\d,]+) bytes and ([\d,]+ bytes are|none is) free\."
+)
 
 
 def trained(place: Path) -> Path:
@@ -86,7 +88,11 @@ def first_and_last(words: tuple[object, ...]) -> str:
     ids=first_and_last,
 )
 def test_a_full_disk_is_told_with_what_is_needed_and_free(
-    run: Path, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...]
+    run: Path,
+    own_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[object, ...],
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -116,7 +122,11 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     ids=first_and_last,
 )
 def test_no_output_has_a_name_before_it_is_complete(
-    run: Path, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...]
+    run: Path,
+    own_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[object, ...],
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -140,7 +150,9 @@ def test_no_output_has_a_name_before_it_is_complete(
     assert {p for p in out.rglob("*") if p.is_file()} == named
 
 
-@pytest.mark.parametrize("free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"])
+@pytest.mark.parametrize(
+    "free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"]
+)
 def test_what_a_full_disk_needs_is_the_file_and_never_nothing(
     free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,9 @@ from fedcache.visible_text import escape_json, sheet_cell, visible
 
 TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
 CLASSES = (f"a{TITLE}", f"b{CLEAR}\x9b2J", BIDI, FORMULA, "[red]e\u2066\u2028", "two\nlines")
-COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 @pytest.fixture
@@ -50,16 +52,48 @@ def shown(done: Done, code: int = 0) -> str:
 @pytest.mark.slow
 def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_path: Path) -> None:
     runs, page, named = tmp_path / "runs", tmp_path / "r.html", f"p{CLEAR}"
-    extract = ("extract", "--dataset", f"folder:{hostile}", "--backbones", "random-projection", "--size", 16,
-               "--workers", 0, "--max-bad", 5)  # fmt: skip
+    extract = (
+        "extract",
+        "--dataset",
+        f"folder:{hostile}",
+        "--backbones",
+        "random-projection",
+        "--size",
+        16,
+        "--workers",
+        0,
+        "--max-bad",
+        5,
+    )
     assert "\\x1b]0;owned\\x07.png" in shown(fedcache(*extract), code=3)
     assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
     shown(fedcache("ls"))
     shown(fedcache("partition", "--scheme", "iid", "--clients", 3, "--name", named), code=2)
-    shown(fedcache("partition", "--scheme", "iid", "--clients", 3, "--plot", tmp_path / f"p{CLEAR}.svg"))
+    shown(
+        fedcache(
+            "partition", "--scheme", "iid", "--clients", 3, "--plot", tmp_path / f"p{CLEAR}.svg"
+        )
+    )
     for method in ("fedavg", "fedncm"):
-        shown(fedcache("train", "--method", method, "--scheme", "iid", "--clients", 3, "--seeds", "0,1", "--rounds", 2,
-                       "--participation", "all", "--runs", runs))  # fmt: skip
+        shown(
+            fedcache(
+                "train",
+                "--method",
+                method,
+                "--scheme",
+                "iid",
+                "--clients",
+                3,
+                "--seeds",
+                "0,1",
+                "--rounds",
+                2,
+                "--participation",
+                "all",
+                "--runs",
+                runs,
+            )
+        )
     for form in ((), ("--format", "markdown"), ("--format", "latex")):
         shown(fedcache("compare", runs, *form))
     assert "\nlines" not in shown(fedcache("inspect"))
@@ -75,7 +109,9 @@ def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_
 
 def _cells_of_figures(page: str) -> list[str]:
     """The cells of the tables behind the figures, as a spreadsheet would read them."""
-    tables = [html.unescape(table) for table in re.findall(r"<pre hidden>(.*?)</pre>", page, re.DOTALL)]
+    tables = [
+        html.unescape(table) for table in re.findall(r"<pre hidden>(.*?)</pre>", page, re.DOTALL)
+    ]
     assert len(tables) > 3
     return [cell for table in tables for row in csv.reader(io.StringIO(table)) for cell in row]
 
@@ -89,11 +125,25 @@ def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
 
 
 def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
-    done = fedcache("extract", "--dataset", f"folder:{hostile}", "--backbones", "random-projection", "--size", 16,
-                    "--workers", 0, "--max-bad", 5, "--json")  # fmt: skip
+    done = fedcache(
+        "extract",
+        "--dataset",
+        f"folder:{hostile}",
+        "--backbones",
+        "random-projection",
+        "--size",
+        16,
+        "--workers",
+        0,
+        "--max-bad",
+        5,
+        "--json",
+    )
     assert COMMANDS.findall(done.out) == []
     shown(fedcache("inspect"))
-    assert [bad["name"] for bad in done.data["bad"]] == [f"train/ink{CLEAR}/{CLASSES[0]}/broken{TITLE}.png"]
+    assert [bad["name"] for bad in done.data["bad"]] == [
+        f"train/ink{CLEAR}/{CLASSES[0]}/broken{TITLE}.png"
+    ]
     held = fedcache("inspect", "--json")
     assert held.data["classes"] == sorted(CLASSES)
 
@@ -118,7 +168,9 @@ def test_json_means_the_same_when_its_commands_are_escaped(text: str) -> None:
     assert json.loads(made) == {text: [text]}
 
 
-@pytest.mark.parametrize("cell", ["+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "=cmd|'/C calc'!A0"])
+@pytest.mark.parametrize(
+    "cell", ["+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "=cmd|'/C calc'!A0"]
+)
 def test_a_sheet_runs_no_cell(cell: str) -> None:
     assert not str(sheet_cell(cell)).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r"))
 

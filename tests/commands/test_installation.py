@@ -58,7 +58,9 @@ def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
 
     assert [row["status"] for row in rows("import no_such_torch")] == ["fail", "fail", "fail"]
     devices = '{"devices": {"built": null, "usable": false, "gpus": [], "auto": ["cpu", "2 cores", "no GPU"]}}'
-    found = rows(f"print({devices!r}); raise RuntimeError('operator torchvision::nms does not exist')")
+    found = rows(
+        f"print({devices!r}); raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     assert [row["status"] for row in found] == ["fail", "ok", "ok"]
     assert "--force-reinstall torch torchvision" in found[0]["hint"]
 
@@ -70,7 +72,8 @@ def test_a_package_that_is_missing_names_the_line_that_installs_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "low", "status"), [("2.10.0+cpu", (2, 10), "ok"), ("2.9.1", (2, 10), "fail"), ("3.1", (3, 1, 1), "fail")]
+    ("found", "low", "status"),
+    [("2.10.0+cpu", (2, 10), "ok"), ("2.9.1", (2, 10), "fail"), ("3.1", (3, 1, 1), "fail")],
 )
 def test_a_version_is_compared_by_its_numbers(
     monkeypatch: pytest.MonkeyPatch, found: str, low: tuple[int, ...], status: str
@@ -78,34 +81,56 @@ def test_a_version_is_compared_by_its_numbers(
     monkeypatch.setattr(doctor, "installed", lambda _: found)
     row = doctor.package("x", low)
     assert row["status"] == status
-    assert row["hint"] == ("" if status == "ok" else f"pip install -U 'x>={'.'.join(map(str, low))}'")
+    assert row["hint"] == (
+        "" if status == "ok" else f"pip install -U 'x>={'.'.join(map(str, low))}'"
+    )
 
 
 def test_doctor_asks_for_what_an_installation_asks_for() -> None:
     """Else doctor calls an installation good that pip refuses, or passes over an extra."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(
+        (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
     asked = dict(line.split(",")[0].split(">=") for line in project["dependencies"])
     low = {name: ".".join(map(str, floor)) for name, floor in doctor.CORE.items()}
     assert low == {name: asked[name] for name in low}
-    ours = {"docs", "browser", "notebooks", "audit", "release", "dev"}  # for who works on fedcache itself
-    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ours}
+    ours = {
+        "docs",
+        "browser",
+        "notebooks",
+        "audit",
+        "release",
+        "dev",
+    }  # for who works on fedcache itself
+    extras = {
+        name: lines for name, lines in project["optional-dependencies"].items() if name not in ours
+    }
     assert {name: list(packages) for name, packages in doctor.EXTRAS.items()} == {
         name: [line.split(">=")[0] for line in lines] for name, lines in extras.items()
     }
 
 
-BUILT: dict[str, object] = {"built": "12.8", "usable": False, "gpus": [], "auto": ["cpu", "2 cores", "no GPU"]}
+BUILT: dict[str, object] = {
+    "built": "12.8",
+    "usable": False,
+    "gpus": [],
+    "auto": ["cpu", "2 cores", "no GPU"],
+}
 
 
 @pytest.mark.parametrize(
     ("changes", "smi", "device", "cuda"),
     [
         ({}, True, ("warn", "cpu"), ("warn", "CUDA 12.8")),
-        ({"usable": True, "gpus": ["A", "B"], "auto": ["cuda", "A", "it is there"]}, True, ("ok", "cuda (A)"),
-         ("ok", "A, B")),
+        (
+            {"usable": True, "gpus": ["A", "B"], "auto": ["cuda", "A", "it is there"]},
+            True,
+            ("ok", "cuda (A)"),
+            ("ok", "A, B"),
+        ),
         ({"error": "driver too old"}, True, ("fail", "driver too old"), ("fail", "driver too old")),
     ],
-)  # fmt: skip
+)
 def test_what_torch_says_of_devices_is_told(
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, object],
@@ -113,7 +138,9 @@ def test_what_torch_says_of_devices_is_told(
     device: tuple[str, str],
     cuda: tuple[str, str],
 ) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda _name: "/usr/bin/nvidia-smi" if smi else None)
+    monkeypatch.setattr(
+        doctor.shutil, "which", lambda _name: "/usr/bin/nvidia-smi" if smi else None
+    )
     found = {**BUILT, **changes}
     for row, (status, said) in ((doctor.device_row(found), device), (doctor.cuda_row(found), cuda)):
         assert row["status"] == status
@@ -121,7 +148,9 @@ def test_what_torch_says_of_devices_is_told(
         assert bool(row["hint"]) is (status != "ok")
 
 
-def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_a_home_without_weights_are_told(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = Home(own_home)
     monkeypatch.setattr(doctor, "ROOM", 1 << 60)
     assert doctor.place(home)["status"] == "fail"
@@ -152,7 +181,9 @@ def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for host, stale in ((socket.gethostname(), True), ("another-host", False)):
-        place.with_suffix(".json").write_text(json.dumps({"pid": gone.pid, "host": host, "started": 1}))
+        place.with_suffix(".json").write_text(
+            json.dumps({"pid": gone.pid, "host": host, "started": 1})
+        )
         assert ("stale locks" in told()) is stale, "who lives on another host is not known here"
 
 
@@ -165,7 +196,11 @@ def test_completion_is_shown(tmp_path: Path, shell: str) -> None:
     assert "_FEDCACHE_COMPLETE=" in done.stdout
 
 
-CELLS = ("/a/very/long/path/that/fits/nowhere/at/all/" + "x" * 40, "words that can be broken", "12,345")
+CELLS = (
+    "/a/very/long/path/that/fits/nowhere/at/all/" + "x" * 40,
+    "words that can be broken",
+    "12,345",
+)
 
 
 def drawn(width: int, *rows: tuple[str, ...]) -> list[str]:

@@ -35,9 +35,13 @@ def lines_of(err: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
-    monkeypatch.setattr(output, "LINE_EVERY", 0.0)  # a line for every round, where a file gets one per 10 seconds
+    monkeypatch.setattr(
+        output, "LINE_EVERY", 0.0
+    )  # a line for every round, where a file gets one per 10 seconds
     done = ok(*words)
     lines = lines_of(done.err)
     assert len(lines) == 8
@@ -48,16 +52,28 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypa
     assert f"accuracy {100 * told[1]['accuracy']:.2f} %, " in lines[1]
     assert f"accuracy {100 * told[1]['accuracy']:.2f} % in round 2, " in lines[2]
     assert f"accuracy {100 * told[3]['accuracy']:.2f} % in round 4 of seed 1, " in lines[4]
-    for traffic, line in ((told[0]["traffic"], lines[0]), (done.data["traffic"]["exact"], lines[-1])):
-        assert f"{byte_size(traffic['up_bytes'])} up, {byte_size(traffic['down_bytes'])} down" in line
+    for traffic, line in (
+        (told[0]["traffic"], lines[0]),
+        (done.data["traffic"]["exact"], lines[-1]),
+    ):
+        assert (
+            f"{byte_size(traffic['up_bytes'])} up, {byte_size(traffic['down_bytes'])} down" in line
+        )
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
-def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_changes_no_bit_of_a_result(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
     watched = Path(ok(*TRAIN, "--rounds", 3, "--runs", tmp_path / "watched").data["path"])
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
-    silent = train(config, Home.from_environment(), partition=PartitionConfig("iid", 3), runs=tmp_path / "silent")
+    silent = train(
+        config,
+        Home.from_environment(),
+        partition=PartitionConfig("iid", 3),
+        runs=tmp_path / "silent",
+    )
     for name in ("result.json", "rounds.jsonl"):
         assert (watched / name).read_bytes() == (silent.path / name).read_bytes()
 
@@ -77,12 +93,26 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
     mine: Path, execution: str, points: int
 ) -> None:
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
-    config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all",
-                         execution=execution, eval_every=2, set=settings)  # fmt: skip
-    home, dealt, sweeps = Home.from_environment(), PartitionConfig("iid", 3), {"lr": ("0.1", "0.02")[:points]}
+    config = TrainConfig(
+        method="fedavg",
+        store=str(mine),
+        rounds=4,
+        seeds="0,1",
+        participation="all",
+        execution=execution,
+        eval_every=2,
+        set=settings,
+    )
+    home, dealt, sweeps = (
+        Home.from_environment(),
+        PartitionConfig("iid", 3),
+        {"lr": ("0.1", "0.02")[:points]},
+    )
 
     def rounds_of(name: str, stop: StopsAfter | None = None) -> list[Round]:
-        request = request_grid(["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name)
+        request = request_grid(
+            ["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name
+        )
         if stop is None:
             grid(request, observer=(told := Told()))
             return told.rounds
@@ -95,7 +125,9 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
     rest, again = rounds_of("parts"), rounds_of("parts")
 
     def of_a_point(rounds: list[Round], point: str) -> list[Round]:
-        return [replace(r, path=Path(), stored=False, points_done=0) for r in rounds if r.point == point]
+        return [
+            replace(r, path=Path(), stored=False, points_done=0) for r in rounds if r.point == point
+        ]
 
     names = {r.point for r in whole}
     assert len(names) == points
@@ -152,7 +184,9 @@ def test_a_narrow_terminal_gets_whole_words(
     assert code == 0, out
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", out)) is coloured, "a colour"
     assert ("\x1b[2K" in out) is drawn, "a line that is drawn again"
-    assert ("\x1b[1A\x1b[2K" in out.rpartition("round 60 of 60")[2]) is drawn, "and that goes when the run has ended"
+    assert ("\x1b[1A\x1b[2K" in out.rpartition("round 60 of 60")[2]) is drawn, (
+        "and that goes when the run has ended"
+    )
     text = plain(out)
     assert ("round 60 of 60, seed 2 of 2, accuracy" in text) is drawn
     assert (re.search(r"training .* \d+%", text) is not None) is drawn, "how much is done"

@@ -49,9 +49,13 @@ def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> N
     at_once = ok("train", "--method", "fed3r", "--by", "site", "--store", store).data
     assert at_once["accuracy"] == saved["accuracy"]
     assert at_once["partition"]["digest"] == done["digest"]
-    shards = ok("shard", "--partition", done["name"], "--out", tmp_path / "sites", "--store", store).data["stores"]
+    shards = ok(
+        "shard", "--partition", done["name"], "--out", tmp_path / "sites", "--store", store
+    ).data["stores"]
     assert all(len(set(Store.open(path).group("site").codes.tolist())) == 1 for path in shards)
-    dealt = ok("partition", "--by", "domain", "--scheme", "iid", "--clients", 2, "--store", store).data["clients"]
+    dealt = ok(
+        "partition", "--by", "domain", "--scheme", "iid", "--clients", 2, "--store", store
+    ).data["clients"]
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
@@ -80,7 +84,9 @@ def store_of_sites(place: Path, sites: list[str]) -> Path:
     rng = np.random.default_rng(5)
     label = rng.integers(0, 2, len(sites))
     x = (label[:, None] + 0.5 * rng.normal(size=(len(sites), 4))).astype("f4")
-    return Store.from_arrays({"mine": x}, labels=label, groups={"site": sites}, path=place / "sites.zarr").path
+    return Store.from_arrays(
+        {"mine": x}, labels=label, groups={"site": sites}, path=place / "sites.zarr"
+    ).path
 
 
 def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
@@ -93,7 +99,9 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
-    each = ok("grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", path).data
+    each = ok(
+        "grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", path
+    ).data
     assert set(each["held_out"][0]["accuracy"]) == set(site)
 
 
@@ -126,7 +134,17 @@ def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
 def test_a_grid_says_once_what_holds_for_all_its_points(store: Path) -> None:
     owners = ["large" if i < 300 else f"small-{i % 4}" for i in range(ROWS)]
     fc.partition(store, owners, name="uneven")
-    words = ("grid", "--method", "fed3r,fedavg", "--sweep", "rounds=2,3", "--partition", "uneven", "--store", store)
+    words = (
+        "grid",
+        "--method",
+        "fed3r,fedavg",
+        "--sweep",
+        "rounds=2,3",
+        "--partition",
+        "uneven",
+        "--store",
+        store,
+    )
     said = [line for line in fedcache(*words).err.splitlines() if line.strip()]
     assert sum("client 0 ('large')" in line for line in said) == 1
     assert len(said) == len(set(said))
@@ -138,19 +156,43 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Pat
     must_fail("51 values", *words, "--hold-out", "each")
     some = ok(*words, "--sweep", "hold_out=n001,n002").data
     assert list(some["held_out"][0]["accuracy"]) == ["n001", "n002"]
-    fewer = TrainConfig(store=str(store_of_sites(tmp_path / "fewer", [f"n{i % 50:03d}" for i in range(200)])))
+    fewer = TrainConfig(
+        store=str(store_of_sites(tmp_path / "fewer", [f"n{i % 50:03d}" for i in range(200)]))
+    )
     assert len(every_value("site", fewer, Home.from_environment())) == 50
 
 
 @pytest.mark.slow
 def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> None:
-    asked = ("grid", "--method", "fedavg", "--sweep", "lr=0.01,0.1", "--rounds", 2, "--store", store)
-    printed = ok(*asked, "--by", "site", "--validation", "0.3", "--hold-out", "each").data["held_out"]
-    made = fc.grid("fedavg", store, hold_out="each", options={"rounds": 2}, by="site", validation=0.3, lr=[0.01, 0.1])
+    asked = (
+        "grid",
+        "--method",
+        "fedavg",
+        "--sweep",
+        "lr=0.01,0.1",
+        "--rounds",
+        2,
+        "--store",
+        store,
+    )
+    printed = ok(*asked, "--by", "site", "--validation", "0.3", "--hold-out", "each").data[
+        "held_out"
+    ]
+    made = fc.grid(
+        "fedavg",
+        store,
+        hold_out="each",
+        options={"rounds": 2},
+        by="site",
+        validation=0.3,
+        lr=[0.01, 0.1],
+    )
     assert made.by_validation
     of = {row.sweep["lr"]: (row.accuracy, row.validation) for row in made.held_out()}
     assert of == {row["sweep"]["lr"]: (row["accuracy"], row["validation"]) for row in printed}
-    few = fc.grid("fedavg", store, by="site", max_clients=2, unlabelled="drop", options={"rounds": 1})
+    few = fc.grid(
+        "fedavg", store, by="site", max_clients=2, unlabelled="drop", options={"rounds": 1}
+    )
     args = few.points[0].run.result["partition"]["args"]
     assert (args["max_clients"], args["unlabelled"]) == (2, "drop")
 
@@ -162,14 +204,19 @@ def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> 
         (("train", "--method", "fed3r", "--by", "domain", "--hold-out", "oill"), "'oil'"),
         (("grid", "--method", "fed3r", "--hold-out", "each", "--sweep", "hold_out=oil"), "both"),
         (("partition", "--by", "site", "--clients", "3"), "clients"),
-        (("grid", "--method", "fed3r", "--sweep", "tests=within,global", "--hold-out", "ink"), "tests within"),
+        (
+            ("grid", "--method", "fed3r", "--sweep", "tests=within,global", "--hold-out", "ink"),
+            "tests within",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(store: Path, words: tuple[str, ...], said: str) -> None:
     must_fail(said, *words, "--store", store)
 
 
-@pytest.mark.parametrize("words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")])
+@pytest.mark.parametrize(
+    "words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")]
+)
 def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
     own_home: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -180,7 +227,9 @@ def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
         ok("ingest", tmp_path / f"{name}.npz", "--name", name)
     meant = ok("inspect", "meant").data["path"]
     ok("inspect", "last one")
-    done = fedcache(*words, meant if "--store" in words else "meant", "--by", "site", "--min-rows", 1000)
+    done = fedcache(
+        *words, meant if "--store" in words else "meant", "--by", "site", "--min-rows", 1000
+    )
     assert done.code == Exit.USAGE
     (command,) = re.findall(r"fedcache (partition .*)", done.err.replace("\n  ", " "))
     assert ok(*shlex.split(command)).data["store"] == meant

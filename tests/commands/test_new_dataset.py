@@ -51,7 +51,9 @@ def listed(tmp_path: Path) -> str:
     for i, label in enumerate(LABELS):
         Image.new("RGB", (16, 16), (30 * i, 200 - 20 * i, 90)).save(tmp_path / f"{7 - i}.png")
         split = "test" if i in (2, 5) else "train"
-        rows.append({"image": f"{7 - i}.png", "label": label, "split": split, "clinic": f"c{i % 2}"})
+        rows.append(
+            {"image": f"{7 - i}.png", "label": label, "split": split, "clinic": f"c{i % 2}"}
+        )
     rows.append({"image": "missing.png", "label": "ant", "split": "train", "clinic": "c0"})
     file = tmp_path / "list.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -67,7 +69,16 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None
     assert [found.classes[label] for label in found.label] == [*LABELS[::-1], "ant"]
     assert found.split.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0]
     assert sorted(found.groups) == ["clinic"]
-    words = ("extract", "--dataset", listed, "--backbones", "random-projection:8", "--max-bad", "50%", "--json")
+    words = (
+        "extract",
+        "--dataset",
+        listed,
+        "--backbones",
+        "random-projection:8",
+        "--max-bad",
+        "50%",
+        "--json",
+    )
     first = fedcache(*words)
     assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
     assert fedcache(*words).data["decoded"] == 0
@@ -78,17 +89,32 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None
 
 @pytest.mark.slow
 def test_the_tests_that_are_written_pass(tmp_path: Path, reader: Path) -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-format")]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(tmp_path / "my-format"),
+    ]
     path = os.pathsep.join([str(reader.parents[1]), str(ROOT)])
     done = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
+        words,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 
 
 def test_a_file_that_is_missing_is_named(reader: Path) -> None:
-    must_fail("nowhere.jsonl", "extract", "--dataset", "my-format:nowhere.jsonl", "--backbones", "pixels")
+    must_fail(
+        "nowhere.jsonl", "extract", "--dataset", "my-format:nowhere.jsonl", "--backbones", "pixels"
+    )
     assert fedcache("new", "dataset", "folder").code == Exit.USAGE
 
 
@@ -96,7 +122,9 @@ def test_a_file_that_is_missing_is_named(reader: Path) -> None:
 @pytest.mark.parametrize("line", ["no JSON", '{"picture": "a.png"}', "3"])
 def test_a_line_without_an_image_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "l.jsonl").write_text(f'{{"image": "a.png"}}\n{line}\n')
-    done = fedcache("extract", "--dataset", f"my-format:{tmp_path / 'l.jsonl'}", "--backbones", "pixels")
+    done = fedcache(
+        "extract", "--dataset", f"my-format:{tmp_path / 'l.jsonl'}", "--backbones", "pixels"
+    )
     assert done.code == Exit.USAGE
     assert "line 2" in done.err
 
@@ -117,7 +145,14 @@ class Wrong:
         labels = ["a", "b", "a", "b"]
         if self.fault == "labels" and self.calls % 2:
             labels.reverse()
-        return from_rows(f"wrong:{rest}", Path(rest), tuple("0123"), Pixels(self.fault), {"label": labels}, context)
+        return from_rows(
+            f"wrong:{rest}",
+            Path(rest),
+            tuple("0123"),
+            Pixels(self.fault),
+            {"label": labels},
+            context,
+        )
 
 
 class Pixels:
@@ -160,4 +195,11 @@ def test_a_reader_with_a_fault_breaks_the_law_about_it(fault: str, law: str) -> 
 
 def test_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'a'"):
-        from_rows("x:y", tmp_path, ["a", "a"], Pixels(""), {"label": [0, 1]}, Context(DigestMemory(tmp_path)))
+        from_rows(
+            "x:y",
+            tmp_path,
+            ["a", "a"],
+            Pixels(""),
+            {"label": [0, 1]},
+            Context(DigestMemory(tmp_path)),
+        )

@@ -61,7 +61,10 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
     grid = ok("grid", "--method", "half-step", "--sweep", "server_lr=0.25,1", *deal).data
     assert [point["sweep"]["server_lr"] for point in grid["points"]] == ["0.25", "1"]
     whole = ok("train", "--method", "half-step", "--set", "server_lr=1", *deal).data
-    assert whole["accuracy"]["mean"] == ok("train", "--method", "fedavg", *deal).data["accuracy"]["mean"]
+    assert (
+        whole["accuracy"]["mean"]
+        == ok("train", "--method", "fedavg", *deal).data["accuracy"]["mean"]
+    )
     ok("report", Path(done["path"]), "-o", tmp_path / "page.html")
     assert "half-step" in (tmp_path / "page.html").read_text()
     assert "half-step\tfrom outside: half-step 0.1" in fedcache("methods", "list").out
@@ -71,12 +74,20 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
 
 
 @pytest.mark.slow
-def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_path: Path, site: Path) -> None:
+def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(
+    tmp_path: Path, site: Path
+) -> None:
     folder = installed("method", "half-step", tmp_path, site)
     tests = folder / "tests" / "test_half_step.py"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(HERE.parents[2])]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), str(HERE.parents[2])]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        words, env=env, cwd=folder, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stdout
     laws = len(testing.method_laws("half-step"))
     assert f"{laws + 2} passed" in done.stdout
@@ -85,7 +96,10 @@ def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_pa
     whole = code.read_text()
     # Every client one vote, whatever its rows.
     code.write_text(
-        whole.replace("    aggregate=aggregate,", '    aggregate=aggregate,\n    pool=lambda _hp: {"": "uniform"},')
+        whole.replace(
+            "    aggregate=aggregate,",
+            '    aggregate=aggregate,\n    pool=lambda _hp: {"": "uniform"},',
+        )
     )
     assert code.read_text() != whole
     fails(["all_rows_count_the_same[sequential]"])
@@ -125,15 +139,28 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
 ) -> None:
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     installed("backbone", "own-lines", tmp_path, site)
-    assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(testing.BACKBONE_LAWS)
+    assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(
+        testing.BACKBONE_LAWS
+    )
     assert "own-lines" in fedcache("backbones", "list").err
     words = ("--dataset", "digits", "--backbones", "own-lines", "--limit", 400)
     done = ok("extract", *words).data
     array = next(iter(Store.open(Path(done["path"])).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
     assert ok("extract", *words).data["decoded"] == 0
-    trained = ok("train", "--store", done["path"], "--backbones", "own-lines", "--method", "fed3r", "--clients", 3,
-                 "--scheme", "iid").data  # fmt: skip
+    trained = ok(
+        "train",
+        "--store",
+        done["path"],
+        "--backbones",
+        "own-lines",
+        "--method",
+        "fed3r",
+        "--clients",
+        3,
+        "--scheme",
+        "iid",
+    ).data
     assert trained["accuracy"]["mean"] > 0.3
     assert ok("backbones", "verify", "own-lines").data["width"] == 512
 
@@ -156,11 +183,16 @@ def test_a_name_that_cannot_be_one_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(tmp_path: Path) -> None:
+def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine").mkdir()
     assert fedcache("new", "method", "mine", "--out", tmp_path / "mine").code == Exit.STORE
     (tmp_path / "file").write_text("")
-    assert fedcache("new", "method", "mine", "--out", tmp_path / "file" / "mine").code == Exit.ENVIRONMENT
+    assert (
+        fedcache("new", "method", "mine", "--out", tmp_path / "file" / "mine").code
+        == Exit.ENVIRONMENT
+    )
     assert not list((tmp_path / "mine").iterdir())
 
 
@@ -168,12 +200,25 @@ def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named
 def test_pip_installs_it_where_fedcache_finds_it(tmp_path: Path) -> None:
     folder, target = tmp_path / "half-step", tmp_path / "target"
     ok("new", "method", "half-step", "--out", folder)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    ]
     subprocess.run([*pip, "--target", str(target), str(folder)], check=True, timeout=280)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(HERE.parents[2])])}
     done = subprocess.run(
-        [sys.executable, "-m", "fedcache", "methods", "info", "half-step"], env=env, capture_output=True, text=True,
-        timeout=280, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "fedcache", "methods", "info", "half-step"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "half-step 0.1" in done.stdout

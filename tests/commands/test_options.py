@@ -16,23 +16,41 @@ from fedcache.commands.options import RunOptions, SchemeArguments
 from fedcache.config import SECTIONS, PartitionConfig, TrainConfig, read_file, resolve
 
 COMMANDS: Any = typer.main.get_command(cli.app)
-TRAIN = ("--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 1)
+TRAIN = (
+    "--method",
+    "fedavg",
+    "--scheme",
+    "iid",
+    "--clients",
+    3,
+    "--participation",
+    "all",
+    "--rounds",
+    1,
+)
 
 
 def options_of(command: str) -> dict[str, Any]:
-    return {name: p for p in COMMANDS.commands[command].load().params for name in p.opts if not p.hidden}
+    return {
+        name: p for p in COMMANDS.commands[command].load().params for name in p.opts if not p.hidden
+    }
 
 
 def test_train_and_grid_have_the_same_options_of_a_run() -> None:
     kinds = (TrainConfig, PartitionConfig, SchemeArguments, RunOptions)
     names = {
-        (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0] for k in kinds for item in fields(k)
+        (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0]
+        for k in kinds
+        for item in fields(k)
     }
     train, grid = options_of("train"), options_of("grid")
     assert names <= set(train)
     assert names <= set(grid)
     for name in names - {"--method"}:
-        assert (train[name].help, train[name].show_default) == (grid[name].help, grid[name].show_default)
+        assert (train[name].help, train[name].show_default) == (
+            grid[name].help,
+            grid[name].show_default,
+        )
 
 
 def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name() -> None:
@@ -45,7 +63,11 @@ def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name() -> None
 def test_older_words_of_execution_mean_the_same(tmp_path: Path) -> None:
     train = ("train", *TRAIN, "--store", ingested(tmp_path))
     for new, old in (("sequential", "loop"), ("batched", "stack")):
-        runs = [ok(*train, option, word).data for option in ("--execution", "--lift") for word in (new, old)]
+        runs = [
+            ok(*train, option, word).data
+            for option in ("--execution", "--lift")
+            for word in (new, old)
+        ]
         assert len({run["digest"] for run in runs}) == 1
     file = tmp_path / "fedcache.toml"
     for key in ("execution", "lift"):
@@ -67,7 +89,18 @@ def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
     store = ("--store", ingested(tmp_path))
     name = ok("partition", "--scheme", "iid", "--clients", 3, *store).data["name"]
     sites = ok("shard", "--partition", name, *store, "--out", tmp_path / "sites").data["path"]
-    common = ("--method", "fedavg", "--rounds", 1, "--participation", "all", "--device", "cpu", "--clients-from", sites)
+    common = (
+        "--method",
+        "fedavg",
+        "--rounds",
+        1,
+        "--participation",
+        "all",
+        "--device",
+        "cpu",
+        "--clients-from",
+        sites,
+    )
     alone = ok("train", *common, "--set", "lr=0.1").data
     points = ok("grid", *common, "--sweep", "lr=0.1,0.02").data["points"]
     assert points[0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)

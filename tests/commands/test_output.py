@@ -14,8 +14,12 @@ from fedcache.errors import Exit, StoreError
 Told = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize(("quiet", "err"), [(False, "a note\\x1b[2J\nwarning: careful\n"), (True, "")])
-def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys: Told, quiet: bool, err: str) -> None:
+@pytest.mark.parametrize(
+    ("quiet", "err"), [(False, "a note\\x1b[2J\nwarning: careful\n"), (True, "")]
+)
+def test_notes_and_warnings_are_lines_on_stderr_and_kept(
+    capsys: Told, quiet: bool, err: str
+) -> None:
     observer = TerminalObserver(quiet=quiet)
     observer.note("a note\x1b[2J")
     observer.warn("careful")
@@ -23,7 +27,9 @@ def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys: Told, quiet: bo
     assert (observer.notes, observer.warnings) == (["a note\x1b[2J"], ["careful"])
 
 
-def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(
+    capsys: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedcache.commands import live_view, output
 
     now = [100.0]
@@ -79,9 +85,12 @@ def test_an_envelope_is_one_line_of_json_without_nan(capsys: Told) -> None:
     assert out.count("\n") == 1
     assert "\x1b" not in out
     assert json.loads(out) == {
-        "schema": 1, "command": "train", "status": "ok", "warnings": ["w"],
+        "schema": 1,
+        "command": "train",
+        "status": "ok",
+        "warnings": ["w"],
         "data": {"n": None, "deep": [[1, None], {"2": "\x1b"}], "x": 0.5},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,6 +113,9 @@ def test_a_failure_is_on_stderr_and_with_json_on_stdout_too(capsys: Told) -> Non
     told = capsys.readouterr()
     assert told.err == "fedcache: No store\\x07.\nMake one.\n"
     assert json.loads(told.out) == {
-        "schema": 1, "command": "ls", "status": "error", "warnings": ["w"],
+        "schema": 1,
+        "command": "ls",
+        "status": "error",
+        "warnings": ["w"],
         "error": {"code": 4, "name": "STORE", "message": "No store\x07.", "hint": "Make one."},
-    }  # fmt: skip
+    }

@@ -17,7 +17,12 @@ from fedcache.errors import Exit
 from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
 
-METHODS = {"tip-local": (), "fedpcl": ("--rounds", 2), "fed3r": (), "ditto": ("--rounds", 2, "--seeds", "0,1")}
+METHODS = {
+    "tip-local": (),
+    "fedpcl": ("--rounds", 2),
+    "fed3r": (),
+    "ditto": ("--rounds", 2, "--seeds", "0,1"),
+}
 
 
 def trained(place: Path) -> Path:
@@ -38,7 +43,9 @@ def sites(once: Once) -> Path:
 
 
 def shard(sites: Path, client: str) -> Path:
-    return next(p for p in sites.glob("*.zarr") if Store.open(p).dataset["shard"]["client"] == client)
+    return next(
+        p for p in sites.glob("*.zarr") if Store.open(p).dataset["shard"]["client"] == client
+    )
 
 
 def run_of(method: str) -> dict:
@@ -51,15 +58,26 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) 
     result = run_of("tip-local")
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
         out = tmp_path / f"{name}.safetensors"
-        found = ok("personalise", result["digest"][:12], "--store", shard(sites, name), "-o", out).data
+        found = ok(
+            "personalise", result["digest"][:12], "--store", shard(sites, name), "-o", out
+        ).data
         assert found["client"] == name
         assert found["measures"]["accuracy"] == accuracy
         assert found["rounds"] == 0
 
 
-def test_a_new_client_has_a_file_that_predicts(sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_client_has_a_file_that_predicts(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("personalise", run_of("fedpcl")["digest"][:12], "--store", shard(sites, "ink"), "--name", "new")
+    words = (
+        "personalise",
+        run_of("fedpcl")["digest"][:12],
+        "--store",
+        shard(sites, "ink"),
+        "--name",
+        "new",
+    )
     done = ok(*words, "--set", "epochs=2").data
     model = SavedModel.load(tmp_path / "new.safetensors")
     assert (model.clients, model.facts.hp["epochs"]) == (["new"], 2)
@@ -82,15 +100,27 @@ def test_a_new_client_has_a_file_that_predicts(sites: Path, tmp_path: Path, monk
     ],
 )
 def test_refusals(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: tuple[str, ...], said: str
+    sites: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    words: tuple[str, ...],
+    said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    must_fail(said, "personalise", run_of(method)["digest"][:12], "--store", shard(sites, "ink"), *words)
+    must_fail(
+        said, "personalise", run_of(method)["digest"][:12], "--store", shard(sites, "ink"), *words
+    )
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_a_store_that_is_none_or_has_other_features_is_refused(sites: Path, tmp_path: Path) -> None:
-    personalise = ("personalise", run_of("fedpcl")["digest"][:12], "-o", tmp_path / "new.safetensors")
+    personalise = (
+        "personalise",
+        run_of("fedpcl")["digest"][:12],
+        "-o",
+        tmp_path / "new.safetensors",
+    )
     assert fedcache(*personalise).code == Exit.USAGE
     assert fedcache(*personalise, "--store", "gone.zarr").code == Exit.STORE
     must_fail("glyph-clip", *personalise, "--store", small_store(tmp_path), code=Exit.STORE)
@@ -105,7 +135,14 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
         for name in CLASSES[:3]:
             (other / split / name).rename(other / split / f"kind of {name}")
     path = ok("extract", "-d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
-    must_fail("training rows", "personalise", run_of("fedpcl")["digest"][:12], "--store", path, code=Exit.STORE)
+    must_fail(
+        "training rows",
+        "personalise",
+        run_of("fedpcl")["digest"][:12],
+        "--store",
+        path,
+        code=Exit.STORE,
+    )
 
 
 @pytest.mark.slow
@@ -122,5 +159,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(
     done = fedcache("personalise", run, "--store", path, "--name", "z", "--rounds", 1)
     assert done.code == 0, done.err
     assert "(unknown)" in done.err
-    told = fedcache("personalise", run, "--store", shard(sites, "ink"), "--name", "y", "--rounds", 1)
+    told = fedcache(
+        "personalise", run, "--store", shard(sites, "ink"), "--name", "y", "--rounds", 1
+    )
     assert "left out" not in told.err

@@ -36,12 +36,30 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(images: Path) -> Path:
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    done = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     return Path(done.data["path"])
 
 
-def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images: Path, own_home: Path) -> None:
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,glyph-clip", "--size", 64)
+def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(
+    images: Path, own_home: Path
+) -> None:
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection,glyph-clip",
+        "--size",
+        64,
+    )
     for _ in range(2):  # the second must not find a store or a lock of the first
         must_fail("glyph-clip takes images of", *words)
     must_fail(
@@ -73,7 +91,9 @@ def test_two_names_of_one_option_that_differ_are_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_images_of_several_sizes_are_refused_without_leaving_a_store(images: Path, tmp_path: Path) -> None:
+def test_images_of_several_sizes_are_refused_without_leaving_a_store(
+    images: Path, tmp_path: Path
+) -> None:
     first = next(images.rglob("*.png"))
     Image.open(first).resize((9, 9)).save(first)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", "--workers", 0)
@@ -82,10 +102,15 @@ def test_images_of_several_sizes_are_refused_without_leaving_a_store(images: Pat
     assert ok(*words, "--recipe", "pixels:size=8").data["arrays"]
     made = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
     assert "--method fedavg-scratch" in fedcache("partition", "--scheme", "iid", "--clients", 2).out
-    assert "fedcache extract --dataset" in fedcache("shard", "--partition", made, "--out", tmp_path / "sites").out
+    assert (
+        "fedcache extract --dataset"
+        in fedcache("shard", "--partition", made, "--out", tmp_path / "sites").out
+    )
 
 
-def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(store: Path, tmp_path: Path) -> None:
+def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(
+    store: Path, tmp_path: Path
+) -> None:
     path = Path(ok("train", "--method", "fed3r", *IID).data["path"])
     (path / "rounds.jsonl").write_text("{}")
     page = tmp_path / "page.html"
@@ -100,7 +125,11 @@ def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
     """``fedcache WORDS AFTER`` in bash, with AFTER a pipe or a redirection: its own exit code, stdout, stderr."""
     line = f'"$0" -m fedcache {" ".join(words)} {after}; exit "${{PIPESTATUS[0]}}"'
     done = subprocess.run(
-        ["bash", "-c", line, sys.executable], capture_output=True, text=True, env=environment(home), check=False
+        ["bash", "-c", line, sys.executable],
+        capture_output=True,
+        text=True,
+        env=environment(home),
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -108,7 +137,9 @@ def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
 # ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
 @pytest.mark.slow
 @pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 1)"])
-@pytest.mark.parametrize("words", [("datasets", "list"), pytest.param(("train", "--help"), marks=FULL)])
+@pytest.mark.parametrize(
+    "words", [("datasets", "list"), pytest.param(("train", "--help"), marks=FULL)]
+)
 def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], after: str) -> None:
     code, out, err = piped(own_home, after, *words)
     assert (code, err) == (0, "")
@@ -125,7 +156,18 @@ def test_a_full_device_is_one_sentence(own_home: Path, words: tuple[str, ...]) -
 
 
 def test_what_does_not_fit_in_memory_is_no_bug(store: Path) -> None:
-    must_fail("TiB", "train", "--method", "fedavg", "--set", "dim=1000000000000", *IID, "--rounds", 1, code=6)
+    must_fail(
+        "TiB",
+        "train",
+        "--method",
+        "fedavg",
+        "--set",
+        "dim=1000000000000",
+        *IID,
+        "--rounds",
+        1,
+        code=6,
+    )
 
 
 def test_torch_running_out_of_memory_is_told_from_other_errors() -> None:
@@ -134,7 +176,11 @@ def test_torch_running_out_of_memory_is_told_from_other_errors() -> None:
     told = memory_error(info.value)
     assert told is not None
     assert str(1 << 58) in told.message
-    gpu = memory_error(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1 GiB."))
+    gpu = memory_error(
+        torch.cuda.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1 GiB."
+        )
+    )
     assert gpu is not None
     assert "20.00 GiB" in gpu.message
     assert memory_error(RuntimeError("shape '[3]' is invalid")) is None
@@ -155,10 +201,16 @@ class Impatient(Silent):
             self.flag.ask()
 
 
-def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(images: Path, own_home: Path) -> None:
+def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(
+    images: Path, own_home: Path
+) -> None:
     assert fedcache("verify", "--json").code == 4
     config = ExtractConfig(
-        dataset=f"folder:{images}", backbones=("random-projection",), batch=4, chunk_rows=4, workers=0
+        dataset=f"folder:{images}",
+        backbones=("random-projection",),
+        batch=4,
+        chunk_rows=4,
+        workers=0,
     )
     observer = Impatient()
     with pytest.raises(fc.FedcacheError) as caught:
@@ -177,10 +229,16 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("reproduce", "info", "fst-table4", "--only", "a=b", "--device", "cpu"), "--only, --device"),
+        (
+            ("reproduce", "info", "fst-table4", "--only", "a=b", "--device", "cpu"),
+            "--only, --device",
+        ),
         (("train", "--method", "fedavg", "--domain", ","), "--domain ','"),
         (("extract", "--backbones", ","), "--backbones ','"),
-        (("grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sweep", "lr=0.01,0.2"), "--sweep lr"),
+        (
+            ("grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sweep", "lr=0.01,0.2"),
+            "--sweep lr",
+        ),
         (("train", "--client-set", "wd=1", "--client-set", "wd=2"), "--client-set wd"),
         (("ingest", "x.npz", "--name", ""), "''"),
         (("reproduce", "nope"), "'nope'"),
@@ -196,8 +254,12 @@ def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], 
     must_fail(said, *words)
 
 
-def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images: Path, own_home: Path) -> None:
-    refused = fedcache("train", "--method", "fedavg", "--dataset", f"folder:{images}", "--partition", "three")
+def test_a_saved_partition_is_looked_for_before_anything_is_extracted(
+    images: Path, own_home: Path
+) -> None:
+    refused = fedcache(
+        "train", "--method", "fedavg", "--dataset", f"folder:{images}", "--partition", "three"
+    )
     assert refused.code == 4
     assert "There is no partition 'three': nothing of" in refused.err
     assert "extracting" not in refused.err
@@ -223,7 +285,11 @@ def answer_of(rows: list[Prediction]) -> CommandResult:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("words", [("runs", "list"), ("--help",), ("new", "method", "mine")])
 def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
-    own_home: Path, closed: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_home: Path,
+    closed: str,
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = piped(own_home, closed, *words)

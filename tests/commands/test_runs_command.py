@@ -26,7 +26,11 @@ IID = ("--scheme", "iid", "--clients", 3)
 def three(tmp_path: Path, own_home: Path) -> dict[str, str]:
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
-    asked: dict[str, tuple[Any, ...]] = {"plain": ("fed3r",), "lam": ("fed3r", "--set", "lam=5"), "ncm": ("fedncm",)}
+    asked: dict[str, tuple[Any, ...]] = {
+        "plain": ("fed3r",),
+        "lam": ("fed3r", "--set", "lam=5"),
+        "ncm": ("fedncm",),
+    }
     return {name: ok("train", *words, *IID).data["path"] for name, words in asked.items()}
 
 
@@ -48,12 +52,19 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
         (digest(three["lam"]), "fed3r", "lam=5"),
         (digest(three["ncm"]), "fedncm", ""),
     ]
-    dataset, partition = (ok("runs", "list").data["entries"][0][key] for key in ("dataset", "partition"))
+    dataset, partition = (
+        ok("runs", "list").data["entries"][0][key] for key in ("dataset", "partition")
+    )
     for query, names in (
-        (("--method", "fedn*"), ("ncm",)), ((digest(three["lam"])[:6],), ("lam",)), (("--dataset", "other"), ()),
-        (("method:fed3r",), ("plain", "lam")), (("method:*ncm",), ("ncm",)), ((f"dataset:{dataset}",), three),
-        ((f"partition:{partition}",), three), (("partition:iid",), three),
-    ):  # fmt: skip
+        (("--method", "fedn*"), ("ncm",)),
+        ((digest(three["lam"])[:6],), ("lam",)),
+        (("--dataset", "other"), ()),
+        (("method:fed3r",), ("plain", "lam")),
+        (("method:*ncm",), ("ncm",)),
+        ((f"dataset:{dataset}",), three),
+        ((f"partition:{partition}",), three),
+        (("partition:iid",), three),
+    ):
         found = [entry["path"] for entry in ok("runs", "list", *query).data["entries"]]
         assert found == [three[name] for name in names], query
     assert fedcache("compare", "method:fedavg").code == Exit.STORE
@@ -61,7 +72,11 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
     Path(three["lam"], "rounds.jsonl").write_text("{}")
     Path(three["ncm"], "result.json").unlink()
     states = {e["path"]: e["state"] for e in ok("runs", "list").data["entries"]}
-    assert states == {three["plain"]: "finished", three["lam"]: "damaged", three["ncm"]: "unfinished"}
+    assert states == {
+        three["plain"]: "finished",
+        three["lam"]: "damaged",
+        three["ncm"]: "unfinished",
+    }
     (left,) = ok("runs", "list", "--state", "unfinished").data["entries"]
     assert (left["method"], left["accuracy"], left["backbones"]) == ("fedncm", None, ["mine"])
     assert fedcache("runs", "list", "--state", "finish").code == Exit.USAGE
@@ -71,7 +86,11 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
 def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]) -> None:
     told = ok("runs", "show", digest(three["lam"])[:8]).data
     assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]
-    assert {f["name"] for f in told["files"]} >= {"config.toml", "result.json", "models/seed-0.safetensors"}
+    assert {f["name"] for f in told["files"]} >= {
+        "config.toml",
+        "result.json",
+        "models/seed-0.safetensors",
+    }
     assert ok(*told["again"].split()[1:]).data["reused"], "the command that is shown names this run"
 
 
@@ -90,7 +109,10 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
 def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -> None:
     pair = [three["plain"], three["ncm"]]
     before = {p: p.read_bytes() for p in Path(three["plain"]).glob("*.*")}
-    assert ok("runs", "tag", "base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"] == pair
+    assert (
+        ok("runs", "tag", "base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"]
+        == pair
+    )
     assert {p: p.read_bytes() for p in before} == before
     assert ok("train", "fed3r", *IID).data["reused"], "a tagged run is whole"
     assert [e["path"] for e in ok("runs", "list", "--tag", "base").data["entries"]] == pair
@@ -107,7 +129,13 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) 
         ok("runs", "tag", f"base-{run}", digest(three[run]))
     path, other = Path(three["plain"], "tags.json"), Path(three["ncm"], "tags.json")
     whole = path.read_bytes()
-    for damaged in (b"{", b"", whole.replace(b"base", b"case"), other.read_bytes(), b'["base", "two"]\n'):
+    for damaged in (
+        b"{",
+        b"",
+        whole.replace(b"base", b"case"),
+        other.read_bytes(),
+        b'["base", "two"]\n',
+    ):
         path.write_bytes(damaged)
         must_fail(f"rm {path}", "runs", "show", three["plain"], code=Exit.CORRUPT)
         (warning,) = ok("runs", "list").envelope["warnings"]
@@ -115,7 +143,9 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) 
         assert fedcache("runs", "list", "tag:base-ncm").code == Exit.CORRUPT
     path.write_bytes(whole)
     renamed = path.parent.rename(path.parent.with_name("my run"))
-    assert ok("runs", "show", renamed).data["tags"] == ["base-plain"], "a directory of any name holds the same run"
+    assert ok("runs", "show", renamed).data["tags"] == ["base-plain"], (
+        "a directory of any name holds the same run"
+    )
 
 
 class Terminal(io.StringIO):
@@ -131,12 +161,17 @@ def test_runs_are_removed_after_a_question_or_with_yes(
     board = own_home / "runs" / "tensorboard" / name
     (board / "seed-0").mkdir(parents=True)
     asked = fedcache("runs", "rm", name)
-    assert (asked.code, asked.err.splitlines()[-1]) == (Exit.USAGE, f"fedcache runs rm {name} --yes")
+    assert (asked.code, asked.err.splitlines()[-1]) == (
+        Exit.USAGE,
+        f"fedcache runs rm {name} --yes",
+    )
     for answer, kept in (("n", True), ("y", False)):
         monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
         assert fedcache("runs", "rm", name).code == 0
         assert Path(three["lam"]).exists() is board.exists() is kept
-    assert ok("train", "fed3r", "--set", "lam=5", *IID).data["reused"] is False, "it is trained again"
+    assert ok("train", "fed3r", "--set", "lam=5", *IID).data["reused"] is False, (
+        "it is trained again"
+    )
     Path(three["ncm"], "notes.txt").write_text("mine")
     told = ok("runs", "rm", three["ncm"], "--yes")
     assert "notes.txt" in told.envelope["warnings"][0]
@@ -156,7 +191,11 @@ def test_the_link_to_a_run_goes_and_the_run_stays(three: dict[str, str], own_hom
 def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> None:
     folders = [Path(three["plain"]), Path(three["lam"])]
     with owning(folders, Silent(), Stop()):
-        assert [e["state"] for e in ok("runs", "list").data["entries"]] == ["running", "running", "finished"]
+        assert [e["state"] for e in ok("runs", "list").data["entries"]] == [
+            "running",
+            "running",
+            "finished",
+        ]
         assert fedcache("runs", "rm", *folders, "--yes").code == Exit.USAGE
     assert all((folder / "result.json").is_file() for folder in folders)
     (folders[0] / LOCK).touch()  # of a process that was killed
@@ -164,7 +203,9 @@ def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> No
 
 
 @pytest.mark.slow
-def test_the_run_of_another_process_is_running_until_that_is_killed(tmp_path: Path, own_home: Path) -> None:
+def test_the_run_of_another_process_is_running_until_that_is_killed(
+    tmp_path: Path, own_home: Path
+) -> None:
     ingested(tmp_path)
     words = ("train", "fedavg", *IID, "--rounds", 100_000, "--set", "batch=2")
     process = start(*words, home=own_home)

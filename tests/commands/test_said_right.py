@@ -18,10 +18,19 @@ IID = ("--scheme", "iid", "--clients", 3)
 
 def completed(line: str, home: Path) -> list[str]:
     """What the shell offers for the last word of a line, and that torch was not imported for it."""
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_FEDCACHE_COMPLETE": "complete_bash"}
+    words = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "_FEDCACHE_COMPLETE": "complete_bash",
+    }
     code = "import sys; sys.modules['torch'] = None; from fedcache.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
-                          env={**os.environ, **words, "FEDCACHE_HOME": str(home)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **words, "FEDCACHE_HOME": str(home)},
+    )
     return done.stdout.split()
 
 
@@ -50,7 +59,11 @@ def test_old_names_of_options_work_and_say_the_new_ones(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (("train", "fed3r", *IID, "--device", "gpu"), Exit.USAGE, ["--device cuda"]),
-        (("extract", "--dataset", "digits", "-b", "resnet98,nonesuch"), Exit.USAGE, ["'resnet98'", "'nonesuch'"]),
+        (
+            ("extract", "--dataset", "digits", "-b", "resnet98,nonesuch"),
+            Exit.USAGE,
+            ["'resnet98'", "'nonesuch'"],
+        ),
         (("train", "fed3r", "--backbones", "left,right"), Exit.STORE, ["'left'", "'right'"]),
         (("grid", "fed3x,fedavh"), Exit.USAGE, ["'fed3r'", "'fedavg'"]),
     ],
@@ -69,9 +82,13 @@ def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path: Path
     first = ok("train", "fed3r", *IID).data
     again = ok("train", "fed3r", *IID, "--eval-every", 1).data
     assert (again["reused"], again["path"]) == (True, first["path"])
-    end, each = (ok("train", "fedavg", *IID, "--rounds", 2, "--eval-every", k).data["path"] for k in (0, 1))
+    end, each = (
+        ok("train", "fedavg", *IID, "--rounds", 2, "--eval-every", k).data["path"] for k in (0, 1)
+    )
     assert end != each
-    labels = {e["path"]: e["differs"] for e in ok("runs", "list", "--method", "fedavg").data["entries"]}
+    labels = {
+        e["path"]: e["differs"] for e in ok("runs", "list", "--method", "fedavg").data["entries"]
+    }
     assert labels == {end: "eval_every=0", each: "eval_every=1"}
 
 

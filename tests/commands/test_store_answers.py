@@ -22,18 +22,32 @@ def small(own_home: Path) -> Store:
     splits = np.where(rows < 12, "train", np.where(rows < 17, "test", "validation"))
     return fc.Store.from_arrays(
         {"mine": np.ones((20, 3), np.float32), "other": np.ones((20, 2), np.float16)},
-        labels=rows % 2, classes=("cat", "dog"), domains=np.where(rows < 10, "ink", "pen"), splits=splits,
-        text={"mine": np.ones((2, 3), np.float32)}, name="small",
-    )  # fmt: skip
+        labels=rows % 2,
+        classes=("cat", "dog"),
+        domains=np.where(rows < 10, "ink", "pen"),
+        splits=splits,
+        text={"mine": np.ones((2, 3), np.float32)},
+        name="small",
+    )
 
 
 def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
     told = ok("inspect", small.path).data
-    assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (20, 20, 0, [], [])
+    assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (
+        20,
+        20,
+        0,
+        [],
+        [],
+    )
     assert told["splits"] == {"train": 12, "test": 5, "validation": 3}
     arrays = [(a["backbone"], a["shape"], a["dtype"]) for a in told["arrays"]]
     assert arrays == [("mine", [20, 1, 3], "float32"), ("other", [20, 1, 2], "float16")]
-    assert (told["text"], told["text_templates"], told["partitions"]) == (["mine"], {"mine": []}, [])
+    assert (told["text"], told["text_templates"], told["partitions"]) == (
+        ["mine"],
+        {"mine": []},
+        [],
+    )
 
 
 def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small: Store) -> None:
@@ -46,14 +60,24 @@ def test_lists_that_exclude_each_other_are_refused() -> None:
     assert fedcache("ls", "--privacy", "--runs").code == Exit.USAGE
 
 
-def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store, own_home: Path) -> None:
+def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
+    small: Store, own_home: Path
+) -> None:
     ok("partition", "--store", small.path, "--scheme", "iid", "--clients", 2, "--name", "mine")
     size = sum(f.stat().st_size for f in small.path.rglob("*") if f.is_file())
     (entry,) = ok("ls").data["entries"]
     assert entry == {
-        "name": small.path.name, "path": str(small.path), "dataset": "small", "images": 20, "ok": 20,
-        "arrays": sorted(small.arrays), "text": ["mine"], "groups": {}, "partitions": ["mine"], "bytes": size,
-    }  # fmt: skip
+        "name": small.path.name,
+        "path": str(small.path),
+        "dataset": "small",
+        "images": 20,
+        "ok": 20,
+        "arrays": sorted(small.arrays),
+        "text": ["mine"],
+        "groups": {},
+        "partitions": ["mine"],
+        "bytes": size,
+    }
     assert ok("ls", "--dataset", "small").data["entries"] == [entry]
     (own_home / "stores" / "broken.zarr").mkdir()
     told = ok("ls")
@@ -66,29 +90,49 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store
 def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
     ingested(tmp_path)
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "thirds")
-    first = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2, "--seeds", "0-2").data
+    first = ok(
+        "train", "--method", "fed3r", "--scheme", "iid", "--clients", 2, "--seeds", "0-2"
+    ).data
     second = ok("train", "--method", "fed3r", "--partition", "thirds").data
     entries = {e["path"]: e for e in ok("runs", "list").data["entries"]}
     assert entries.keys() == {first["path"], second["path"]}
     files = list(Path(first["path"], "models").glob("*.safetensors"))
     assert len(files) == 3
-    assert entries[first["path"]].items() >= {
-        "method": "fed3r", "dataset": "mine", "partition": "iid", "rounds": 1, "seeds": [0, 1, 2],
-        "accuracy": first["accuracy"]["mean"], "model_bytes": sum(file.stat().st_size for file in files),
-    }.items()  # fmt: skip
+    assert (
+        entries[first["path"]].items()
+        >= {
+            "method": "fed3r",
+            "dataset": "mine",
+            "partition": "iid",
+            "rounds": 1,
+            "seeds": [0, 1, 2],
+            "accuracy": first["accuracy"]["mean"],
+            "model_bytes": sum(file.stat().st_size for file in files),
+        }.items()
+    )
     assert entries[second["path"]]["partition"] == "thirds"
 
 
 @pytest.mark.parametrize(
     ("file", "notes", "following"),
     [
-        ({"labels": [0, 1] * 5, "split": ["train"] * 6 + ["test"] * 3 + ["validation"]}, 1,
-         "fedcache train --method fedavg --scheme iid --clients 3 --dataset mine"),
-        ({"split": ["train"] * 6 + ["test"] * 4, "text/mine": np.ones((2, 3)), "classes": ["cat", "dog"]}, 1,
-         "fedcache train --method clip-zs --scheme iid --clients 3 --dataset mine"),
+        (
+            {"labels": [0, 1] * 5, "split": ["train"] * 6 + ["test"] * 3 + ["validation"]},
+            1,
+            "fedcache train --method fedavg --scheme iid --clients 3 --dataset mine",
+        ),
+        (
+            {
+                "split": ["train"] * 6 + ["test"] * 4,
+                "text/mine": np.ones((2, 3)),
+                "classes": ["cat", "dog"],
+            },
+            1,
+            "fedcache train --method clip-zs --scheme iid --clients 3 --dataset mine",
+        ),
         ({"labels": list(range(10))}, 2, "fedcache ingest FILE --name mine --replace"),
     ],
-)  # fmt: skip
+)
 def test_ingest_says_what_it_found_and_what_comes_next(
     tmp_path: Path, file: dict[str, Any], notes: int, following: str
 ) -> None:
@@ -107,7 +151,11 @@ def test_ingest_says_what_it_found_and_what_comes_next(
     [
         (["a", "b"] * 20, [0, 1] * 20, "--by site"),
         (["a", "b"] * 20, [0.0, 0.0, 1.0, np.nan] * 10, "--by site --option unlabelled=drop"),
-        ([str(i) for i in range(40)], [0, 1] * 20, "--scheme iid --clients 5"),  # a value for each row is no client
+        (
+            [str(i) for i in range(40)],
+            [0, 1] * 20,
+            "--scheme iid --clients 5",
+        ),  # a value for each row is no client
         (["a"] * 40, [0, 1] * 20, "--scheme iid --clients 5"),
     ],
 )

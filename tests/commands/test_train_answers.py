@@ -18,11 +18,21 @@ from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.runs.run import Run
 
 
-def result(mean: float | None = 0.8125, *, worst: float | None = None, **changes: Any) -> dict[str, Any]:
+def result(
+    mean: float | None = 0.8125, *, worst: float | None = None, **changes: Any
+) -> dict[str, Any]:
     """A result of two seeds with every part that is shown."""
     whole: dict[str, Any] = {
-        "method": "fedavg", "preset": "paper", "fidelity": "exact", "protocol": "global", "rounds": 20, "classes": 10,
-        "participation": "10%", "execution": "batched", "seeds": [0, 1], "digest": "d" * 64,
+        "method": "fedavg",
+        "preset": "paper",
+        "fidelity": "exact",
+        "protocol": "global",
+        "rounds": 20,
+        "classes": 10,
+        "participation": "10%",
+        "execution": "batched",
+        "seeds": [0, 1],
+        "digest": "d" * 64,
         "dataset": {"digest": "e" * 64},
         "partition": {"scheme": "dirichlet", "clients": 100, "digest": "0123456789ab"},
         "accuracy": {"mean": mean, "std": 0.01, "per_domain": {"ink": 0.75}},
@@ -31,10 +41,14 @@ def result(mean: float | None = 0.8125, *, worst: float | None = None, **changes
         "parameters": {"trainable": 5130, "fixed": 1_360_664},
         "fairness": {"mean": 0.7, "std_pp": 12.5, "worst10": worst, "worst40": 0.6, "best10": 0.9},
         "traffic": {
-            "exact": {"per_client_round": {"up": 5130.0, "down": 10260.0}, "up_bytes": 4096, "down_bytes": 8192},
+            "exact": {
+                "per_client_round": {"up": 5130.0, "down": 10260.0},
+                "up_bytes": 4096,
+                "down_bytes": 8192,
+            },
             "paper": {"per_client_round": {"up": 5000.0}},
         },
-    }  # fmt: skip
+    }
     return {**whole, **changes}
 
 
@@ -42,26 +56,64 @@ def test_a_result_is_told_whole() -> None:
     measured = {"seconds": {"extract": 1.5, "train": 1234.5}}
     trust = {"aggregate": "median", "rejected": 3}
     watched = {"drift": 0.123456, "rejected": None}
-    told = "\n".join(result_lines(result(worst=0.25, trust=trust, diagnostics=watched), measured, "/runs/d"))
+    told = "\n".join(
+        result_lines(result(worst=0.25, trust=trust, diagnostics=watched), measured, "/runs/d")
+    )
     for said in (
-        "81.25 % +- 1.00 over 2 seeds", "100 clients", "20 rounds", "50.00 %", "2 to 3.5 of 10 classes", "5,130",
-        "(1,360,664 fixed)", "mean 70.00", "worst 10 % 25.00", "worst 40 % 60.00", "best 10 % 90.00", "5,000",
-        "10,260", "median", "3 uploads", "drift 0.1235", "train 1,234.50 s", "/runs/d",
-    ):  # fmt: skip
+        "81.25 % +- 1.00 over 2 seeds",
+        "100 clients",
+        "20 rounds",
+        "50.00 %",
+        "2 to 3.5 of 10 classes",
+        "5,130",
+        "(1,360,664 fixed)",
+        "mean 70.00",
+        "worst 10 % 25.00",
+        "worst 40 % 60.00",
+        "best 10 % 90.00",
+        "5,000",
+        "10,260",
+        "median",
+        "3 uploads",
+        "drift 0.1235",
+        "train 1,234.50 s",
+        "/runs/d",
+    ):
         assert said in told
 
 
-def point(lr: str, mean: float | None, *, reused: bool = False, seconds: float | None = 2.0, **changes: Any) -> Point:
+def point(
+    lr: str,
+    mean: float | None,
+    *,
+    reused: bool = False,
+    seconds: float | None = 2.0,
+    **changes: Any,
+) -> Point:
     measured = {} if seconds is None else {"seconds": {"train": seconds}}
-    return Point("fedavg", {"lr": lr}, Run(Path("/runs") / lr, result(mean, **changes), measured, reused=reused))
+    return Point(
+        "fedavg",
+        {"lr": lr},
+        Run(Path("/runs") / lr, result(mean, **changes), measured, reused=reused),
+    )
 
 
 def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
-    points = [point("0.1", 0.5, worst=0.25), point("1", 0.75, reused=True, seconds=None), point("2", None)]
+    points = [
+        point("0.1", 0.5, worst=0.25),
+        point("1", 0.75, reused=True, seconds=None),
+        point("2", None),
+    ]
     done = Grid(
         points,
-        damaged=[LostPoint("fedavg", {"lr": "3"}, "result.json is not what was written.", "--fresh")],
-        failed=[LostPoint("fedavg", {"lr": "9"}, "The loss is not a number.", "Lower the learning rate.")],
+        damaged=[
+            LostPoint("fedavg", {"lr": "3"}, "result.json is not what was written.", "--fresh")
+        ],
+        failed=[
+            LostPoint(
+                "fedavg", {"lr": "9"}, "The loss is not a number.", "Lower the learning rate."
+            )
+        ],
     )
     made = grid_answer(done, ["lr"])
     (table,) = made.renderables
@@ -80,20 +132,30 @@ def validated(lr: str, mean: float, validation: float | None) -> Point:
     made = point(lr, mean, worst=0.5)
     held = {"mean": validation, "std": None, "pooled": validation, "rows": 7}
     return Point(
-        made.method, made.sweep, Run(made.run.path, {**made.run.result, "validation": held}, made.run.measured)
+        made.method,
+        made.sweep,
+        Run(made.run.path, {**made.run.result, "validation": held}, made.run.measured),
     )
 
 
 def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another() -> None:
     done = Grid(
-        [validated("1", 0.9, 0.4), validated("2", 0.6, 0.7), validated("3", 0.7, 0.7), validated("4", 0.8, None)]
+        [
+            validated("1", 0.9, 0.4),
+            validated("2", 0.6, 0.7),
+            validated("3", 0.7, 0.7),
+            validated("4", 0.8, None),
+        ]
     )
     assert done.best().sweep == {"lr": "2"}, "the first of equals"
     made = grid_answer(done, ["lr"])
     (table,) = made.renderables
     assert [tuple(row)[1:4] for row in table.rows] == [
-        ("2", "70.00", "60.00"), ("3", "70.00", "70.00"), ("1", "40.00", "90.00"), ("4", "-", "80.00"),
-    ]  # fmt: skip
+        ("2", "70.00", "60.00"),
+        ("3", "70.00", "70.00"),
+        ("1", "40.00", "90.00"),
+        ("4", "-", "80.00"),
+    ]
     assert made.data["best"]["sweep"] == {"lr": "2"}
     assert done.frame()["validation"].tolist()[:3] == [0.4, 0.7, 0.7]
     some = Grid([*done.points, point("5", 0.8, worst=0.5)])
@@ -101,7 +163,9 @@ def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another()
 
 
 @pytest.mark.parametrize("order", [("10", "9", "auto", "0.5"), ("0.5", "auto", "9", "10")])
-def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order: tuple[str, ...]) -> None:
+def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(
+    order: tuple[str, ...],
+) -> None:
     figures = {"10": 0.7, "9": 0.7 + 1e-16, "auto": 0.7, "0.5": 0.4}
     done = Grid([validated(lr, 0.6, figures[lr]) for lr in order])
     assert [p.sweep["lr"] for p in done.ranked()] == ["9", "10", "auto", "0.5"]
@@ -116,7 +180,10 @@ def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
     preset = next(p for p in map(find_preset, preset_names()) if p.sweep)
     key = next(iter(preset.sweep))
     given: Any = {"set": ["lr=0.1"]}
-    assert swept_values(["mu = 1, 2 ,,3", "tau=4"], given, None) == {"mu": ("1", "2", "3"), "tau": ("4",)}
+    assert swept_values(["mu = 1, 2 ,,3", "tau=4"], given, None) == {
+        "mu": ("1", "2", "3"),
+        "tau": ("4",),
+    }
     assert swept_values(None, given, preset) == dict(preset.sweep)
     assert swept_values([f"{key}=9"], given, preset) == {**preset.sweep, key: ("9",)}
     for word in ("lr=1,2", "set.lr=1,2"):

@@ -39,16 +39,28 @@ def store(once: Once) -> Path:
     return once(made)
 
 
-def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store: Path, tmp_path: Path) -> None:
+def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(
+    store: Path, tmp_path: Path
+) -> None:
     words = ("partition", "--scheme", "iid", "--clients", 4, "--store", store)
-    plain, done, split = ok(*words).data, ok(*words, *QUARTER).data, ok(*words, "--validation", "split").data
+    plain, done, split = (
+        ok(*words).data,
+        ok(*words, *QUARTER).data,
+        ok(*words, "--validation", "split").data,
+    )
     clients = done["clients"]
-    assert [c["train"] + c["validation"] for c in clients] == [c["train"] for c in plain["clients"]] == [36] * 4
+    assert (
+        [c["train"] + c["validation"] for c in clients]
+        == [c["train"] for c in plain["clients"]]
+        == [36] * 4
+    )
     assert done["validation"] == sum(c["validation"] for c in clients) == 36
     assert "validation" not in plain
     assert [c["validation"] for c in split["clients"]] == [48] * 4
     assert [c["train"] for c in split["clients"]] == [36] * 4
-    paths = ok("shard", "--partition", done["name"], "--out", tmp_path / "sites", "--store", store).data["stores"]
+    paths = ok(
+        "shard", "--partition", done["name"], "--out", tmp_path / "sites", "--store", store
+    ).data["stores"]
     splits = [np.bincount(Store.open(path).samples.split, minlength=3).tolist() for path in paths]
     assert splits == [[27, 48, 9]] * 4
     with pytest.raises(UsageError, match="9 validation rows"):
@@ -73,23 +85,47 @@ def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float
 
 @pytest.mark.parametrize("kind", ["fed3r", "fedncm"])
 @pytest.mark.parametrize("how", ["0.25", "split"])
-def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store: Path, kind: str, how: str) -> None:
+def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
+    store: Path, kind: str, how: str
+) -> None:
     words = ("-s", "iid", "-m", 4, "--validation", how, "--store", store)
     done = ok("train", "--method", kind, *words, "--set", "feat_post=none").data
     parts = fc.partition(store, "iid", clients=4, validation=how)
     assert done["partition"]["digest"] == parts.digest
     assert parts.validation is not None
     wanted = by_hand(store, parts, parts.validation, kind)
-    assert done["validation"]["mean"] == done["validation"]["pooled"] == pytest.approx(wanted, abs=1e-12)
+    assert (
+        done["validation"]["mean"]
+        == done["validation"]["pooled"]
+        == pytest.approx(wanted, abs=1e-12)
+    )
     assert done["validation"]["rows"] == len(parts.validation)
-    assert done["accuracy"]["mean"] == pytest.approx(by_hand(store, parts, parts.test, kind), abs=1e-12)
-    own = [by_hand(store, parts, c.validation, kind) for c in parts.clients if c.validation is not None]
+    assert done["accuracy"]["mean"] == pytest.approx(
+        by_hand(store, parts, parts.test, kind), abs=1e-12
+    )
+    own = [
+        by_hand(store, parts, c.validation, kind) for c in parts.clients if c.validation is not None
+    ]
     assert done["validation"]["per_client"] == pytest.approx(own, abs=1e-12)
 
 
 @pytest.mark.slow
 def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
-    words = ("train", "--method", "fedrep", "-s", "iid", "-m", 4, "--rounds", 4, "--seeds", "0,1", "--store", store)
+    words = (
+        "train",
+        "--method",
+        "fedrep",
+        "-s",
+        "iid",
+        "-m",
+        4,
+        "--rounds",
+        4,
+        "--seeds",
+        "0,1",
+        "--store",
+        store,
+    )
     plain = ok(*words).data
     assert "validation" not in plain
     done = ok(*words, "--validation", "0.25", "--eval-every", 2).data
@@ -98,13 +134,35 @@ def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     assert found["per_round"][-1]["mean"] == pytest.approx(found["mean"], abs=1e-12)
     assert found["mean"] == pytest.approx(np.mean(found["per_seed"]), abs=1e-12)
     assert found["std"] == pytest.approx(np.std(found["per_seed"], ddof=1), abs=1e-12)
-    assert found["mean"] == found["client_mean"] == pytest.approx(np.mean(found["per_client"]), abs=1e-12)
-    run = fc.train("fedrep", store, fc.partition(store, "iid", clients=4, validation=0.25), rounds=4, seeds=[0, 1])
+    assert (
+        found["mean"]
+        == found["client_mean"]
+        == pytest.approx(np.mean(found["per_client"]), abs=1e-12)
+    )
+    run = fc.train(
+        "fedrep",
+        store,
+        fc.partition(store, "iid", clients=4, validation=0.25),
+        rounds=4,
+        seeds=[0, 1],
+    )
     assert run.validation.mean == found["mean"]
     assert run.frame("clients")["validation"].tolist() == found["per_client"]
 
 
-GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.01,3,0.3", "--rounds", 3, "-s", "dirichlet", "-m", 4)
+GRID = (
+    "grid",
+    "--method",
+    "fedavg",
+    "--sweep",
+    "lr=0.01,3,0.3",
+    "--rounds",
+    3,
+    "-s",
+    "dirichlet",
+    "-m",
+    4,
+)
 
 
 @pytest.mark.slow
@@ -116,15 +174,29 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     (again,) = done["retrained"]
     assert (again["method"], again["sweep"]) == ("fedavg", best["sweep"])
     assert "validation" not in again
-    plain = ("train", "--method", "fedavg", "--set", f"lr={best['sweep']['lr']}", "--rounds", 3, "-s", "dirichlet",
-             "-m", 4, *words)  # fmt: skip
+    plain = (
+        "train",
+        "--method",
+        "fedavg",
+        "--set",
+        f"lr={best['sweep']['lr']}",
+        "--rounds",
+        3,
+        "-s",
+        "dirichlet",
+        "-m",
+        4,
+        *words,
+    )
     run = ok(*plain).data
     assert run["reused"]
     assert run["path"] == again["path"]
     assert run["accuracy"] == again["accuracy"]
     assert run["partition"]["digest"] == again["partition"]["digest"] != best["partition"]["digest"]
     parts = fc.partition(store, "dirichlet", clients=4, alpha=1, validation=0.3)
-    in_python = fc.grid("fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True)
+    in_python = fc.grid(
+        "fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True
+    )
     assert [point.run.result["digest"] for point in in_python.retrained] == [again["digest"]]
     fresh = ok("train", "--config", Path(again["path"]) / "config.toml", "--fresh").data
     assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
@@ -133,7 +205,20 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
 def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> None:
-    asked = ("grid", "--method", "fed3r", "-s", "iid", "-m", 3, "--validation", "0.3", "--retrain", "--store", store)
+    asked = (
+        "grid",
+        "--method",
+        "fed3r",
+        "-s",
+        "iid",
+        "-m",
+        3,
+        "--validation",
+        "0.3",
+        "--retrain",
+        "--store",
+        store,
+    )
     done = ok(*asked, "--sweep", words).data
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
     assert done["best"]["sweep"] == {"lam": "1"}
@@ -144,7 +229,19 @@ def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> 
 
 
 def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
-    made = ok("partition", "-s", "iid", "-m", 3, "--validation", "split", "--name", "mine", "--store", store).data
+    made = ok(
+        "partition",
+        "-s",
+        "iid",
+        "-m",
+        3,
+        "--validation",
+        "split",
+        "--name",
+        "mine",
+        "--store",
+        store,
+    ).data
     words = ("--method", "fed3r", "--sweep", "lam=0.1,100", "--store", store)
     done = ok("grid", *words, "--partition", "mine", "--retrain").data
     assert done["points"][0]["partition"]["digest"] == made["digest"]
@@ -160,20 +257,40 @@ def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path)
 
 
 @pytest.mark.slow
-def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path: Path, own_home: Path) -> None:
+def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(
+    tmp_path: Path, own_home: Path
+) -> None:
     """Models for all and clients' own: their rows to choose by are scored alike, and what is unlike is said."""
-    words = ("--method", "fed3r,solo", "--scheme", "dirichlet", "--alpha", "0.02", "--clients", 6,
-             "--validation", "0.25", "--rounds", 5, "--store", made(tmp_path, noise=3.0))  # fmt: skip
+    words = (
+        "--method",
+        "fed3r,solo",
+        "--scheme",
+        "dirichlet",
+        "--alpha",
+        "0.02",
+        "--clients",
+        6,
+        "--validation",
+        "0.25",
+        "--rounds",
+        5,
+        "--store",
+        made(tmp_path, noise=3.0),
+    )
     done = ok("grid", *words).data
     runs = {p["method"]: p for p in done["points"]}
     held = {name: p["validation"]["client_mean"] for name, p in runs.items()}
-    assert held["fed3r"] != runs["fed3r"]["validation"]["mean"], "pooled over clients, another score than solo has"
+    assert held["fed3r"] != runs["fed3r"]["validation"]["mean"], (
+        "pooled over clients, another score than solo has"
+    )
     best = max(held, key=lambda name: held[name])
     assert done["best"]["method"] == best
     (compared,) = ok("compare").data["comparisons"]
     assert {t["name"]: t["validation"] for t in compared["treatments"]} == pytest.approx(held)
     assert compared["chosen"] == best
-    assert any("Validation rows have the classes of each client" in note for note in compared["notes"])
+    assert any(
+        "Validation rows have the classes of each client" in note for note in compared["notes"]
+    )
     index = RunIndex(own_home / "runs")
     index.look()
     (line,) = GridIndex(own_home / "grids", index).lines()

@@ -19,7 +19,15 @@ def images(tmp_path: Path) -> Path:
 
 
 def extract(images: Path, *more: object) -> Done:
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     return fedcache(*words, *more, "--json")
 
 
@@ -49,7 +57,11 @@ def test_0_2_3_and_5_come_from_good_wrong_and_bad_input(images: Path) -> None:
 
 def test_5_when_a_store_is_damaged(images: Path) -> None:
     path = Path(extract(images).data["path"])
-    chunk = next(p for p in sorted(path.joinpath("features").rglob("*")) if p.is_file() and p.suffix != ".json")
+    chunk = next(
+        p
+        for p in sorted(path.joinpath("features").rglob("*"))
+        if p.is_file() and p.suffix != ".json"
+    )
     raw = bytearray(chunk.read_bytes())
     raw[len(raw) // 2] ^= 1
     chunk.write_bytes(raw)
@@ -61,14 +73,18 @@ def test_5_when_a_store_is_damaged(images: Path) -> None:
 
 def test_6_when_weights_are_not_there(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    lacking = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "clip-rn50", "--json")
+    lacking = fedcache(
+        "extract", "--dataset", f"folder:{images}", "--backbones", "clip-rn50", "--json"
+    )
     assert lacking.code == Exit.ENVIRONMENT
     assert "fedcache backbones import FILE --as clip-rn50" in hint_of(lacking)
 
 
 def test_7_when_a_run_falls_apart(images: Path) -> None:
     extract(images)
-    diverged = fedcache("train", "--method", "fedavg", "--set", "lr=1e30", *IID, "--rounds", 2, "--json")
+    diverged = fedcache(
+        "train", "--method", "fedavg", "--set", "lr=1e30", *IID, "--rounds", 2, "--json"
+    )
     assert diverged.code == Exit.FEDERATED
     assert "learning rate" in hint_of(diverged)
 
@@ -94,4 +110,12 @@ def test_130_goes_on_with_the_same_command(images: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr("fedcache.store.store.Store.create", interrupted)
         assert extract(images).code == Exit.INTERRUPTED
-    assert ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    assert ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )

@@ -39,7 +39,11 @@ def test_a_method_computes_what_it_computed(name, stage, table, request):
         return
     # Laws hold the other executions to the sequential one, at 1e-10; the full draw computes all of them.
     ending = "" if FULL else "/sequential"
-    want = {case: figures for case, figures in table.items() if case.startswith(f"{name}/") and case.endswith(ending)}
+    want = {
+        case: figures
+        for case, figures in table.items()
+        if case.startswith(f"{name}/") and case.endswith(ending)
+    }
     got = golden.table_of(name, stage, ending)
     assert set(got) == set(want)
     assert any("tensors" in figures for figures in want.values()), "nothing of it was ever computed"
@@ -57,9 +61,17 @@ def test_every_difference_is_found():
         "m/paper/sequential": {"accuracy.mean": 0.5, "upload.W.sha256": "aa"},
         "m/paper/gram": {"refused": 2, "_why": ""},
     }
-    nearly = {"m/paper/sequential": {"accuracy.mean": 0.5000000000000001, "upload.W.sha256": "aa", "new": None}}
+    nearly = {
+        "m/paper/sequential": {
+            "accuracy.mean": 0.5000000000000001,
+            "upload.W.sha256": "aa",
+            "new": None,
+        }
+    }
     assert golden.differences(a, a) == []
-    assert golden.differences(a, nearly | {"m/paper/gram": {"refused": 2, "_why": "in other words"}}) == [
+    assert golden.differences(
+        a, nearly | {"m/paper/gram": {"refused": 2, "_why": "in other words"}}
+    ) == [
         ("m/paper/sequential", "accuracy.mean", 0.5, 0.5000000000000001),
         ("m/paper/sequential", "new", "(absent)", None),
     ]
@@ -71,8 +83,16 @@ def test_every_difference_is_found():
 
 
 def test_a_figure_of_the_table_may_move_by_rounding_alone():
-    want = {"accuracy": 0.5, "per_client": [0.5, None], "bytes": [8, 8], "tensors": {"upload.W": [0.0, 3.0]}}
-    assert golden.off("c", want, {**want, "tensors": {"upload.W": [2e-6, 3.000001]}}, loose=False) == []
+    want = {
+        "accuracy": 0.5,
+        "per_client": [0.5, None],
+        "bytes": [8, 8],
+        "tensors": {"upload.W": [0.0, 3.0]},
+    }
+    assert (
+        golden.off("c", want, {**want, "tensors": {"upload.W": [2e-6, 3.000001]}}, loose=False)
+        == []
+    )
     for changed in (
         {"accuracy": 0.51},
         {"per_client": [0.5, 0.5]},

@@ -24,11 +24,15 @@ def pytest_generate_tests(metafunc):
 
 
 ALL = cases() + VARIANTS
-KEPT_OPTIMISER = [case for case in VARIANTS if case[0] == "solo" and case[1].get("reset_opt") is False]
+KEPT_OPTIMISER = [
+    case for case in VARIANTS if case[0] == "solo" and case[1].get("reset_opt") is False
+]
 """In the short draw too: the one case whose clients keep the state of their optimiser from round to round."""
 ONE_EACH = tried(one_of_each(cases(), lambda case: case[0]))
 """For laws that no optimiser can break: one case of every method, all of them in the full draw."""
-EVERY_METHOD = one_of_each(cases(), lambda case: (case[0], case[0] in ("fedavg", "solo") and case[1]["opt"]))
+EVERY_METHOD = one_of_each(
+    cases(), lambda case: (case[0], case[0] in ("fedavg", "solo") and case[1]["opt"])
+)
 """For laws that an optimiser can break, which is one piece of code for all methods: every optimiser of two methods."""
 EACH_AND_OPTIMISERS = tried(EVERY_METHOD)
 METHOD = pytest.mark.parametrize("name", tried(METHODS))
@@ -39,8 +43,17 @@ DRAWN = ALL if FULL else EACH_AND_OPTIMISERS
 SETS_OF_CLIENTS = [case for case in EVERY_METHOD if case[0] == "fedpcl"]
 """In the short draw too: the clients of a point read the same sets of prototypes, and those of points differ."""
 
-LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-simclr", "fedprox-simclr", "min-local",
-              "non-fl"}  # fmt: skip
+LABEL_FREE = {
+    "clip-zs",
+    "fst-cbdg",
+    "flesd",
+    "flesd-head",
+    "flesd-cc",
+    "fedavg-simclr",
+    "fedprox-simclr",
+    "min-local",
+    "non-fl",
+}
 """The papers' unsupervised methods, named here so that none of them leaves the law by declaring labels."""
 
 LARGER_STEPS = {
@@ -54,11 +67,17 @@ PLAIN = [(name, {}) for name in tried(METHODS)]
 
 TRIED = {
     "executions_agree": ALL if FULL else [*EVERY_METHOD, *tried(VARIANTS)],
-    "a_grid_point_is_the_run_alone": [*DRAWN, *(case for case in SETS_OF_CLIENTS if case not in DRAWN)],
+    "a_grid_point_is_the_run_alone": [
+        *DRAWN,
+        *(case for case in SETS_OF_CLIENTS if case not in DRAWN),
+    ],
     "chunks_change_nothing": DRAWN,
     "the_same_seed_gives_the_same_bits": EACH_AND_OPTIMISERS,
     "the_callers_torch_state_changes_nothing": ONE_EACH,
-    "a_resumed_run_has_the_same_bits": [*DRAWN, *(case for case in KEPT_OPTIMISER if case not in DRAWN)],
+    "a_resumed_run_has_the_same_bits": [
+        *DRAWN,
+        *(case for case in KEPT_OPTIMISER if case not in DRAWN),
+    ],
     "executions_may_change_between_rounds": [*EACH_AND_OPTIMISERS, *KEPT_OPTIMISER],
     "the_order_of_clients_does_not_matter": ONE_EACH,
     "who_is_not_sampled_sends_nothing_and_keeps_its_state": ONE_EACH,
@@ -70,14 +89,21 @@ TRIED = {
     "additive_uploads_add_up": tried(ALL),
     "a_prediction_does_not_see_other_test_rows": DRAWN,
     "training_changes_what_is_kept": PLAIN,
-    "classes_that_lie_apart_are_learnt": [(name, LARGER_STEPS.get(name, {})) for name in tried(METHODS)],
+    "classes_that_lie_apart_are_learnt": [
+        (name, LARGER_STEPS.get(name, {})) for name in tried(METHODS)
+    ],
     "all_rows_count_the_same": PLAIN,
 }
 """Law -> the cases it is tried on."""
 
 
-IN_TURN = {"the_callers_torch_state_changes_nothing", "the_order_of_clients_does_not_matter", "traffic_adds_up",
-           "no_test_row_is_trained_on", "a_missing_row_is_never_read"}  # fmt: skip
+IN_TURN = {
+    "the_callers_torch_state_changes_nothing",
+    "the_order_of_clients_does_not_matter",
+    "traffic_adds_up",
+    "no_test_row_is_trained_on",
+    "a_missing_row_is_never_read",
+}
 """Laws of what surrounds a round, whoever computes it: the executions take turns over the methods."""
 
 assert TRIED.keys() == METHOD_LAWS.keys()
@@ -102,12 +128,38 @@ for law_name in TRIED:
 
 def test_dual_serves_sgd_on_features():
     # The one table of exceptions: what is added here must say why in ``dual.serves`` or in the method.
-    other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
-             "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat", "fedavgm", "fedadam", "fedyogi",
-             "fedadagrad", "feddyn", "fednova", "feddisco", "ifca", "fedclip"}  # fmt: skip
+    other = {
+        "central",
+        "fedpft",
+        "fst-cbdg",
+        "scaffold",
+        "flesd-head",
+        "flesd-cc",
+        "min-local",
+        "non-fl",
+        "promptfl",
+        "fedavg-simclr",
+        "fedprox-simclr",
+        "tpfl-feat",
+        "atpfl-feat",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "feddyn",
+        "fednova",
+        "feddisco",
+        "ifca",
+        "fedclip",
+    }
     for name, method in METHODS.items():
-        sgd = any(h.name == "opt" and "sgd" in h.choices for h in method.hparams) or name in ("pfedme", "perfedavg")
-        served_by_dual = method.gradient and sgd and "batched" in method.executions and name not in other
+        sgd = any(h.name == "opt" and "sgd" in h.choices for h in method.hparams) or name in (
+            "pfedme",
+            "perfedavg",
+        )
+        served_by_dual = (
+            method.gradient and sgd and "batched" in method.executions and name not in other
+        )
         assert ("gram" in method.executions) == served_by_dual, name
 
 
@@ -115,7 +167,10 @@ def test_every_execution_that_a_method_names_has_a_case():
     # Pairs that cannot be are not collected: none may be missing because an execution refuses all of them.
     for name, method in METHODS.items():
         for execution in method.executions:
-            assert any(fitting(case, execution) for case in ALL if case[0] == name), (name, execution)
+            assert any(fitting(case, execution) for case in ALL if case[0] == name), (
+                name,
+                execution,
+            )
 
 
 @pytest.mark.parametrize("name", sorted(LABEL_FREE))

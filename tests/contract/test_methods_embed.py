@@ -18,8 +18,14 @@ def deployed(case):
     method = METHODS[case[0]]
     declared = {h.name for h in method.hparams}
     data, clients = tiny(views=4)
-    out = go_tiny(case[0], {**case[1], **{k: v for k, v in NARROW.items() if k in declared}}, data, clients)
-    number = None if out.protocol == "global" else next(i for i in range(4) if out.deployed(i) is not None)
+    out = go_tiny(
+        case[0], {**case[1], **{k: v for k, v in NARROW.items() if k in declared}}, data, clients
+    )
+    number = (
+        None
+        if out.protocol == "global"
+        else next(i for i in range(4) if out.deployed(i) is not None)
+    )
     return out.deployed(number), fitted(method, data)
 
 

@@ -26,11 +26,15 @@ def released(x, y, classes):
     return mu @ precision, np.log(1.0 / classes) - np.einsum("nd,dc,nc->n", mu, precision, mu) / 2
 
 
-@pytest.mark.parametrize("group", [CLIENTS, parts(0, 1), parts(3, 17)], ids=["nine", "one", "seventeen"])
+@pytest.mark.parametrize(
+    "group", [CLIENTS, parts(0, 1), parts(3, 17)], ids=["nine", "one", "seventeen"]
+)
 def test_it_is_the_released_code_whatever_the_partition(group):
     W, b = released(X, Y.argmax(1), 6)
     out = go("gda", {"alpha": 0.3}, DATA, group, **EVERYONE)
-    assert np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
+    assert (
+        np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
+    )
     assert np.abs(out.server["b"].numpy() - 0.3 * b).max() < 1e-10 * np.abs(b).max()
     x = DATA.x[:, 0].numpy()
     logits = 100.0 * x @ TEXT.T + 0.3 * (x @ W.T + b)
@@ -38,25 +42,33 @@ def test_it_is_the_released_code_whatever_the_partition(group):
 
 
 def test_augmentations_give_what_the_released_code_makes_of_them():
-    draws = torch.from_numpy(np.random.default_rng(0).normal(0, 0.2, (len(DATA.x), 3, DATA.x.shape[2])))
+    draws = torch.from_numpy(
+        np.random.default_rng(0).normal(0, 0.2, (len(DATA.x), 3, DATA.x.shape[2]))
+    )
     views = torch.cat([DATA.x, DATA.x + draws], 1)
     data = replace(DATA, x=views / views.norm(dim=-1, keepdim=True))
     x = np.concatenate([data.x[POOL, view].numpy() for view in (1, 2, 3)])
     W, b = released(x, np.tile(data.y[POOL].numpy(), 3), 6)
     out = go("gda", {"alpha": 0.3, "proto_view": "aug"}, data, CLIENTS, **EVERYONE)
-    assert np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
+    assert (
+        np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
+    )
     assert np.abs(out.server["b"].numpy() - 0.3 * b).max() < 1e-10 * np.abs(b).max()
     hp = METHODS["gda"].resolve("paper", {"proto_view": "aug"})
     assert METHODS["gda"].faithful(hp, 4) == "cached_views"
 
 
 def test_fewer_rows_than_features_are_enough():
-    few = [Rows("few", np.concatenate([POOL[Y[:, c] == 1][:2] for c in range(6)])[:10], TEST)]  # 10 rows, 11 features
+    few = [
+        Rows("few", np.concatenate([POOL[Y[:, c] == 1][:2] for c in range(6)])[:10], TEST)
+    ]  # 10 rows, 11 features
     x, y = DATA.x[few[0].train, 0].numpy(), DATA.y[few[0].train].numpy()
     data = replace(DATA, classes=5, text=DATA.text[:5], y=DATA.y.clamp(max=4))
     W, b = released(x, y, 5)
     out = go("gda", {"alpha": 2.0, "scale": 7.0}, data, few, **EVERYONE)
-    assert np.abs(out.server["W"].numpy() - (7.0 * TEXT[:5] + 2.0 * W)).max() < 1e-9 * np.abs(W).max()
+    assert (
+        np.abs(out.server["W"].numpy() - (7.0 * TEXT[:5] + 2.0 * W)).max() < 1e-9 * np.abs(W).max()
+    )
     assert np.abs(out.server["b"].numpy() - 2.0 * b).max() < 1e-9 * np.abs(b).max()
 
 

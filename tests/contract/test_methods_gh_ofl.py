@@ -48,17 +48,30 @@ def released(x, y, head, shrink=0.05, pooled=False):
     return made
 
 
-HEADS = [{"head": "nb"}, {"head": "nb", "variance": "pooled"}, {"head": "lda"}, {"head": "qda"},
-         {"head": "qda", "shrink": 0.5}]  # fmt: skip
+HEADS = [
+    {"head": "nb"},
+    {"head": "nb", "variance": "pooled"},
+    {"head": "lda"},
+    {"head": "qda"},
+    {"head": "qda", "shrink": 0.5},
+]
 
 
 @pytest.mark.parametrize("settings", HEADS, ids=lambda s: "-".join(map(str, s.values())))
 @pytest.mark.parametrize("group", [CLIENTS, parts(2, 13)], ids=["nine", "thirteen"])
 def test_scores_are_the_released_ones_whatever_the_partition(settings, group):
     out = go("gh-ofl", settings, DATA, group, **EVERYONE)
-    want = released(X, LABEL, settings["head"], settings.get("shrink", 0.05), settings.get("variance") == "pooled")
+    want = released(
+        X,
+        LABEL,
+        settings["head"],
+        settings.get("shrink", 0.05),
+        settings.get("variance") == "pooled",
+    )
     got = scores(out)
-    got, want = (s - s.mean(1, keepdims=True) for s in (got, want))  # what all classes share says nothing
+    got, want = (
+        s - s.mean(1, keepdims=True) for s in (got, want)
+    )  # what all classes share says nothing
     assert np.abs(got - want).max() < 1e-9 * np.abs(want).max()
     assert np.array_equal(out.predict(DATA.x).numpy(), want.argmax(1))
 
@@ -91,7 +104,9 @@ def test_a_class_that_nobody_has_is_never_predicted(settings):
 
 def test_a_pooled_covariance_needs_more_rows_than_classes():
     data, clients = federation(sizes=(30,), per_client=3)
-    clients[0] = replace(clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()]))
+    clients[0] = replace(
+        clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()])
+    )
     for settings in HEADS[1:4]:
         with pytest.raises(FedcacheError, match="3 rows") as info:
             go("gh-ofl", settings, data, clients, **EVERYONE)

@@ -22,13 +22,24 @@ def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(model):  # T-G1, T-G3
     assert gap(out.server, fedavg.server) == 0.0
     assert np.array_equal(out.evaluation.predictions, fedavg.evaluation.predictions)
     assert (out.protocol, out.accuracy) == ("global", fedavg.accuracy)
-    assert gap(go("perfedavg", {**settings, "alpha": 0.1}, *pair, **keys).server, fedavg.server) > 0.0
+    assert (
+        gap(go("perfedavg", {**settings, "alpha": 0.1}, *pair, **keys).server, fedavg.server) > 0.0
+    )
 
 
 def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {"head": "linear", "init": "shared", "alpha": 0.4, "beta": 0.2, "batch": 16, "adapt_steps": 2}
-    start = go("perfedavg", {**settings, "epochs": 0}, data, clients, participation=None, rounds=1).server
+    settings = {
+        "head": "linear",
+        "init": "shared",
+        "alpha": 0.4,
+        "beta": 0.2,
+        "batch": 16,
+        "adapt_steps": 2,
+    }
+    start = go(
+        "perfedavg", {**settings, "epochs": 0}, data, clients, participation=None, rounds=1
+    ).server
     out = go("perfedavg", settings, data, clients, participation=None, rounds=1)
 
     def stepped(theta, rate, at, rows):
@@ -38,12 +49,16 @@ def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
     ends = []
     for c in clients:
         theta = start
-        for second, first in zip(batches_of(c, 0, 0, 0), batches_of(c, 0, 0, 0, "inner"), strict=True):
+        for second, first in zip(
+            batches_of(c, 0, 0, 0), batches_of(c, 0, 0, 0, "inner"), strict=True
+        ):
             theta = stepped(theta, 0.2, stepped(theta, 0.4, theta, first), second)
         ends.append(theta)
     server = mean_of(ends, [20, 33, 7])
     assert gap(out.server, server) < 1e-12
-    for i, c in enumerate(clients):  # deployed: two steps, each on the first batch of an order of the training rows
+    for i, c in enumerate(
+        clients
+    ):  # deployed: two steps, each on the first batch of an order of the training rows
         theta = server
         for step in range(2):
             theta = stepped(theta, 0.4, theta, batches_of(c, 0, 1, step, "adapt")[0])
@@ -60,8 +75,17 @@ def test_evaluation_never_changes_training():
 
 def test_adapting_on_test_rows_reads_them_and_says_so():  # D-71
     data, clients = federation(sizes=(64, 50), tests=12)
-    settings = {"head": "linear", "init": "zero", "alpha": 50.0, "epochs": 0, "adapt_steps": 5, "batch": 12}
-    train, test = (go("perfedavg", {**settings, "adapt_on": on}, data, clients) for on in ("train", "test"))
+    settings = {
+        "head": "linear",
+        "init": "zero",
+        "alpha": 50.0,
+        "epochs": 0,
+        "adapt_steps": 5,
+        "batch": 12,
+    }
+    train, test = (
+        go("perfedavg", {**settings, "adapt_on": on}, data, clients) for on in ("train", "test")
+    )
     assert train.warnings == ()
     assert "labelled test rows" in test.warnings[0]
     assert test.accuracy > train.accuracy
@@ -78,7 +102,14 @@ def test_adapting_on_test_rows_reads_them_and_says_so():  # D-71
 
 def test_a_client_with_less_than_a_batch_adapts_on_what_it_has():
     data, clients = federation(sizes=(40, 9))
-    settings = {"head": "linear", "init": "zero", "alpha": 5.0, "batch": 32, "drop_last": True, "epochs": 0}
+    settings = {
+        "head": "linear",
+        "init": "zero",
+        "alpha": 5.0,
+        "batch": 32,
+        "drop_last": True,
+        "epochs": 0,
+    }
     out = go("perfedavg", settings, data, clients, participation=None)
     assert out.records[0].clients == (0,)
     rows = batches_of(clients[1], 0, out.records[-1].round, 0, "adapt", size=32)[0]

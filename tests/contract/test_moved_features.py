@@ -48,7 +48,9 @@ OTHERS = {
 """Methods of one round whose formulas depend on where the origin of the features is, and why."""
 
 LISTED = {name for name, _ in INVARIANT} | set(OTHERS)
-INVARIANT += [(name, {}) for name, method in METHODS.items() if method.one_shot and name not in LISTED]
+INVARIANT += [
+    (name, {}) for name, method in METHODS.items() if method.one_shot and name not in LISTED
+]
 
 
 """Values of columns that are the same in every row."""
@@ -68,7 +70,9 @@ def moved(mean, constants=()):
     features = torch.from_numpy(x).float().unsqueeze(1)
     domain = torch.zeros(900, dtype=torch.int64)
     data = replace(data, x=features, y=torch.from_numpy(y), text=None, classes=4, domain=domain)
-    return data, [Rows(f"client-{i}", np.arange(i, 500, 5), np.arange(500 + i, 900, 5)) for i in range(5)]
+    return data, [
+        Rows(f"client-{i}", np.arange(i, 500, 5), np.arange(500 + i, 900, 5)) for i in range(5)
+    ]
 
 
 def scores(name, settings, mean, constants=()):
@@ -102,7 +106,11 @@ def test_a_constant_changes_no_prediction_beyond_rounding(name, settings):
 @pytest.mark.parametrize("value", [0.1, 1_000_000.0])
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [(name, settings) for name, settings in INVARIANT if name != "fedpft" and settings != {"gamma_shrink": 0.0}],
+    [
+        (name, settings)
+        for name, settings in INVARIANT
+        if name != "fedpft" and settings != {"gamma_shrink": 0.0}
+    ],
     ids=str,
 )
 def test_columns_that_are_constant_change_no_prediction_beyond_rounding(name, settings, value):
@@ -139,7 +147,9 @@ def test_the_advice_of_a_singular_system_keeps_the_accuracy(name, settings, key,
     data, clients = singular(mean, large)
     with pytest.raises(FedcacheError) as caught:
         accuracy(name, {**settings, key: 0.0}, data, clients)
-    advice = dict(word.rstrip(",").split("=") for word in re.findall(r"--set (\S+)", caught.value.hint))
+    advice = dict(
+        word.rstrip(",").split("=") for word in re.findall(r"--set (\S+)", caught.value.hint)
+    )
     assert advice
     if advice.pop("feat_post", "none") == "standardize":
         data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
@@ -165,7 +175,9 @@ def scaled(factor, mean):
         (2.0**-8, 100.0, "0.0625", {"cov": "spherical"}),
     ],
 )
-def test_features_that_16_bits_do_not_hold_end_fedpft_with_advice_that_works(factor, mean, number, settings):
+def test_features_that_16_bits_do_not_hold_end_fedpft_with_advice_that_works(
+    factor, mean, number, settings
+):
     data, clients = scaled(factor, mean)
     settings = {**settings, "reg_covar": 1e-6 * factor**2}
     with pytest.raises(FedcacheError, match=number) as caught:
@@ -193,10 +205,14 @@ def advice_of(out):
 
 
 @pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
-def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that_works(name, settings, key):
+def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that_works(
+    name, settings, key
+):
     usual = accuracy(name, settings, *moved(0.0))
     data, clients = scaled(2.0**-20, 0.0)
-    advice = advice_of(go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32))
+    advice = advice_of(
+        go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32)
+    )
     assert set(advice) == {key}
     if advice.pop("feat_post", "none") == "standardize":
         data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))

@@ -35,13 +35,18 @@ def columns(kind: str, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 KINDS = (
-    "words in the order that the file lists", "numbers of classes that the file lists", "words without a list",
-    "numbers with gaps", "eleven numbers",
-)  # fmt: skip
+    "words in the order that the file lists",
+    "numbers of classes that the file lists",
+    "words without a list",
+    "numbers with gaps",
+    "eleven numbers",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_class_has_its_own_name_from_the_file_to_the_prediction(kind: str, tmp_path: Path) -> None:
+def test_a_class_has_its_own_name_from_the_file_to_the_prediction(
+    kind: str, tmp_path: Path
+) -> None:
     rows = 132
     given, words = columns(kind, rows)
     rng = np.random.default_rng(0)
@@ -59,7 +64,9 @@ def test_a_class_has_its_own_name_from_the_file_to_the_prediction(kind: str, tmp
     assert list(fc.load_model(run).predict(x.astype(np.float32))) == words.tolist()
 
 
-def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(tmp_path: Path) -> None:
+def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(
+    tmp_path: Path,
+) -> None:
     rng = np.random.default_rng(1)
     y = np.arange(300) % 4
     x = rng.normal(size=(4, 8))[y] + 1.5 * rng.normal(size=(300, 8))
@@ -69,9 +76,22 @@ def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(tm
     ok("ingest", file, "--name", "own")
     by_seed = []
     for method, seeds in (("fedavg", "11,1,3,2"), ("solo", "2,3,11,1")):
-        words = ("--method", method, "--seeds", seeds, "--rounds", 2, "--scheme", "iid", "--clients", 3)
+        words = (
+            "--method",
+            method,
+            "--seeds",
+            seeds,
+            "--rounds",
+            2,
+            "--scheme",
+            "iid",
+            "--clients",
+            3,
+        )
         result = json.loads((Path(ok("train", *words).data["path"]) / "result.json").read_text())
-        by_seed.append(dict(zip(result["seeds"], result["accuracy"]["client_mean_per_seed"], strict=True)))
+        by_seed.append(
+            dict(zip(result["seeds"], result["accuracy"]["client_mean_per_seed"], strict=True))
+        )
     first, second = ([values[seed] for seed in (1, 2, 3, 11)] for values in by_seed)
     compared = ok("compare", "--against", "fedavg").data["comparisons"][0]
     (pair,) = compared["pairs"]

@@ -28,7 +28,9 @@ def test_a_store_of_an_earlier_version_still_trains(tmp_path: Path, name: str) -
     assert 0.0 <= fc.train("fedncm", store, parts).accuracy["mean"] <= 1.0
 
 
-@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")  # of the manifest, which is no Zarr file
+@pytest.mark.filterwarnings(
+    "ignore::zarr.errors.ZarrUserWarning"
+)  # of the manifest, which is no Zarr file
 def test_zarr_reads_the_numbers_that_were_given(tmp_path: Path) -> None:
     path = tmp_path / "s.zarr"
     splits = [0] * 12 + [1] * 4
@@ -39,7 +41,9 @@ def test_zarr_reads_the_numbers_that_were_given(tmp_path: Path) -> None:
     samples = dict(group["samples"].arrays())
     assert np.asarray(samples["split"]).tolist() == splits
     # Classes are numbered in the order of their names.
-    assert np.asarray(samples["label"]).tolist() == [sorted(set(LABELS)).index(label) for label in LABELS]
+    assert np.asarray(samples["label"]).tolist() == [
+        sorted(set(LABELS)).index(label) for label in LABELS
+    ]
 
 
 def test_two_stores_of_the_same_rows_have_the_same_bytes(tmp_path: Path) -> None:

@@ -30,8 +30,12 @@ STATES: dict[str, Callable[[], Any]] = {
     "another default device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "another default dtype": lambda: set_for(torch.set_default_dtype, torch.float64, torch.float32),
-    "half the default dtype": lambda: set_for(torch.set_default_dtype, torch.float16, torch.float32),
-    "faster matrix products": lambda: set_for(torch.set_float32_matmul_precision, "medium", "highest"),
+    "half the default dtype": lambda: set_for(
+        torch.set_default_dtype, torch.float16, torch.float32
+    ),
+    "faster matrix products": lambda: set_for(
+        torch.set_float32_matmul_precision, "medium", "highest"
+    ),
 }
 
 

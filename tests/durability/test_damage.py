@@ -56,17 +56,30 @@ def test_random_flips_are_found_and_never_read_as_numbers(place, cases):
     assert verify(path).problems == []
 
 
-KINDS = ("truncated", "extended", "zeroed", "deleted", "half", "swapped chunks", "swapped manifests", "older manifest")
+KINDS = (
+    "truncated",
+    "extended",
+    "zeroed",
+    "deleted",
+    "half",
+    "swapped chunks",
+    "swapped manifests",
+    "older manifest",
+)
 
 
 def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
     """Change one thing of a store."""
     files = [
-        f for f in files_of(path) if f.stat().st_size > 4 and f.name != "history.jsonl" and "journal" not in f.name
+        f
+        for f in files_of(path)
+        if f.stat().st_size > 4 and f.name != "history.jsonl" and "journal" not in f.name
     ]
     file = draw.choice(files)
     raw = file.read_bytes()
-    chunks = [f for f in (path / "features" / KEYS[0]).rglob("*") if f.is_file() and f.name != "zarr.json"]
+    chunks = [
+        f for f in (path / "features" / KEYS[0]).rglob("*") if f.is_file() and f.name != "zarr.json"
+    ]
     if kind == "truncated":
         file.write_bytes(raw[: draw.randrange(len(raw))])
     elif kind == "extended":
@@ -91,7 +104,9 @@ def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
 
         body = json.loads((path / "manifest.json").read_bytes())
         body.pop("sha256", None)
-        body["samples"] = {k: (v ^ 1 if isinstance(v, int) else v) for k, v in body["samples"].items()}
+        body["samples"] = {
+            k: (v ^ 1 if isinstance(v, int) else v) for k, v in body["samples"].items()
+        }
         (path / "manifest.json").write_bytes(to_signed(body))
 
 

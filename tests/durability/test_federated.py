@@ -41,7 +41,9 @@ def digits():
     train, test = order[: len(x) * 3 // 4], order[len(x) * 3 // 4 :]
     clients = [
         Rows(f"client-{i}", a, b)
-        for i, (a, b) in enumerate(zip(np.array_split(train, CLIENTS), np.array_split(test, CLIENTS), strict=True))
+        for i, (a, b) in enumerate(
+            zip(np.array_split(train, CLIENTS), np.array_split(test, CLIENTS), strict=True)
+        )
     ]
     return Data(x, torch.from_numpy(y), 10), clients
 
@@ -65,7 +67,9 @@ def test_a_fifth_of_sign_flippers_breaks_the_mean_and_no_robust_rule(name, cases
         try:
             return run(method, hp, data, clients, rounds=20, seed=seed, trust=trust).accuracy
         except FedcacheError as error:
-            return 0.0 if "not positive definite" in str(error) else math.nan  # of flipped statistics nothing is made
+            return (
+                0.0 if "not positive definite" in str(error) else math.nan
+            )  # of flipped statistics nothing is made
 
     for seed in range(cases(1, 5)):
         clean = accuracy("mean", None, seed)
@@ -85,7 +89,14 @@ def test_fed3r_on_any_partition_is_the_central_ridge(cases):
         cuts = np.sort(g.choice(np.arange(1, len(rows)), int(g.integers(1, 30)), replace=False))
         clients = [Rows(f"c{i}", part, rows[:1]) for i, part in enumerate(np.split(rows, cuts))]
         lam = float(10.0 ** g.uniform(-3, 1))
-        out = run(method, method.resolve("paper", {"lam": lam}), data, clients, rounds=1, dtype=torch.float64)
+        out = run(
+            method,
+            method.resolve("paper", {"lam": lam}),
+            data,
+            clients,
+            rounds=1,
+            dtype=torch.float64,
+        )
         ridge = Ridge(alpha=lam, fit_intercept=False).fit(x[rows], onehot[rows])
         assert np.abs(out.server["W"].numpy() - ridge.coef_).max() < 1e-8
 

@@ -16,7 +16,9 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "attack_home.py"
 
 def attacked(*words: object) -> str:
     """What ``tools/attack_home.py`` prints, and that nothing was wrong."""
-    done = subprocess.run([sys.executable, str(TOOL), *map(str, words)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(TOOL), *map(str, words)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert ": 0 WRONG" in done.stdout
     return done.stdout
@@ -38,12 +40,19 @@ there = {{tool.kind_of(name) for name in story.files()}}
 print(json.dumps([unknown, tool.unlisted(story), sorted(tool.KINDS.keys() - there)]))
 """
     home = {"FEDCACHE_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False,
-                          env={**os.environ, **home})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **home},
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     unknown, with_a_new_kind, never_made = json.loads(done.stdout.splitlines()[-1])
     assert unknown == []
-    assert with_a_new_kind == ["runs/new-kind.json"], "a file that was there for a moment is seen too"
+    assert with_a_new_kind == ["runs/new-kind.json"], (
+        "a file that was there for a moment is seen too"
+    )
     assert never_made == [], "a kind of which the story makes no file is never attacked"
 
 
@@ -53,6 +62,8 @@ def test_no_file_of_a_home_is_changed_unseen(cases: Callable[[int, int], int]) -
 
 
 @pytest.mark.parametrize("kind", ["finished seed", "result"])
-def test_no_digit_that_is_kept_between_commands_is_changed_unseen(kind: str, cases: Callable[[int, int], int]) -> None:
+def test_no_digit_that_is_kept_between_commands_is_changed_unseen(
+    kind: str, cases: Callable[[int, int], int]
+) -> None:
     shown = attacked("--count", cases(12, 100), "--seed", 1, "--only", kind, "--how", "digit")
     assert f"| {kind} |" in shown

@@ -32,8 +32,22 @@ CHUNKS = 2 * 48
 def words(tmp_path: Path) -> tuple[object, ...]:
     """An extraction of 384 images in 48 chunks for each of two backbones."""
     images = folder(tmp_path / "many", train=96, test=32)
-    return ("extract", "--dataset", f"folder:{images}", "--backbones", BACKBONES, "--size", 16, "--batch", 4,
-            "--chunk-rows", 8, "--workers", 2, "--json")  # fmt: skip
+    return (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        BACKBONES,
+        "--size",
+        16,
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        2,
+        "--json",
+    )
 
 
 @pytest.fixture
@@ -67,7 +81,9 @@ def kill_and_resume(words, home, folder, times, code=0):
             run = start(*words, "--store", part, home=home)
             # Half of the chunks, or as long as it may take.
             until = time.monotonic() + seconds
-            while run.poll() is None and time.monotonic() < until and done(part) < draw.randint(4, 30):
+            while (
+                run.poll() is None and time.monotonic() < until and done(part) < draw.randint(4, 30)
+            ):
                 time.sleep(0.01)
             if run.poll() is not None:
                 break
@@ -136,11 +152,27 @@ def in_session(number: int) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("backbone", ["pixels", "efficientnet-lite0"])
-def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(tmp_path, home, cases, backbone, number):
+def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(
+    tmp_path, home, cases, backbone, number
+):
     """At any moment, workers that are starting included; long names make what they are sent larger than a pipe."""
     images = folder(tmp_path / "many", train=96, test=32, domains=("d" * 200,))
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", backbone, "--size", 32, "--batch", 4,
-             "--chunk-rows", 8, "--workers", 2, "--json")  # fmt: skip
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        backbone,
+        "--size",
+        32,
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        2,
+        "--json",
+    )
     whole = tmp_path / "whole.zarr"
     began = time.monotonic()
     assert apart(*words, "--store", whole, home=home).code == 0
@@ -149,7 +181,10 @@ def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(tmp_path
     for i in range(cases(1, 30)):
         run = start(*words, "--store", part, home=home)
         time.sleep(draw.uniform(0.1, 1.0) * seconds)
-        for pause in (draw.uniform(0.2, 1.0), 0.0):  # two signals that a process sees at once are one
+        for pause in (
+            draw.uniform(0.2, 1.0),
+            0.0,
+        ):  # two signals that a process sees at once are one
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, number)
             time.sleep(pause)
@@ -184,13 +219,26 @@ cp -r "$DISK/s.zarr" "$OUT/s.zarr"
 def test_a_disk_that_fills_up_is_exit_6_and_what_was_written_stays(tmp_path, words, home):
     """A real small disk: a tmpfs in a mount namespace of its own, filled when 20 chunks are there."""
     apart_from = ("unshare", "--map-root-user", "--mount")
-    if shutil.which("unshare") is None or subprocess.run([*apart_from, "true"], check=False).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*apart_from, "true"], check=False).returncode
+    ):
         pytest.skip("this system lets no one mount a disk of their own")
     whole, disk, out = tmp_path / "whole.zarr", tmp_path / "disk", tmp_path / "out"
     disk.mkdir()
     out.mkdir()
     assert apart(*words, "--store", whole, home=home).code == 0
-    line = [*apart_from, "sh", "-c", SMALL_DISK, "sh", sys.executable, "-m", "fedcache", *map(str, words)]
+    line = [
+        *apart_from,
+        "sh",
+        "-c",
+        SMALL_DISK,
+        "sh",
+        sys.executable,
+        "-m",
+        "fedcache",
+        *map(str, words),
+    ]
     env = {**environment(home), "DISK": str(disk), "OUT": str(out)}
     subprocess.run(line, env=env, timeout=280, check=True)
     assert (out / "first.rc").read_text().strip() == "6", (out / "first.err").read_text()
@@ -219,15 +267,56 @@ def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
         assert verify(part).ok
 
 
-TRAIN = ("train", "--method", "fedpcl", "--scheme", "iid", "--clients", 5, "--rounds", 300, "--set", "dim=64", "--json")
-GRID = ("grid", "--method", "fedavg", "--scheme", "iid", "--clients", 5, "--rounds", 60, "--set", "opt=sgd",
-        "--sweep", "lr=0.1,0.05,0.02", "--sweep", "batch=8,16", "--json")  # fmt: skip
+TRAIN = (
+    "train",
+    "--method",
+    "fedpcl",
+    "--scheme",
+    "iid",
+    "--clients",
+    5,
+    "--rounds",
+    300,
+    "--set",
+    "dim=64",
+    "--json",
+)
+GRID = (
+    "grid",
+    "--method",
+    "fedavg",
+    "--scheme",
+    "iid",
+    "--clients",
+    5,
+    "--rounds",
+    60,
+    "--set",
+    "opt=sgd",
+    "--sweep",
+    "lr=0.1,0.05,0.02",
+    "--sweep",
+    "batch=8,16",
+    "--json",
+)
 
 
 @pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
 def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
-    assert apart("extract", "--dataset", "digits", "--backbones", "random-projection", "--limit", 600, "--json",
-                 home=home).code == 0  # fmt: skip
+    assert (
+        apart(
+            "extract",
+            "--dataset",
+            "digits",
+            "--backbones",
+            "random-projection",
+            "--limit",
+            600,
+            "--json",
+            home=home,
+        ).code
+        == 0
+    )
     store = sorted((Path(home) / "stores").glob("*.zarr"))[0]
     where = ("--store", store, "--backbones", "random-projection")
     began = time.monotonic()
@@ -259,21 +348,55 @@ def left_in(home: Path) -> set[Path]:
 
 def named_by_gc(home: str) -> set[Path]:
     """What ``gc`` lists."""
-    return {Path(one["path"]) for one in json.loads(apart("gc", "--json", home=home).out)["data"]["garbage"]}
+    return {
+        Path(one["path"])
+        for one in json.loads(apart("gc", "--json", home=home).out)["data"]["garbage"]
+    }
 
 
-PRIVATE = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 5, "--rounds", 100, "--participation", "all",
-           "--dp-clip", 1, "--dp-noise", 5, "--dp-seed", 0, "--json")  # fmt: skip
+PRIVATE = (
+    "train",
+    "--method",
+    "fedavg",
+    "--scheme",
+    "iid",
+    "--clients",
+    5,
+    "--rounds",
+    100,
+    "--participation",
+    "all",
+    "--dp-clip",
+    1,
+    "--dp-noise",
+    5,
+    "--dp-seed",
+    0,
+    "--json",
+)
 
 
 @pytest.fixture
 def small_home(tmp_path: Path, home: str) -> Path:
     """A home with a store, and a file of embeddings beside it."""
-    made = apart("extract", "--dataset", "digits", "--backbones", "random-projection", "--limit", 600, "--json",
-                 home=home)  # fmt: skip
+    made = apart(
+        "extract",
+        "--dataset",
+        "digits",
+        "--backbones",
+        "random-projection",
+        "--limit",
+        600,
+        "--json",
+        home=home,
+    )
     assert made.code == 0, made.err
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "e.npz", features=rng.normal(size=(20_000, 64)).astype("f4"), label=np.arange(20_000) % 10)
+    np.savez(
+        tmp_path / "e.npz",
+        features=rng.normal(size=(20_000, 64)).astype("f4"),
+        label=np.arange(20_000) % 10,
+    )
     return Path(home)
 
 
@@ -282,14 +405,18 @@ def small_home(tmp_path: Path, home: str) -> Path:
     [
         pytest.param(
             "private train",
-            marks=pytest.mark.skipif(not importlib.util.find_spec("dp_accounting"), reason="needs the extra dp"),
+            marks=pytest.mark.skipif(
+                not importlib.util.find_spec("dp_accounting"), reason="needs the extra dp"
+            ),
         ),
         "ingest",
         "partition",
         "gc",
     ],
 )
-def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, small_home, cases, what):
+def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
+    tmp_path, small_home, cases, what
+):
     (store,) = (small_home / "stores").glob("*.zarr")
     where = ("--store", store, "--json")
 
@@ -297,7 +424,16 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, sma
         return {
             "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
             "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
-            "partition": ("partition", "--scheme", "dirichlet", "--clients", 40, "--name", f"p{number}", *where),
+            "partition": (
+                "partition",
+                "--scheme",
+                "dirichlet",
+                "--clients",
+                40,
+                "--name",
+                f"p{number}",
+                *where,
+            ),
             "gc": ("gc", "--delete", "--json"),
         }[what]
 
@@ -309,7 +445,9 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, sma
             (found,) = (small_home / "stores").glob(f"mine_{number}-*.zarr")
             return {k: v for k, v in content(found).items() if k.startswith("features/")}
         if what == "partition":
-            return Partition.load(store / "partitions" / f"p{number}.partition").to_payload()["clients"]
+            return Partition.load(store / "partitions" / f"p{number}.partition").to_payload()[
+                "clients"
+            ]
         return content(store)
 
     def plant() -> None:
@@ -320,7 +458,13 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, sma
     began = time.monotonic()
     first = apart(*words(0), home=small_home)
     assert first.code == 0, first.err
-    seconds, expected, draw, killed, number = time.monotonic() - began, made(0), random.Random(4), 0, 0
+    seconds, expected, draw, killed, number = (
+        time.monotonic() - began,
+        made(0),
+        random.Random(4),
+        0,
+        0,
+    )
     wanted = cases(2, 20)
     while killed < wanted:
         number += 1

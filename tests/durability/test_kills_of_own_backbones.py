@@ -22,13 +22,31 @@ def build():
 
 
 @pytest.mark.parametrize("kind", ["onnx", "module"])
-def test_killed_extractions_of_own_models_resume_to_the_same_bytes(tmp_path, monkeypatch, cases, kind):
+def test_killed_extractions_of_own_models_resume_to_the_same_bytes(
+    tmp_path, monkeypatch, cases, kind
+):
     (tmp_path / "own_net.py").write_text(CODE)
     encoder(tmp_path / "tiny.onnx", size=16)
     monkeypatch.chdir(tmp_path)
     name = {"onnx": "onnx:tiny.onnx", "module": "module:own_net:build"}[kind]
     images = folder(tmp_path / "many", train=96, test=32)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", name, "--size", 16, "--batch", 4,
-             "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])))
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        name,
+        "--size",
+        16,
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        1,
+        "--json",
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())]))
+    )
     kill_and_resume(words, os.environ["FEDCACHE_HOME"], tmp_path, cases(1, 20))

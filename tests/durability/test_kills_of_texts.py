@@ -30,7 +30,21 @@ def test_killed_extractions_of_texts_resume_to_the_same_bytes(tmp_path, monkeypa
     rows = "\n".join(f"{text},{row % 3}" for row, text in enumerate(texts))
     (tmp_path / "t.csv").write_text(f"text,label\n{rows}\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())])))
-    words = ("extract", "--dataset", "texts:t.csv", "--backbones", "module:slow_letters:Letters", "--batch", 4,
-             "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())]))
+    )
+    words = (
+        "extract",
+        "--dataset",
+        "texts:t.csv",
+        "--backbones",
+        "module:slow_letters:Letters",
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        1,
+        "--json",
+    )
     kill_and_resume(words, os.environ["FEDCACHE_HOME"], tmp_path, cases(1, 20), code=3)

@@ -16,8 +16,24 @@ from command import apart, ok, start
 from fedcache.runs.run_models import load_seed
 
 SEEDS = 4
-TRAIN = ("train", "--method", "ditto", "--scheme", "iid", "--clients", 20, "--rounds", 1, "--seeds", f"0-{SEEDS - 1}",
-         "--set", "dim=1500", "--set", "epochs=1", "--json")  # fmt: skip
+TRAIN = (
+    "train",
+    "--method",
+    "ditto",
+    "--scheme",
+    "iid",
+    "--clients",
+    20,
+    "--rounds",
+    1,
+    "--seeds",
+    f"0-{SEEDS - 1}",
+    "--set",
+    "dim=1500",
+    "--set",
+    "epochs=1",
+    "--json",
+)
 
 
 def saved(runs: Path) -> int:
@@ -30,12 +46,16 @@ def models_in(runs: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path: Path, cases) -> None:
+def test_training_killed_while_it_saves_has_no_result_or_whole_models(
+    tmp_path: Path, cases
+) -> None:
     """Models of 8 MB a seed; a kill comes as soon as so many files are there or begun, or a little later."""
     home = Path(os.environ["FEDCACHE_HOME"])
     y = np.tile(np.arange(5), 40)
     x = (np.random.default_rng(0).normal(size=(200, 64)) + 2 * np.eye(5, 64)[y]).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
+    np.savez(
+        tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int)
+    )
     words = (*TRAIN, "--store", ok("ingest", tmp_path / "rows.npz", "--name", "rows").data["path"])
     assert apart(*words, "--runs", tmp_path / "whole", home=home).code == 0
     expected = models_in(tmp_path / "whole")

@@ -33,7 +33,9 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases
     pytest.importorskip("dp_accounting")
     y = np.tile(np.arange(5), 40)
     x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
+    np.savez(
+        tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int)
+    )
     store = ok("ingest", tmp_path / "rows.npz", "--name", "rows").data["path"]
     home = Path(os.environ["FEDCACHE_HOME"])
     draw, killed, number, wanted = random.Random(3), 0, 0, cases(4, 40)
@@ -49,10 +51,19 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases
         while True:
             starts += 1
             with said.open("wb") as sink:
-                run = subprocess.Popen([sys.executable, script, told, store], env=environment(home), stdout=sink,
-                                       stderr=sink, start_new_session=True)  # fmt: skip
+                run = subprocess.Popen(
+                    [sys.executable, script, told, store],
+                    env=environment(home),
+                    stdout=sink,
+                    stderr=sink,
+                    start_new_session=True,
+                )
             seen = told.stat().st_size if told.exists() else 0
-            while starts <= 3 and run.poll() is None and (not told.exists() or told.stat().st_size == seen):
+            while (
+                starts <= 3
+                and run.poll() is None
+                and (not told.exists() or told.stat().st_size == seen)
+            ):
                 time.sleep(0.005)  # until it tells a round, which may be an old one
             time.sleep(draw.uniform(0.0, 0.6) if starts <= 3 else 0.0)
             if starts > 3 or run.poll() is not None:
@@ -69,4 +80,6 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases
         assert all(len(accuracies) == 1 for accuracies in heard.values())
         releases = read_releases(ledger)
         assert {r.seed for r in releases} == {0, 1}
-        assert 2 <= len(releases) <= 2 + starts  # one more where the kill fell between ledger and checkpoint
+        assert (
+            2 <= len(releases) <= 2 + starts
+        )  # one more where the kill fell between ledger and checkpoint

@@ -45,14 +45,36 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
     assert train(CONFIG, Home(home())).reused
 
 
-def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(tmp_path: Path) -> None:
-    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", "--rounds", 3, "--participation", 0.5,
-             "--dp-clip", 1, "--dp-noise", 2, "--dp-allow", "evaluation")  # fmt: skip
+def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(
+    tmp_path: Path,
+) -> None:
+    words = (
+        "grid",
+        "--method",
+        "fedavg",
+        "--sweep",
+        "lr=0.1,0.01",
+        "--rounds",
+        3,
+        "--participation",
+        0.5,
+        "--dp-clip",
+        1,
+        "--dp-noise",
+        2,
+        "--dp-allow",
+        "evaluation",
+    )
     both = [
-        subprocess.Popen([sys.executable, "-m", "fedcache", *map(str, words), "--json"], env=environment(home()),
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-m", "fedcache", *map(str, words), "--json"],
+            env=environment(home()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     told = [one.communicate(timeout=600) for one in both]
     assert [one.returncode for one in both] == [0, 0], told
     done = ok(*words).data

@@ -43,7 +43,10 @@ class Never:
 
 
 def tell(name: str, **words: Any) -> None:
-    print(json.dumps({"name": name, "seconds": round(time.monotonic() - began, 1), **words}), flush=True)
+    print(
+        json.dumps({"name": name, "seconds": round(time.monotonic() - began, 1), **words}),
+        flush=True,
+    )
 
 
 def plan(method: str, rounds: int, **words: Any) -> Plan:
@@ -60,7 +63,9 @@ def reference(method: str, rounds: int, sites: Path, home: Home) -> Run:
 def compared(last: dict[str, Any], alone: Run, sites: Path) -> dict[str, Any]:
     """What the saved models of a federation and of one process say of all rows of its sites."""
     far, near = load_model(last["done"][0]["path"]), alone.model()
-    X = np.concatenate([Store.open(path).Xy(split=None)[0] for path in sorted(sites.glob("*.zarr"))])
+    X = np.concatenate(
+        [Store.open(path).Xy(split=None)[0] for path in sorted(sites.glob("*.zarr"))]
+    )
     one, other = far.scores(X), near.scores(X)
     rows = int((one.argmax(1) != other.argmax(1)).sum())
     return {"rows": len(X), "other_class": rows, "apart": float(np.abs(one - other).max())}
@@ -105,7 +110,8 @@ def main(sites: Path, folder: Path) -> None:
 
         told: list[str] = []
         last = loopback.run(
-            plan("fedavg", 2, set={"lr": "0.02"}), lambda words: (told.append(str(words)), kill(words))[0]
+            plan("fedavg", 2, set={"lr": "0.02"}),
+            lambda words: (told.append(str(words)), kill(words))[0],
         )
         tell("killed", last=last, told=told)
 

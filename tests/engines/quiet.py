@@ -45,7 +45,9 @@ def serve(line: socket.socket, asked: list[str]) -> None:
 
 def tried() -> int:
     """Connections and datagrams to addresses that are not of this machine: the kernel found no route for them."""
-    names, values = (ln.split() for ln in Path("/proc/net/snmp").read_text().splitlines() if ln.startswith("Ip:"))
+    names, values = (
+        ln.split() for ln in Path("/proc/net/snmp").read_text().splitlines() if ln.startswith("Ip:")
+    )
     six = dict(line.split() for line in Path("/proc/net/snmp6").read_text().splitlines())
     return int(values[names.index("OutNoRoutes")]) + int(six["Ip6OutNoRoutes"])
 
@@ -54,7 +56,9 @@ def main(report: str, command: list[str]) -> int:
     """Run the command; its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-        (Path(folder) / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n::1 localhost\n")
+        (Path(folder) / "hosts").write_text(
+            f"127.0.0.1 localhost {socket.gethostname()}\n::1 localhost\n"
+        )
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", UP))
         subprocess.run(["sh", "-ec", SETUP, "sh", folder], check=True)

@@ -31,7 +31,15 @@ def offline() -> list[str]:
     """The words that run a command where only loopback is; none where the system does not allow it."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return []
-    words = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    words = [
+        "unshare",
+        "--map-root-user",
+        "--net",
+        "sh",
+        "-c",
+        'ip link set lo up && exec "$@"',
+        "sh",
+    ]
     tried = subprocess.run([*words, "true"], capture_output=True, check=False)
     return words if tried.returncode == 0 else []
 
@@ -54,10 +62,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "FEDCACHE_HOME": str(home),
         "OMP_NUM_THREADS": "1",
         "FEDCACHE_TEST_REACHED": str(reached),
-        "PYTHONPATH": os.pathsep.join([str(HERE / "watched"), str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE / "watched"), str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
+        ),
     }
-    command = [*offline(), sys.executable, str(HERE / "loopback.py"), str(sites), str(place / "logs")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST, check=False, cwd=place)
+    command = [
+        *offline(),
+        sys.executable,
+        str(HERE / "loopback.py"),
+        str(sites),
+        str(place / "logs"),
+    ]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=LONGEST, check=False, cwd=place
+    )
     found = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
@@ -85,15 +103,25 @@ def new_package(folder: Path, home: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", ["fed3r", "fedpcl", "half-step", *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg"))]
+    "method",
+    [
+        "fed3r",
+        "fedpcl",
+        "half-step",
+        *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg")),
+    ],
 )
-def test_sites_through_flower_give_the_accuracy_of_one_process(method: str, told: dict[str, Any]) -> None:
+def test_sites_through_flower_give_the_accuracy_of_one_process(
+    method: str, told: dict[str, Any]
+) -> None:
     words = told[method]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     assert words["last"]["done"][0]["result"]["federation"]["missed"] == []
 
 
-def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(told: dict[str, Any]) -> None:
+def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
+    told: dict[str, Any],
+) -> None:
     words = told["secure"]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     federation = words["last"]["done"][0]["result"]["federation"]
@@ -102,7 +130,9 @@ def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(tol
 
 
 @pytest.mark.parametrize(("which", "apart"), [("fed3r", 1e-4), ("secure", 1e-3)])
-def test_the_saved_model_predicts_as_that_of_one_process(which: str, apart: float, told: dict[str, Any]) -> None:
+def test_the_saved_model_predicts_as_that_of_one_process(
+    which: str, apart: float, told: dict[str, Any]
+) -> None:
     models = told[which]["models"]
     assert models["rows"] >= 900
     assert models["other_class"] == 0
@@ -122,7 +152,9 @@ def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told: dict[s
     known = told["names"]["known"]
     assert len(known) == len(set(known.values())) == 3
     missed = told["another-key"]["last"]["done"][0]["result"]["federation"]["missed"]
-    assert [m["why"] for m in missed] == ["refused: its name belongs to another key, which took part under it before"]
+    assert [m["why"] for m in missed] == [
+        "refused: its name belongs to another key, which took part under it before"
+    ]
     assert missed[0]["site"] in known
 
 
@@ -134,7 +166,9 @@ def test_what_ends_a_run_comes_back_as_one_sentence(told: dict[str, Any]) -> Non
     assert "fedcache extract" in error["hint"]
 
 
-def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(told: dict[str, Any]) -> None:
+def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(
+    told: dict[str, Any],
+) -> None:
     assert told["wrong-ca"]["code"] == told["unknown-key"]["code"] == 6
     assert "does not hold against" in told["wrong-ca"]["message"]
     assert "does not know this site's key" in told["unknown-key"]["message"]
@@ -144,5 +178,11 @@ def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(told: 
 
 def test_no_name_is_looked_up_and_nothing_but_loopback_is_reached(told: dict[str, Any]) -> None:
     assert told["reached"]["hosts"] == []
-    for program in ("flower-superlink", "flower-supernode", "flwr-clientapp", "flwr-serverapp", "flwr"):
+    for program in (
+        "flower-superlink",
+        "flower-supernode",
+        "flwr-clientapp",
+        "flwr-serverapp",
+        "flwr",
+    ):
         assert program in told["reached"]["programs"]  # and all of them were watched

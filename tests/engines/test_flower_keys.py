@@ -54,7 +54,9 @@ def test_the_server_is_known_by_its_own_authority_alone(tmp_path: Path) -> None:
     assert not Address("127.0.0.1", port, mine.ca).check()  # nobody listens any more
 
 
-@pytest.mark.parametrize(("lost", "why"), [("node.key", "lacks node.key"), ("ca.crt", "lacks ca.crt")])
+@pytest.mark.parametrize(
+    ("lost", "why"), [("node.key", "lacks node.key"), ("ca.crt", "lacks ca.crt")]
+)
 def test_what_a_site_was_not_handed_is_named(lost: str, why: str, tmp_path: Path) -> None:
     folder = make_keys(tmp_path / "keys", ["a"], ()).site("a")
     (folder / lost).unlink()
@@ -73,7 +75,9 @@ def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_named_with_a_free_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(FedcacheError, match=f"Port {port} of 127.0.0.1 cannot be used") as caught:
+        with pytest.raises(
+            FedcacheError, match=f"Port {port} of 127.0.0.1 cannot be used"
+        ) as caught:
             check_port("127.0.0.1", port, "--port")
     assert caught.value.code is Exit.ENVIRONMENT
     assert "--port" in caught.value.hint

@@ -47,9 +47,13 @@ class Started:
     def of(cls, *words: object, home: Path, log: Path, mark: str) -> Started:
         with log.open("a") as sink:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "fedcache", *map(str, words)], stdout=sink, stderr=sink, text=True,
-                env={**environment(home), MARK: mark}, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "fedcache", *map(str, words)],
+                stdout=sink,
+                stderr=sink,
+                text=True,
+                env={**environment(home), MARK: mark},
+                start_new_session=True,
+            )
         return cls(popen, mark, log)
 
     def kill(self) -> None:
@@ -95,33 +99,82 @@ class Federation:
         self.started += 1
         log = self.root / "logs" / f"{self.started}-{name}.log"
         log.parent.mkdir(exist_ok=True)
-        self.running.append(Started.of(*words, home=home, log=log, mark=f"{self.port}-{self.started}"))
+        self.running.append(
+            Started.of(*words, home=home, log=log, mark=f"{self.port}-{self.started}")
+        )
         return self.running[-1]
 
     def server(self) -> Started:
-        return self.start("server", "flower", "server", "--keys", self.root / "keys", "--host", "127.0.0.1", "--port",
-                          self.port, home=self.home)  # fmt: skip
+        return self.start(
+            "server",
+            "flower",
+            "server",
+            "--keys",
+            self.root / "keys",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.port,
+            home=self.home,
+        )
 
     def site(self, number: int) -> Started:
         shard = sorted((self.root / "sites").glob("*.zarr"))[number]
-        return self.start(SITES[number], "flower", "site", "--shard", shard, "--superlink", self.address, "--keys",
-                          self.root / "keys" / "sites" / SITES[number], home=self.root / SITES[number])  # fmt: skip
+        return self.start(
+            SITES[number],
+            "flower",
+            "site",
+            "--shard",
+            shard,
+            "--superlink",
+            self.address,
+            "--keys",
+            self.root / "keys" / "sites" / SITES[number],
+            home=self.root / SITES[number],
+        )
 
     @cached_property
     def app(self) -> Path:
         """What is run again and again."""
         out = self.root / "app"
-        done = apart("flower", "app", "--method", "scaffold", "--rounds", ROUNDS, "--sites", len(SITES), "--timeout",
-                     300, "--out", out, "--json", home=self.home)  # fmt: skip
+        done = apart(
+            "flower",
+            "app",
+            "--method",
+            "scaffold",
+            "--rounds",
+            ROUNDS,
+            "--sites",
+            len(SITES),
+            "--timeout",
+            300,
+            "--out",
+            out,
+            "--json",
+            home=self.home,
+        )
         assert done.code == 0, done.err
         return out
 
     def run(self) -> Started:
-        return self.start("run", "flower", "run", self.app, "--superlink", self.address, "--keys", self.root / "keys",
-                          "--json", home=self.home)  # fmt: skip
+        return self.start(
+            "run",
+            "flower",
+            "run",
+            self.app,
+            "--superlink",
+            self.address,
+            "--keys",
+            self.root / "keys",
+            "--json",
+            home=self.home,
+        )
 
     def listens(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0),
+        ):
             return True
         return False
 
@@ -189,11 +242,23 @@ class Federation:
 def federation(tmp_path: Path) -> Iterator[Federation]:
     y = np.tile(np.arange(4), 60)
     x = (np.random.default_rng(0).normal(size=(240, 8)) + 2 * np.eye(4, 8)[y]).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(240) % 5 == 0).astype(int))
+    np.savez(
+        tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(240) % 5 == 0).astype(int)
+    )
     home = tmp_path / "cutting"
     for words in (
         ("ingest", tmp_path / "rows.npz", "--name", "rows"),
-        ("partition", "--scheme", "dirichlet", "--clients", len(SITES), "--alpha", 1, "--name", "two"),
+        (
+            "partition",
+            "--scheme",
+            "dirichlet",
+            "--clients",
+            len(SITES),
+            "--alpha",
+            1,
+            "--name",
+            "two",
+        ),
         ("shard", "--partition", "two", "--out", tmp_path / "sites"),
         ("flower", "keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
     ):
@@ -253,7 +318,9 @@ def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
     assert federation.left_files() <= federation.named_by_gc()
 
 
-@pytest.mark.skipif(not FULL, reason="minutes of waiting for Flower to miss a node; in make nightly")
+@pytest.mark.skipif(
+    not FULL, reason="minutes of waiting for Flower to miss a node; in make nightly"
+)
 def test_a_killed_site_costs_itself_alone_and_comes_back(
     federation: Federation, record_property: Callable[[str, object], None]
 ) -> None:

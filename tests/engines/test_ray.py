@@ -27,7 +27,9 @@ from toy_store import content
 
 from fedcache.federate.engines.ray import cluster
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-engines")
+pytestmark = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: make test-engines"
+)
 
 HERE = Path(__file__).parent
 BACKBONES = "random-projection,pixels"
@@ -39,8 +41,20 @@ APART = ("unshare", "--map-root-user", "--net", "--mount")
 def words(tmp_path: Path) -> tuple[object, ...]:
     """An extraction of 384 images in 48 chunks for each of two backbones."""
     images = folder(tmp_path / "many", train=96, test=32)
-    return ("extract", "--dataset", f"folder:{images}", "--backbones", BACKBONES, "--size", 16, "--batch", 4,
-            "--chunk-rows", 8, "--json")  # fmt: skip
+    return (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        BACKBONES,
+        "--size",
+        16,
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--json",
+    )
 
 
 @pytest.fixture
@@ -66,12 +80,18 @@ class Quiet:
 
     def start(self, *command: object, **more: str) -> subprocess.Popen[str]:
         """A command in a process group of its own."""
-        quiet = [*APART, sys.executable, str(HERE / "quiet.py"), str(self.report)] if self.apart else []
+        quiet = (
+            [*APART, sys.executable, str(HERE / "quiet.py"), str(self.report)] if self.apart else []
+        )
         line = [*quiet, *map(str, command)]
         return subprocess.Popen(
-            line, env={**self.env, **more}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            line,
+            env={**self.env, **more},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def fedcache(self, *words: object) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-m", "fedcache", *words)
@@ -104,7 +124,9 @@ def half_step(tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture
 def quiet(tmp_path: Path, home: str) -> Quiet:
     known = shutil.which("unshare") is not None
-    allowed = known and not subprocess.run([*APART, "true"], check=False, capture_output=True).returncode
+    allowed = (
+        known and not subprocess.run([*APART, "true"], check=False, capture_output=True).returncode
+    )
     return Quiet(tmp_path, home, apart=allowed)
 
 
@@ -146,7 +168,8 @@ def test_what_would_leave_the_machine_is_seen(quiet: Quiet) -> None:
     quiet.start(sys.executable, "-c", code).communicate(timeout=60)
     assert "telemetry.example" in json.loads(quiet.report.read_text())["asked"]
     code = (
-        "import socket; s = socket.socket(); s.settimeout(1)\ntry: s.connect(('192.0.2.9', 80))\nexcept OSError: pass"
+        "import socket; s = socket.socket(); s.settimeout(1)\ntry: "
+        "s.connect(('192.0.2.9', 80))\nexcept OSError: pass"
     )
     quiet.start(sys.executable, "-c", code).communicate(timeout=60)
     assert json.loads(quiet.report.read_text())["tried"] == 1
@@ -177,7 +200,9 @@ def test_ctrl_c_ends_what_is_begun_and_the_same_command_goes_on(words, whole, tm
     run = quiet.fedcache(*words, "--engine", "ray", "--store", store)
     until(20, store, run)
     everybody = family(run)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the driver, Ray's processes and the workers
+    os.killpg(
+        run.pid, signal.SIGINT
+    )  # as a terminal does: the driver, Ray's processes and the workers
     _, err = quiet.end(run, 130)
     assert "Run the same command again" in err
     assert not left(everybody)
@@ -215,21 +240,51 @@ def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
     store = tmp_path / "ray.zarr"
     (tmp_path / "user" / "ray_bootstrap_config.yaml").write_text("{}\n")  # as docs/scale.md says
     run = quiet.start(
-        sys.executable, HERE / "two_nodes.py", store / "features", 20, sys.executable, "-m", "fedcache", *words,
-        "--engine", "ray", "--store", store, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0",
+        sys.executable,
+        HERE / "two_nodes.py",
+        store / "features",
+        20,
+        sys.executable,
+        "-m",
+        "fedcache",
+        *words,
+        "--engine",
+        "ray",
+        "--store",
+        store,
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+        RAY_USAGE_STATS_ENABLED="0",
         RAY_USAGE_STATS_REPORT_URL="http://127.0.0.1:9",
-    )  # fmt: skip
+    )
     _, err = quiet.end(run)
     assert "lost a node" in err
     assert re.search(r"Ray: 2 at once on 2 nodes of the Ray cluster at 127.0.0.1:\d+", err)
     assert content(store) == content(whole)
 
 
-@pytest.mark.parametrize("extra", [(), pytest.param(("--jobs", 2), marks=pytest.mark.full)], ids=["programs", "points"])
+@pytest.mark.parametrize(
+    "extra", [(), pytest.param(("--jobs", 2), marks=pytest.mark.full)], ids=["programs", "points"]
+)
 def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, half_step, quiet, extra):
-    words = ("grid", "--method", f"{half_step},fed3r", "--scheme", "iid", "--clients", 4, "--rounds", 3,
-             "--seeds", "0,1",
-             "--store", whole, "--backbones", "random-projection", "--json", *extra)  # fmt: skip
+    words = (
+        "grid",
+        "--method",
+        f"{half_step},fed3r",
+        "--scheme",
+        "iid",
+        "--clients",
+        4,
+        "--rounds",
+        3,
+        "--seeds",
+        "0,1",
+        "--store",
+        whole,
+        "--backbones",
+        "random-projection",
+        "--json",
+        *extra,
+    )
     swept = ("--sweep", "rounds=2,3", "--sweep", "clients=2,4")
     here, there = tmp_path / "here", tmp_path / "there"
     local = apart(*words, *swept, "--runs", here, home=home)
@@ -237,25 +292,52 @@ def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, half_step, quiet, e
     out, err = quiet.end(quiet.fedcache(*words, *swept, "--runs", there, "--engine", "ray"))
     assert "Ray: " in err
     found = json.loads(out)["data"]["points"]
-    assert [(p["sweep"], p["digest"]) for p in found] == [(p["sweep"], p["digest"]) for p in local.data["points"]]
+    assert [(p["sweep"], p["digest"]) for p in found] == [
+        (p["sweep"], p["digest"]) for p in local.data["points"]
+    ]
     for name in ("result.json", "rounds.jsonl"):
-        mine, theirs = ({f.parent.name: f.read_bytes() for f in at.glob(f"*/{name}")} for at in (here, there))
+        mine, theirs = (
+            {f.parent.name: f.read_bytes() for f in at.glob(f"*/{name}")} for at in (here, there)
+        )
         assert mine == theirs
         assert len(mine) == len({p["digest"] for p in found})
 
 
 @pytest.mark.parametrize(
-    "method", ["fedrep", pytest.param("fedavg", marks=pytest.mark.full), pytest.param("fed3r", marks=pytest.mark.full)]
+    "method",
+    [
+        "fedrep",
+        pytest.param("fedavg", marks=pytest.mark.full),
+        pytest.param("fed3r", marks=pytest.mark.full),
+    ],
 )
-def test_clients_that_workers_train_give_the_run_of_one_process(whole, tmp_path, home, quiet, method):
-    same = ("train", "--method", method, "--backbones", "random-projection", "--clients", 40, "--scheme", "iid",
-            "--seeds", "0-1", "--participation", 20, "--json")  # fmt: skip
+def test_clients_that_workers_train_give_the_run_of_one_process(
+    whole, tmp_path, home, quiet, method
+):
+    same = (
+        "train",
+        "--method",
+        method,
+        "--backbones",
+        "random-projection",
+        "--clients",
+        40,
+        "--scheme",
+        "iid",
+        "--seeds",
+        "0-1",
+        "--participation",
+        20,
+        "--json",
+    )
     same += () if method == "fed3r" else ("--rounds", 2)
     quiet.end(quiet.fedcache(*same, "--execution", "sequential", "--runs", tmp_path / "here"))
     out, err = quiet.end(quiet.fedcache(*same, "--engine", "ray", "--runs", tmp_path / "there"))
     assert "the clients of each round" in err
     path = Path(json.loads(out)["data"]["path"])
-    assert (path / "result.json").read_bytes() == (tmp_path / "here" / path.name / "result.json").read_bytes()
+    assert (path / "result.json").read_bytes() == (
+        tmp_path / "here" / path.name / "result.json"
+    ).read_bytes()
     again, err = quiet.end(quiet.fedcache(*same, "--engine", "ray", "--runs", tmp_path / "there"))
     assert json.loads(again)["data"]["reused"]
     assert "Ray:" not in err  # no cluster is started for what is there

@@ -45,11 +45,17 @@ class OneProcess:
 
     def __init__(self, nodes: Mapping[int, dict[str, Any]]) -> None:
         self.run = SimpleNamespace(run_id=1)
-        self._contexts = {node: Context(1, node, config, RecordDict(), {}) for node, config in nodes.items()}
+        self._contexts = {
+            node: Context(1, node, config, RecordDict(), {}) for node, config in nodes.items()
+        }
         self._answers: dict[str, Message] = {}
         self.seen: list[tuple[int, str, RecordDict]] = []  # node, type and content of each answer
-        self.lost: set[tuple[int, int]] = set()  # (node, number of its answer from 1) that never arrive
-        self.harm: dict[tuple[int, int], Callable[[RecordDict], None]] = {}  # what is done to such an answer
+        self.lost: set[tuple[int, int]] = (
+            set()
+        )  # (node, number of its answer from 1) that never arrive
+        self.harm: dict[
+            tuple[int, int], Callable[[RecordDict], None]
+        ] = {}  # what is done to such an answer
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
@@ -79,7 +85,9 @@ class OneProcess:
             yield number
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        yield from [self._answers.pop(number) for number in list(message_ids) if number in self._answers]
+        yield from [
+            self._answers.pop(number) for number in list(message_ids) if number in self._answers
+        ]
 
 
 @pytest.fixture
@@ -89,8 +97,22 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     draw = np.random.default_rng(3)
     y = draw.integers(0, C, ROWS)
     x = (draw.standard_normal((C, D))[y] + draw.standard_normal((ROWS, D))).astype(np.float32)
-    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "whole.zarr")
-    ok("partition", "--store", store.path, "--scheme", "dirichlet", "--clients", 5, "--alpha", 1, "--name", "five")
+    store = Store.from_arrays(
+        {"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "whole.zarr"
+    )
+    ok(
+        "partition",
+        "--store",
+        store.path,
+        "--scheme",
+        "dirichlet",
+        "--clients",
+        5,
+        "--alpha",
+        1,
+        "--name",
+        "five",
+    )
     ok("shard", "--store", store.path, "-p", "five", "--out", tmp_path / "sites")
     return tmp_path / "sites"
 
@@ -107,16 +129,24 @@ def grid_of(sites: Path, tmp_path: Path, **config: Any) -> OneProcess:
 
 def federation(method: str, grid: OneProcess, tmp_path: Path, **words: Any) -> Any:
     config = TrainConfig(method=method, rounds=2, execution="sequential")
-    plan = Plan(config, sites=5, wait=0.01, secure=True, secure_bound=64.0, runs=str(tmp_path / "runs")).checked()
-    return federate(dataclasses.replace(plan, **words), FlowerTransport(grid), Home(tmp_path), Silent())[0]  # type: ignore[arg-type]
+    plan = Plan(
+        config, sites=5, wait=0.01, secure=True, secure_bound=64.0, runs=str(tmp_path / "runs")
+    ).checked()
+    return federate(
+        dataclasses.replace(plan, **words), FlowerTransport(grid), Home(tmp_path), Silent()
+    )[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["fed3r", "fedavg", "fedncm", "scaffold"])
-def test_the_sum_under_masks_gives_the_accuracy_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
+def test_the_sum_under_masks_gives_the_accuracy_of_one_process(
+    method: str, sites: Path, tmp_path: Path
+) -> None:
     run = federation(method, grid_of(sites, tmp_path, **{"masked-only": "yes"}), tmp_path)
     config = TrainConfig(method=method, rounds=2, execution="sequential", clients_from=str(sites))
     alone = train(config, Home(tmp_path), runs=tmp_path / "alone")
-    assert run.result["accuracy"]["mean"] == pytest.approx(alone.result["accuracy"]["mean"], abs=1e-9)
+    assert run.result["accuracy"]["mean"] == pytest.approx(
+        alone.result["accuracy"]["mean"], abs=1e-9
+    )
     assert run.result["federation"]["missed"] == []
 
 
@@ -142,7 +172,9 @@ def test_nothing_that_the_server_sees_is_a_single_upload(
                 for part in (getattr(p, "data", p) for p in parts):
                     if not isinstance(part, bytes):
                         continue
-                    assert not any(raw[:64] in part for raw in raws), f"an upload in an answer of {kind}"
+                    assert not any(raw[:64] in part for raw in raws), (
+                        f"an upload in an answer of {kind}"
+                    )
                     if part.startswith(b"\x93NUMPY"):
                         masked.append(bytes_to_ndarray(part))
     vectors = [m for m in masked if m.size == true[0].numel()]
@@ -155,7 +187,9 @@ def test_nothing_that_the_server_sees_is_a_single_upload(
     assert abs(np.corrcoef(found, sent)[0, 1]) < 5 / np.sqrt(len(found))
 
 
-def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(
+    sites: Path, tmp_path: Path
+) -> None:
     grid = grid_of(sites, tmp_path)
     grid.lost = {(101, 3), (102, 8)}  # its vector in the first round, its shares in the second
     run = federation("fedavg", grid, tmp_path)
@@ -165,7 +199,9 @@ def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(sites: P
 def test_too_few_that_stay_end_the_run_in_words(sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path)
     grid.lost = {(100, 3), (101, 3), (102, 3)}
-    with pytest.raises(FedcacheError, match="secure aggregation gave no sum: too few sites were left") as caught:
+    with pytest.raises(
+        FedcacheError, match="secure aggregation gave no sum: too few sites were left"
+    ) as caught:
         federation("fedavg", grid, tmp_path)
     assert caught.value.code == 7
 
@@ -183,19 +219,28 @@ def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload
         federation("fedncm", grid, tmp_path, sites=3, fresh=True)
 
 
-def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(
+    sites: Path, tmp_path: Path
+) -> None:
     grid = grid_of(sites, tmp_path, **{"masked-only": "yes"})
     with pytest.raises(FedcacheError, match="0 of 5 sites have a sound upload"):
         federation("fedavg", grid, tmp_path, secure=False)
-    refusals = [refusal_of(unpack(from_record(content))) for _, kind, content in grid.seen if kind == "train.fit"]
+    refusals = [
+        refusal_of(unpack(from_record(content)))
+        for _, kind, content in grid.seen
+        if kind == "train.fit"
+    ]
     assert len(refusals) == 5
     assert all(r is not None and "masked, and nothing else" in r.message for r in refusals)
 
 
-def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(sites: Path, tmp_path: Path) -> None:
+def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(
+    sites: Path, tmp_path: Path
+) -> None:
     grid = grid_of(sites, tmp_path)
     found = [
-        federation("fed3r", grid, tmp_path, secure=s).result["accuracy"]["mean"] for s in (False, True, False, True)
+        federation("fed3r", grid, tmp_path, secure=s).result["accuracy"]["mean"]
+        for s in (False, True, False, True)
     ]
     assert found == pytest.approx([found[0]] * 4)
 

@@ -22,7 +22,10 @@ def main(folder: Path, files: int, command: list[str]) -> int:
         lost = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
         cluster.wait_for_nodes()
         run = subprocess.Popen([*command, "--ray-address", cluster.address])
-        while run.poll() is None and sum(1 for f in folder.rglob("c/*/0/*") if f.is_file() or f.is_dir()) < files:
+        while (
+            run.poll() is None
+            and sum(1 for f in folder.rglob("c/*/0/*") if f.is_file() or f.is_dir()) < files
+        ):
             time.sleep(0.005)
         if run.poll() is None:
             cluster.remove_node(lost, allow_graceful=False)

@@ -89,7 +89,9 @@ def test_a_policy_without_views_and_one_for_a_single_backbone_are_refused():
     refused(lambda: RECIPE.override({"augment": "flip"}))
 
 
-@pytest.mark.parametrize("policy", ["simclr", "domainnet", "gaussian-noise=20:0.1", "crop=0.2:0.4,grey=1,blur=1"])
+@pytest.mark.parametrize(
+    "policy", ["simclr", "domainnet", "gaussian-noise=20:0.1", "crop=0.2:0.4,grey=1,blur=1"]
+)
 def test_a_view_is_keyed_by_seed_image_number_and_policy(policy):
     recipe = RECIPE.with_policy(policy)
     made = [view(IMAGE, recipe, UID, v) for v in (3, 1, 2)]
@@ -111,8 +113,12 @@ def test_geometry_by_hand():
     x = np.array(square)
     assert np.array_equal(done(square, "flip=0.5", 0.49), x[:, ::-1])
     assert np.array_equal(done(square, "flip=0.5", 0.5), x)
-    assert np.array_equal(done(square, "flip=1", 0.0, mirror=False), x)  # a digit; the draw is made all the same
-    assert np.array_equal(done(square, "rotate=90", 1.0), np.rot90(x))  # anticlockwise, as torchvision's
+    assert np.array_equal(
+        done(square, "flip=1", 0.0, mirror=False), x
+    )  # a digit; the draw is made all the same
+    assert np.array_equal(
+        done(square, "rotate=90", 1.0), np.rot90(x)
+    )  # anticlockwise, as torchvision's
     assert np.array_equal(done(square, "rotate=90", 0.0), np.rot90(x, -1))
     white = Image.new("RGB", (41, 41), (255, 255, 255))
     turned = done(white, "rotate=45", 1.0)
@@ -132,9 +138,15 @@ def test_colours_by_hand():
     grey = Image.new("RGB", (8, 8), (100, 100, 100))
     red = Image.new("RGB", (8, 8), (255, 0, 0))
     assert np.all(done(grey, "jitter=1:0.5:0:0", 0.0, 1.0, 0.5, 0.5) == 150)  # brightness times 1.5
-    assert np.all(done(grey, "jitter=1:0:0:1", 0.0, 0.5, 0.5, 0.0) == 100)  # grey has no saturation to lose
-    assert np.all(done(grey, "jitter=0.3:0.5:0:0", 0.3, 1.0, 0.5, 0.5) == 100)  # not chosen, and all draws made
-    half = done(red, "jitter=1:0:0:0:0.5", 0.0, 0.5, 0.5, 0.5, 1.0)[0, 0]  # of the circle; Pillow has 255 steps of it
+    assert np.all(
+        done(grey, "jitter=1:0:0:1", 0.0, 0.5, 0.5, 0.0) == 100
+    )  # grey has no saturation to lose
+    assert np.all(
+        done(grey, "jitter=0.3:0.5:0:0", 0.3, 1.0, 0.5, 0.5) == 100
+    )  # not chosen, and all draws made
+    half = done(red, "jitter=1:0:0:0:0.5", 0.0, 0.5, 0.5, 0.5, 1.0)[
+        0, 0
+    ]  # of the circle; Pillow has 255 steps of it
     assert np.abs(half.astype(int) - [0, 255, 255]).max() <= 6
     assert np.all(done(red, "grey=0.2", 0.1) == 76)  # ITU-R 601: 0.299 of 255
     assert np.array_equal(done(red, "grey=0.2", 0.2), np.array(red))
@@ -147,14 +159,18 @@ def test_blur_spreads_a_point_and_keeps_its_sum():
     at = np.arange(31) - 15
     weight = spread[..., 0] / spread[..., 0].sum()
     assert spread[15, 15, 0] == spread.max() < 20
-    assert (weight.sum(0) * at**2).sum() == pytest.approx(4.0, rel=0.2)  # variance 2^2, in levels that are whole
+    assert (weight.sum(0) * at**2).sum() == pytest.approx(
+        4.0, rel=0.2
+    )  # variance 2^2, in levels that are whole
 
 
 @pytest.mark.parametrize(("name", "variance"), [("gaussian-noise", 1.0), ("laplace-noise", 2.0)])
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_noise_has_the_mean_and_variance_of_its_paper(name, variance, share):
     flat = Image.new("RGB", (200, 200), (120, 130, 140))
-    made = np.array(apply_step(flat, Step(name, (10.0, share)), np.random.default_rng(0), mirror=True)).astype(float)
+    made = np.array(
+        apply_step(flat, Step(name, (10.0, share)), np.random.default_rng(0), mirror=True)
+    ).astype(float)
     for channel, level in enumerate((120, 130, 140)):
         # 40,000 values: the error of the mean is 0.05 to 0.07, of the variance below 1.2 %.
         assert made[..., channel].mean() == pytest.approx((1 - share) * level, abs=0.3)
@@ -164,7 +180,11 @@ def test_noise_has_the_mean_and_variance_of_its_paper(name, variance, share):
 
 def test_noise_is_cut_to_what_a_pixel_can_be():
     white = Image.new("RGB", (50, 50), (255, 255, 255))
-    made = np.array(apply_step(white, Step("gaussian-noise", (51.0, 0.0)), np.random.default_rng(0), mirror=True))
+    made = np.array(
+        apply_step(
+            white, Step("gaussian-noise", (51.0, 0.0)), np.random.default_rng(0), mirror=True
+        )
+    )
     assert made.max() == 255
     assert 0.45 < (made == 255).mean() < 0.55  # what lies above is cut
 

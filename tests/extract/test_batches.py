@@ -15,7 +15,13 @@ from pictures import picture
 
 from fedcache.errors import CorruptionError, MachineError, UsageError
 from fedcache.extract.backbones import Weights, lookup
-from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob, decode_batch, input_key
+from fedcache.extract.batches import (
+    BatchRunner,
+    ComputeSettings,
+    FeatureJob,
+    decode_batch,
+    input_key,
+)
 from fedcache.extract.compute_features import feature_shape
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.workers import chunk_tasks, local
@@ -58,7 +64,9 @@ def test_each_row_is_decoded_once_for_recipes_with_the_same_input() -> None:
     shapes = {input_key(one): (3, 1, 8, 8, 3), input_key(other): (3, 3, 4, 4, 3)}
     assert {key: values.shape for key, values in inputs.items()} == shapes
     assert bad == {2: "torn"}
-    assert all(not values[1].any() and values[0].any() and values[2].any() for values in inputs.values())
+    assert all(
+        not values[1].any() and values[0].any() and values[2].any() for values in inputs.values()
+    )
     assert np.array_equal(inputs[input_key(one)][0, 0], np.asarray(picture(1, 1, side=8)))
     blank, bad, _ = decode_batch(Pictures(), [2], UID[2:3], [other, job("pixels").recipe], True)
     assert [v.shape for v in blank.values()] == [(1, 3, 4, 4, 3), (1, 1, 1, 1, 3)]
@@ -120,25 +128,45 @@ def test_decoders_before_a_model_give_what_one_process_gives() -> None:
     ],
 )
 def test_the_workers_of_a_device(
-    device: str, asked: int | None, tasks: int, cores: int, kind: type, count: int, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    asked: int | None,
+    tasks: int,
+    cores: int,
+    kind: type,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("WorkerProcesses", "BatchRunner", "make_runner"):
         monkeypatch.setattr(local, name, lambda *_: None)
-    made = open_workers([], data(), replace(SETTINGS, device=device, threads=2), workers=asked, tasks=tasks,
-                        cores=cores, stop=Stop())  # fmt: skip
+    made = open_workers(
+        [],
+        data(),
+        replace(SETTINGS, device=device, threads=2),
+        workers=asked,
+        tasks=tasks,
+        cores=cores,
+        stop=Stop(),
+    )
     assert type(made) is kind
     assert made.workers == count
     assert made.depth == {InProcess: 1, CpuWorkers: 2 * count, GpuFeeder: 2 * count + 2}[kind]
 
 
-def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_would_compute_in_another_way_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mine = {"device": "cpu", "torch": "2"}
     monkeypatch.setattr(chunk_tasks, "how_record", lambda *_: mine)
     monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")
     arrays = {"a": SimpleNamespace(check=lambda: None)}
 
     def check(how: dict[str, str] = mine, **more: Any) -> None:
-        own = {"jobs": [replace(job(), how=how)], "arrays": arrays, "probe": None, "settings": SETTINGS}
+        own = {
+            "jobs": [replace(job(), how=how)],
+            "arrays": arrays,
+            "probe": None,
+            "settings": SETTINGS,
+        }
         spec: Any = SimpleNamespace(source=Pictures(), **{**own, **more})
         chunk_tasks._check_machine(spec)
 
@@ -167,7 +195,13 @@ def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens() 
     images = data()
     images.source = Wide()
     assert feature_shape(job("pixels", dtype="uint8", size=0), images, 4) == (10, 1, 5, 7, 3)
-    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images, 4) == (10, 2, 9, 9, 3)
+    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images, 4) == (
+        10,
+        2,
+        9,
+        9,
+        3,
+    )
     assert feature_shape(job(views=2), images, 4) == (10, 2, 4)
     images.names = images.names[:3]
     with pytest.raises(CorruptionError, match="No image"):

@@ -31,6 +31,8 @@ SUGGESTED: list[tuple[dict[str, list[str]], str | None]] = [
 def test_holders_come_before_words_and_words_before_numbers(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("f4")
     for number, (columns, suggested) in enumerate(SUGGESTED):
-        store = fc.Store.from_arrays({"mine": x}, labels=np.arange(ROWS) % 2, path=tmp_path / f"{number}.zarr")
+        store = fc.Store.from_arrays(
+            {"mine": x}, labels=np.arange(ROWS) % 2, path=tmp_path / f"{number}.zarr"
+        )
         put_groups(store, {name: Group.of(values) for name, values in columns.items()})
         assert column_of_clients(store) == suggested

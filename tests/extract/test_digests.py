@@ -22,8 +22,14 @@ from fedcache.runs.identity import code_digest
 from fedcache.store.files import canonical_json
 
 facts = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -39,7 +45,9 @@ def test_a_fact_is_recalled_as_it_was(key: list[Any], fact: Any, tmp_path_factor
 
 @examples(40, 1000)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_of_a_fact_is_forgotten(place: float, bit: int, tmp_path_factory: Any) -> None:
+def test_a_flipped_bit_of_a_fact_is_forgotten(
+    place: float, bit: int, tmp_path_factory: Any
+) -> None:
     memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
     memory.remember(["uids", 1, "a"], {"uid": "AAAA", "unreadable": 3})
     (file,) = memory.root.iterdir()
@@ -66,7 +74,13 @@ def test_a_fact_about_something_else_is_forgotten(tmp_path: Path) -> None:
 
 @pytest.fixture
 def images(tmp_path: Path) -> tuple[str, ...]:
-    return ("extract", "--dataset", f"folder:{folder(tmp_path / 'images', train=6, test=2)}", "--workers", "0")
+    return (
+        "extract",
+        "--dataset",
+        f"folder:{folder(tmp_path / 'images', train=6, test=2)}",
+        "--workers",
+        "0",
+    )
 
 
 def home() -> Path:
@@ -80,7 +94,9 @@ def test_damaged_memories_change_no_store(images: tuple[str, ...]) -> None:
     for size, character in ((8, b"A"), (16, b"?"), (24, None)):
         for file, raw in whole.items():
             at = raw.index(b'"uid":"') + 10 if b'"uid":"' in raw else len(raw) // 2
-            file.write_bytes(bytes(len(raw)) if character is None else raw[:at] + character + raw[at + 1 :])
+            file.write_bytes(
+                bytes(len(raw)) if character is None else raw[:at] + character + raw[at + 1 :]
+            )
         again = ok(*images, "--backbones", "random-projection,pixels", "--size", size)
         assert again.data["path"] == first.data["path"]
     assert len(list((home() / "stores").glob("*.zarr"))) == 1
@@ -107,15 +123,24 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[s
     raw = last.read_bytes()
     for bad in (raw.replace(b"images", b"imagos"), b"", canonical_json(json.loads(raw)["content"])):
         last.write_bytes(bad)
-        for words in (("extract", "--backbones", "pixels"), ("train", "--method", "fed3r"), ("inspect",)):
+        for words in (
+            ("extract", "--backbones", "pixels"),
+            ("train", "--method", "fed3r"),
+            ("inspect",),
+        ):
             found = fedcache(*words, "--json")
             assert found.code == 5
             assert str(last) in found.envelope["error"]["message"]
         assert fedcache("methods", "info", "fed3r").code == 0
     last.unlink()
-    assert fedcache("train", "--method", "fed3r").code == 4  # it extracted digits and trained on them
+    assert (
+        fedcache("train", "--method", "fed3r").code == 4
+    )  # it extracted digits and trained on them
     assert fedcache("extract", "--backbones", "pixels").code == 2
-    assert ok(*images, "--backbones", "random-projection").data["path"] == json.loads(raw)["content"]["store"]
+    assert (
+        ok(*images, "--backbones", "random-projection").data["path"]
+        == json.loads(raw)["content"]["store"]
+    )
     assert last.read_bytes() == raw
 
 
@@ -164,12 +189,16 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(
     package_state.cache_clear()
 
 
-def test_the_digest_of_code_is_remembered_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_code_is_remembered_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
     package_state.cache_clear()
     digest = code_digest.__wrapped__
     first = digest("fedavg")
-    monkeypatch.setattr("fedcache.runs.identity.digest_of_code", lambda *_: pytest.fail("parsed again"))
+    monkeypatch.setattr(
+        "fedcache.runs.identity.digest_of_code", lambda *_: pytest.fail("parsed again")
+    )
     assert digest("fedavg") == first == code_digest("fedavg")
     with pytest.raises(pytest.fail.Exception):
         digest("fedprox")

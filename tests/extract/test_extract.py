@@ -38,7 +38,14 @@ def images(tmp_path: Path) -> Path:
 
 def extract(images: Path, *words: object) -> Any:
     return fedcache(
-        "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, *words, "--json"
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        *SMALL,
+        *words,
+        "--json",
     )
 
 
@@ -49,7 +56,9 @@ def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
     (key,) = store.arrays
     recipe = Recipe.from_dict(store.arrays[key].recipe)
     weights = backbones.Weights(None, recipe.weights, "seeded")
-    encoder = backbones.load(backbones.lookup("random-projection"), weights, recipe, device="cpu", dtype="float32")
+    encoder = backbones.load(
+        backbones.lookup("random-projection"), weights, recipe, device="cpu", dtype="float32"
+    )
     row = 7
     image = resize(decode((images / store.samples.name[row]).read_bytes()), recipe)
     one = encoder.image(torch.from_numpy(image)[None].repeat(4, 1, 1, 1))[0].numpy()
@@ -57,9 +66,19 @@ def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images: Path, tmp_path: Path) -> None:
+def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(
+    images: Path, tmp_path: Path
+) -> None:
     home = os.environ["FEDCACHE_HOME"]
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--json")
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        *SMALL,
+        "--json",
+    )
     first = apart(*words, home=home)
     assert first.code == 0, first.err
     again = extract(images)
@@ -70,7 +89,9 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images:
         "import sys; from fedcache.cli import main\ntry: main(sys.argv[1:])\n"
         "except SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules and 'timm' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -99,7 +120,11 @@ def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> N
     done = fedcache(*words, "--max-bad", 12)
     assert (done.code, done.out.count("train/zebra/bad")) == (3, 10)
     seen = ok("inspect").data
-    assert (seen["images"], seen["ok"], seen["splits"]) == (60, 48, {"train": 36, "test": 12, "validation": 0})
+    assert (seen["images"], seen["ok"], seen["splits"]) == (
+        60,
+        48,
+        {"train": 36, "test": 12, "validation": 0},
+    )
     assert [e["name"] for e in seen["bad"]] == [f"train/zebra/bad{i:02}.png" for i in range(12)]
 
 
@@ -117,7 +142,11 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
                 self.flag.ask()
 
     config = ExtractConfig(
-        dataset=f"folder:{images}", backbones=("random-projection",), batch=4, chunk_rows=8, workers=0
+        dataset=f"folder:{images}",
+        backbones=("random-projection",),
+        batch=4,
+        chunk_rows=8,
+        workers=0,
     )
     observer = StopAfter()
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
@@ -134,7 +163,9 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
     assert content(part) == content(whole)
 
 
-def test_non_finite_features_are_refused_with_their_rows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_features_are_refused_with_their_rows(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedcache.extract.batches import BatchRunner
 
     real = BatchRunner._encode
@@ -154,7 +185,9 @@ def test_non_finite_features_are_refused_with_their_rows(images: Path, monkeypat
 def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
     done = extract(images)
     store = Path(done.data["path"])
-    chunk = next(f for f in sorted((store / "features").rglob("*")) if f.is_file() and "c" in f.parts)
+    chunk = next(
+        f for f in sorted((store / "features").rglob("*")) if f.is_file() and "c" in f.parts
+    )
     raw = bytearray(chunk.read_bytes())
     raw[11] ^= 4
     chunk.write_bytes(raw)
@@ -195,7 +228,9 @@ def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
     assert extract(images, "--chunk-rows", 6).code == 2  # no multiple of the batch
 
 
-def test_a_finished_extraction_needs_no_gpu_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_extraction_needs_no_gpu_and_says_so(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert extract(images, "--device", "cuda").code == 6
     assert extract(images).code == 0
@@ -211,7 +246,9 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
 
     calls: list[None] = []
     for module in ("commands.extract", "extract.workers.local", "extract.workers.chunk_tasks"):
-        monkeypatch.setattr(import_module(f"fedcache.{module}"), "keep_freed_memory", lambda: calls.append(None))
+        monkeypatch.setattr(
+            import_module(f"fedcache.{module}"), "keep_freed_memory", lambda: calls.append(None)
+        )
     fc.extract(f"folder:{images}", backbones=["random-projection"], workers=0)
     assert not calls
     assert extract(images).code == 0
@@ -245,12 +282,26 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_
     assert files() <= before
 
 
-def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
     images = folder(tmp_path / "images", train=4, test=2)
     (tmp_path / "secret.png").write_text("password = hunter2")
     (images / "train" / "zebra" / "link.png").symlink_to(tmp_path / "secret.png")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16,
-             "--workers", 0, "--max-bad", 1, "--json")  # fmt: skip
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--size",
+        16,
+        "--workers",
+        0,
+        "--max-bad",
+        1,
+        "--json",
+    )
     done = fedcache(*words)
     (warning,) = done.envelope["warnings"]
     assert "--follow-links" in warning
@@ -259,4 +310,6 @@ def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_f
     assert (asked.code, asked.data["images"]) == (3, 19)  # it is read, and is no image
     assert "hunter2" not in (Path(asked.data["path"]) / "quarantine.jsonl").read_text()
     assert "password" not in asked.out + asked.err
-    assert not fedcache(*words, "--follow-links").envelope["warnings"]  # at once, as everything is there
+    assert not fedcache(*words, "--follow-links").envelope[
+        "warnings"
+    ]  # at once, as everything is there

@@ -29,7 +29,10 @@ def extracted(images: Path, *words: object) -> tuple[str, Store]:
 
 @pytest.mark.slow
 def test_policies_are_arrays_of_one_store_which_share_the_plain_image(images: Path) -> None:
-    keys = [extracted(images, "--views", 3, "--augment", p, "--workers", 0)[0] for p in ("simclr", "domainnet", POLICY)]
+    keys = [
+        extracted(images, "--views", 3, "--augment", p, "--workers", 0)[0]
+        for p in ("simclr", "domainnet", POLICY)
+    ]
     default, _ = extracted(images, "--views", 3, "--workers", 0)
     assert default == keys[0]  # the default has a name
     _, store = extracted(images, "--views", 3, "--augment", "flip=0.50,rotate=30.0", "--workers", 0)
@@ -62,12 +65,28 @@ def test_what_is_no_policy_is_refused_before_anything_is_read(images: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Path, tmp_path: Path) -> None:
+def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(
+    images: Path, tmp_path: Path
+) -> None:
     plain, _ = extracted(images, "--workers", 0, "--store", tmp_path / "plain.zarr")
     extracted(images, "--views", 2, "--augment", "domainnet", "--workers", 0)
     key, store = extracted(images, "--views", 2, "--augment", POLICY, "--workers", 0)
-    asked = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 2, "--rounds", 3, "--set", "batch=4")
-    several = fedcache(*asked, "--store", store.path, "--backbones", "random-projection", "--set", "train_view=aug")
+    asked = (
+        "train",
+        "--method",
+        "fedavg",
+        "--scheme",
+        "iid",
+        "--clients",
+        2,
+        "--rounds",
+        3,
+        "--set",
+        "batch=4",
+    )
+    several = fedcache(
+        *asked, "--store", store.path, "--backbones", "random-projection", "--set", "train_view=aug"
+    )
     assert several.code == Exit.USAGE
     assert f"{key} (width 64, 2 views by {POLICY})" in " ".join(several.err.split())
     done = ok(*asked, "--store", store.path, "--backbones", key, "--set", "train_view=aug").data
@@ -76,11 +95,18 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images: Pa
     config = run / "config.toml"
     assert key in config.read_text()
     extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
-    assert ok("train", "--config", config).data["path"] == str(run)  # what was extracted since is not meant
-    none = fedcache(*asked, "--store", tmp_path / "plain.zarr", "--backbones", plain, "--set", "train_view=aug")
+    assert ok("train", "--config", config).data["path"] == str(
+        run
+    )  # what was extracted since is not meant
+    none = fedcache(
+        *asked, "--store", tmp_path / "plain.zarr", "--backbones", plain, "--set", "train_view=aug"
+    )
     assert none.code == Exit.STORE
     assert "hold 1 view" in none.err
-    said = [ok("predict", run, "--store", where).data["rows"] for where in (store.path, tmp_path / "plain.zarr")]
+    said = [
+        ok("predict", run, "--store", where).data["rows"]
+        for where in (store.path, tmp_path / "plain.zarr")
+    ]
     assert said[0] == said[1]  # of a store, its view 0 under any policy and without one
     name = store.samples.name[0]
     (row,) = ok("predict", run, images / name, "--workers", 0, "--batch", 4).data["rows"]

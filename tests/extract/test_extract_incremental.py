@@ -27,7 +27,16 @@ SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
 
 
 def extract(images: Path, *words: object, backbones: str = "random-projection") -> Any:
-    return fedcache("extract", "--dataset", f"folder:{images}", "--backbones", backbones, *SMALL, *words, "--json")
+    return fedcache(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        backbones,
+        *SMALL,
+        *words,
+        "--json",
+    )
 
 
 @pytest.fixture
@@ -80,14 +89,27 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_p
     add(images, "test/10/zzz.png", 3, 2)
     (images / "train/zebra/005.png").unlink()
     add(images, "train/10/003.png", 4, 2)  # other content under the same name
-    plan = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--dry-run").data
+    plan = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        *SMALL,
+        "--dry-run",
+    ).data
     done = extract(images)
     after = store_of(done)
     assert done.code == 0
     # 3 new (one of them the changed one), 2 gone; the partial chunk's one row and the 3 new rows are computed
     expected = {"new": 3, "vanished": 2, "reused_chunks": 6, "forward_passes": 4}
     assert plan["growth"] == expected == done.data["growth"]
-    assert (done.data["images"], done.data["ok"], done.data["vanished"], done.data["bad"]) == (50, 50, 2, [])
+    assert (done.data["images"], done.data["ok"], done.data["vanished"], done.data["bad"]) == (
+        50,
+        50,
+        2,
+        [],
+    )
     assert done.data["decoded"] == 4
     key = next(iter(after.arrays))
     for chunk in range(6):
@@ -103,7 +125,11 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_p
     assert verify(after.path).ok
     assert verify(before.path).ok  # and the earlier store is what it was
     again = extract(images)
-    assert (again.data["decoded"], again.data["path"], again.data["growth"]) == (0, done.data["path"], None)
+    assert (again.data["decoded"], again.data["path"], again.data["growth"]) == (
+        0,
+        done.data["path"],
+        None,
+    )
 
 
 @pytest.mark.slow
@@ -116,7 +142,9 @@ def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> 
     (images / "train/zebra/005.png").write_bytes(kept)
     add(images, "train/10/newer.png", 8, 2)
     last = store_of(extract(images))
-    assert last.dataset["grown"] == middle.dataset["digest"]  # the store with the most of these images, not the first
+    assert (
+        last.dataset["grown"] == middle.dataset["digest"]
+    )  # the store with the most of these images, not the first
     assert (last.samples.name.count("train/zebra/005.png"), int(last.samples.ok.sum())) == (2, 50)
     assert by_uid(last) == by_uid(fresh(images, tmp_path))
 
@@ -138,7 +166,9 @@ def test_a_new_class_moves_the_codes_and_no_label(images: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(images: Path, tmp_path: Path) -> None:
+def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(
+    images: Path, tmp_path: Path
+) -> None:
     (images / "train/ant/broken.png").write_bytes(b"not a picture")
     extract(images, backbones="random-projection")
     (images / "train/zebra/001.png").unlink()
@@ -190,8 +220,12 @@ def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: P
     assert np.array_equal(new.all()[:48], old.all())
 
 
-@pytest.mark.parametrize("words", [("--batch", 8), ("--chunk-rows", 16), ("--fresh",)], ids=["how", "chunks", "fresh"])
-def test_what_was_computed_otherwise_is_computed_again(images: Path, words: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("--batch", 8), ("--chunk-rows", 16), ("--fresh",)], ids=["how", "chunks", "fresh"]
+)
+def test_what_was_computed_otherwise_is_computed_again(
+    images: Path, words: tuple[object, ...]
+) -> None:
     extract(images)
     add(images)
     done = extract(images, *words)
@@ -201,7 +235,9 @@ def test_what_was_computed_otherwise_is_computed_again(images: Path, words: tupl
 
 
 @pytest.mark.slow
-def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tmp_path: Path) -> None:
+def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(
+    images: Path, tmp_path: Path
+) -> None:
     before = store_of(extract(images))
     file = before.path / "features" / next(iter(before.arrays)) / "c/2/0/0"
     raw = bytearray(file.read_bytes())
@@ -213,7 +249,9 @@ def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tm
     assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
 
 
-def test_chunks_are_copied_where_they_cannot_be_linked(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_copied_where_they_cannot_be_linked(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = store_of(extract(images))
     add(images)
 
@@ -231,7 +269,9 @@ def test_chunks_are_copied_where_they_cannot_be_linked(images: Path, monkeypatch
     assert verify(after.path).ok
 
 
-def test_a_second_store_of_the_same_content_is_computed_for_itself(images: Path, tmp_path: Path) -> None:
+def test_a_second_store_of_the_same_content_is_computed_for_itself(
+    images: Path, tmp_path: Path
+) -> None:
     extract(images)
     done = extract(images, "--store", tmp_path / "second.zarr")
     assert (done.data["growth"], done.data["decoded"]) == (None, 48)
@@ -241,7 +281,15 @@ def test_a_second_store_of_the_same_content_is_computed_for_itself(images: Path,
 def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
     images = folder(tmp_path / "many", train=60, test=20)  # 240 rows, 30 chunks
     home = os.environ["FEDCACHE_HOME"]
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--json")
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        *SMALL,
+        "--json",
+    )
     first = apart(*words, home=home)
     assert first.code == 0, first.err
     for i in range(120):
@@ -252,7 +300,10 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
         process = start(*words, home=home)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
-            lines = sum(f.read_bytes().count(b'"chunk":') for f in Path(home).glob("stores/*/journal-*.jsonl"))
+            lines = sum(
+                f.read_bytes().count(b'"chunk":')
+                for f in Path(home).glob("stores/*/journal-*.jsonl")
+            )
             if lines >= share:
                 break
             time.sleep(0.002)
@@ -281,7 +332,12 @@ def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: 
     assert store_of(done).path == grown.path
     assert done.data["decoded"] == 48  # of 49 rows, one of which has vanished
     assert verify(grown.path).ok
-    assert fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", *SMALL, "--rehash").code == 0
+    assert (
+        fedcache(
+            "extract", "--dataset", f"folder:{images}", "--backbones", "pixels", *SMALL, "--rehash"
+        ).code
+        == 0
+    )
 
 
 @pytest.mark.slow
@@ -308,12 +364,18 @@ def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path: Path, seed: i
             expected.add(name)
         done = extract(images)
         store = store_of(done)
-        assert {n for n, good in zip(store.samples.name, store.samples.ok, strict=True) if good} == expected, step
+        assert {
+            n for n, good in zip(store.samples.name, store.samples.ok, strict=True) if good
+        } == expected, step
         if done.data["growth"] is not None:
             assert store.samples.name[: previous.rows] == previous.samples.name
-            assert store.samples.name[previous.rows :] == tuple(sorted(store.samples.name[previous.rows :]))
+            assert store.samples.name[previous.rows :] == tuple(
+                sorted(store.samples.name[previous.rows :])
+            )
             grown = done.data["growth"]
-            assert grown["forward_passes"] <= grown["new"] + 7  # and the rest of a partial chunk of 8
+            assert (
+                grown["forward_passes"] <= grown["new"] + 7
+            )  # and the rest of a partial chunk of 8
         assert by_uid(store) == by_uid(fresh(images, place))
         assert verify(store.path).ok
         previous = store

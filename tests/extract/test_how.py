@@ -53,8 +53,22 @@ def test_what_computes_features_is_told_from_what_is_said_about_it(sources, file
 
 def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch):
     images = folder(tmp_path / "shapes")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4,
-             "--chunk-rows", 8, "--workers", 0, "--store", tmp_path / "s.zarr", "--json")  # fmt: skip
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        0,
+        "--store",
+        tmp_path / "s.zarr",
+        "--json",
+    )
     for n in range(3):
         (images / "train" / "ant" / f"zz{n}.png").write_bytes(b"not a picture")
     stopped = fedcache(*words, "--max-bad", 0)
@@ -82,8 +96,19 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch)
 
 def test_chunks_of_a_store_made_by_other_code_are_not_taken_over(tmp_path, monkeypatch):
     images = folder(tmp_path / "shapes")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4,
-             "--chunk-rows", 8, "--workers", 0)  # fmt: skip
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        0,
+    )
     with monkeypatch.context() as patch:
         patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
         ok(*words)
@@ -95,9 +120,18 @@ def test_chunks_of_a_store_made_by_other_code_are_not_taken_over(tmp_path, monke
 
 def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_libraries(monkeypatch):
     monkeypatch.setattr(how, "version", lambda name: f"{name} 1")
-    for provider, libraries in (("timm", {"timm"}), ("glyph_clip", {"open_clip_torch"}), ("pixels", set())):
+    for provider, libraries in (
+        ("timm", {"timm"}),
+        ("glyph_clip", {"open_clip_torch"}),
+        ("pixels", set()),
+    ):
         always = {name: f"{name} 1" for name in {"torch", "pillow", "numpy"} | libraries}
-        always |= {"dtype": "float32", "batch": 8, "threads": 2, "code": features_code_digest(provider)}
+        always |= {
+            "dtype": "float32",
+            "batch": 8,
+            "threads": 2,
+            "code": features_code_digest(provider),
+        }
         cpu = how.how_record(Device("cpu", "its name", ""), "float32", 8, 2, provider)
         gpu = how.how_record(Device("cuda", "its name", ""), "float32", 8, 2, provider)
         assert cpu == {"device": "cpu", **always}
@@ -111,5 +145,7 @@ def test_features_are_computed_as_others_were_where_this_device_can():
     assert how.resolve_compute_as(asked, gpu) == how.resolve_compute(asked)
     _, found = how.resolve_compute_as(asked, {"device": "cpu", "dtype": "float16", "batch": 3})
     assert (found.dtype, found.batch) == ("float16", 3)
-    _, found = how.resolve_compute_as(replace(asked, dtype="float32", batch=5), {**gpu, "device": "cpu"})
+    _, found = how.resolve_compute_as(
+        replace(asked, dtype="float32", batch=5), {**gpu, "device": "cpu"}
+    )
     assert (found.dtype, found.batch) == ("float32", 5), "what is asked for goes first"

@@ -33,7 +33,9 @@ def png_of_size(width: int, height: int) -> bytes:
     """A valid PNG of black pixels, about a thousandth of its pixels long."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     packer = zlib.compressobj(9)
     row = bytes(1 + (width + 7) // 8)
@@ -44,7 +46,13 @@ def png_of_size(width: int, height: int) -> bytes:
 
 def test_lossless_formats_give_the_pixels_back():
     image = pixels(1)
-    for kind, options in (("PNG", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {}), ("WEBP", {"lossless": True})):
+    for kind, options in (
+        ("PNG", {}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("PPM", {}),
+        ("WEBP", {"lossless": True}),
+    ):
         assert np.array_equal(np.asarray(decode(encoded(image, kind, **options))), image)
 
 
@@ -75,14 +83,21 @@ def test_transparent_pixels_are_white_whatever_colour_hides_beneath():
 
 def test_half_transparency_is_mixed_with_white():
     # 128/255 of black over white: 255 * (1 - 128/255) = 127
-    assert np.asarray(decode(encoded(flat((0, 0, 0, 128), mode="RGBA"))))[0, 0].tolist() == [127, 127, 127]
+    assert np.asarray(decode(encoded(flat((0, 0, 0, 128), mode="RGBA"))))[0, 0].tolist() == [
+        127,
+        127,
+        127,
+    ]
 
 
 def test_a_transparent_palette_entry_is_white():
     image = Image.new("P", (2, 1))
     image.putpalette([255, 0, 0, 0, 255, 0])
     image.putpixel((1, 0), 1)
-    for raw in (encoded(image, "PNG", transparency=bytes([0, 255])), encoded(image, "GIF", transparency=0)):
+    for raw in (
+        encoded(image, "PNG", transparency=bytes([0, 255])),
+        encoded(image, "GIF", transparency=0),
+    ):
         assert np.asarray(decode(raw))[0].tolist() == [[255, 255, 255], [0, 255, 0]]
 
 
@@ -111,7 +126,9 @@ def test_exif_orientation_is_undone(kind):
     for orientation, image in stored.items():
         exif = Image.Exif()
         exif[0x0112] = orientation
-        got = np.asarray(decode(encoded(np.ascontiguousarray(image), kind, exif=exif, **lossy))).astype(int)
+        got = np.asarray(
+            decode(encoded(np.ascontiguousarray(image), kind, exif=exif, **lossy))
+        ).astype(int)
         assert got.shape == upright.shape
         assert np.abs(got - upright).max() <= (8 if lossy else 0)
 
@@ -138,7 +155,13 @@ def test_truncated_files_are_bad():
 
 def test_what_is_no_image_is_refused_without_a_word_of_what_it_holds():
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
-    for raw in (b"<!DOCTYPE html><html>", b"just some text", b"\xff\xd8\xff", postscript, bytes(100)):
+    for raw in (
+        b"<!DOCTYPE html><html>",
+        b"just some text",
+        b"\xff\xd8\xff",
+        postscript,
+        bytes(100),
+    ):
         with pytest.raises(BadImage) as caught:
             decode(raw)
         assert str(caught.value) == "it has no image format fedcache reads"
@@ -155,7 +178,9 @@ def test_a_file_above_the_byte_limit_is_bad():
 def test_a_pixel_bomb_is_refused_from_its_header(side, monkeypatch):
     raw = png_of_size(side, side)
     assert len(raw) < 300_000
-    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda _image: pytest.fail("the pixels were decoded"))
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "load", lambda _image: pytest.fail("the pixels were decoded")
+    )
     with pytest.raises(BadImage, match="64,000,000"):
         decode(raw)
 
@@ -166,7 +191,9 @@ def test_the_largest_image_allowed_is_decoded():
 
 
 def test_one_pixel_is_an_image_and_a_thread_is_not():
-    assert resize(decode(encoded(flat((1, 2, 3), (1, 1)))), recipe()).tolist() == [[[1, 2, 3]] * 4] * 4
+    assert (
+        resize(decode(encoded(flat((1, 2, 3), (1, 1)))), recipe()).tolist() == [[[1, 2, 3]] * 4] * 4
+    )
     for size in ((1, 20_000), (20_000, 1), (1, 101)):
         with pytest.raises(BadImage, match=f"{size[0]} x {size[1]} pixels"):
             decode(encoded(flat(0, size, "L")))
@@ -213,7 +240,11 @@ def test_arrays_of_another_kind_are_bad():
 @given(st.data())
 @settings(max_examples=60)
 def test_damage_anywhere_gives_an_image_or_a_reason_that_is_the_same_every_time(data):
-    raw = bytearray(encoded(pixels(9), data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"]))))
+    raw = bytearray(
+        encoded(
+            pixels(9), data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"]))
+        )
+    )
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     outcomes = []
@@ -254,7 +285,9 @@ def test_overlapping_threads_restore_the_filters_whichever_ends_first():
     with quiet:
         thread.start()
         assert inside.wait(200)
-    warnings.warn("still quiet: the other thread decodes", stacklevel=1)  # an error under this suite's filters
+    warnings.warn(
+        "still quiet: the other thread decodes", stacklevel=1
+    )  # an error under this suite's filters
     leave.set()
     thread.join()
     assert warnings.filters == before
@@ -266,7 +299,9 @@ def test_crop_is_torchvisions_resize_and_centre_crop():
         image = Image.fromarray(pixels(seed, height, width))
         for name in ("bicubic", "bilinear"):
             mode = transforms.InterpolationMode[name.upper()]
-            oracle = transforms.Compose([transforms.Resize(27, mode), transforms.CenterCrop(24)])  # 24 / 0.875 = 27.4
+            oracle = transforms.Compose(
+                [transforms.Resize(27, mode), transforms.CenterCrop(24)]
+            )  # 24 / 0.875 = 27.4
             got = resize(image, recipe(size=24, crop_pct=0.875, interpolation=name))
             assert np.array_equal(got, np.asarray(oracle(image)))
 
@@ -308,6 +343,8 @@ def test_a_colour_key_is_white():
 
 
 def test_cmyk_is_converted():
-    got = np.asarray(decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF")))  # no cyan, full magenta and yellow
+    got = np.asarray(
+        decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF"))
+    )  # no cyan, full magenta and yellow
     assert got[0, 0].tolist() == [255, 0, 0]
     assert decode(encoded(flat((0, 0, 0, 0), mode="CMYK"), "JPEG")).mode == "RGB"

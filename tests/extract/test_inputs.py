@@ -44,7 +44,11 @@ class Sums:
 
     def items(self, items: Any) -> tuple[torch.Tensor, np.ndarray]:
         self.given = items
-        rows = [[len(item)] for item in items] if isinstance(items, list) else items.sum(1, keepdims=True)
+        rows = (
+            [[len(item)] for item in items]
+            if isinstance(items, list)
+            else items.sum(1, keepdims=True)
+        )
         return torch.tensor(rows, dtype=torch.float32), np.arange(len(items)) % 2 == 1
 
 
@@ -61,7 +65,11 @@ def test_bad_texts_are_empty_and_bad_rows_zeros_with_their_reasons():
 
 def test_texts_that_are_none_have_a_reason():
     assert text_of("  ü ".encode()) == "  ü "
-    for raw, said in ((b" \n", "there is no text"), (b"\xff", "not UTF-8"), (b"x" * (1 << 24) + b"y", "the limit is")):
+    for raw, said in (
+        (b" \n", "there is no text"),
+        (b"\xff", "not UTF-8"),
+        (b"x" * (1 << 24) + b"y", "the limit is"),
+    ):
         with pytest.raises(BadImage, match=said):
             text_of(raw)
 
@@ -83,8 +91,12 @@ def test_a_short_batch_is_filled_up_with_its_last_item_and_copies_are_not_counte
 def test_what_a_store_holds_is_in_its_recipes():
     text, image = Recipe("a", "", 12, decoder="utf-8").to_dict(), Recipe("b", "", 12).to_dict()
     assert [held_by(r) for r in ([text], [{"backbone": "ingested"}, text], [image], [{}], [])] == [
-        "texts", "texts", "images", "images", "images",
-    ]  # fmt: skip
+        "texts",
+        "texts",
+        "images",
+        "images",
+        "images",
+    ]
 
 
 @pytest.mark.slow

@@ -14,7 +14,18 @@ from fedcache.store.store import Store
 
 RNG = np.random.default_rng(5)
 IMAGES, LABELS = RNG.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
-WORDS = ("--backbones", "random-projection", "--size", 8, "--workers", 0, "--batch", 5, "--chunk-rows", 5)
+WORDS = (
+    "--backbones",
+    "random-projection",
+    "--size",
+    8,
+    "--workers",
+    0,
+    "--batch",
+    5,
+    "--chunk-rows",
+    5,
+)
 TRAIN = ("train", "--method", "fed3r", "--by", "site", "--dataset")
 TWO, THREE = [["a", "b"][i % 2] for i in range(60)], [["p", "q", "r"][i // 20] for i in range(60)]
 
@@ -54,7 +65,9 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str
     path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
     ok("extract", "--dataset", specs["none"], *WORDS)
     assert sites(path) == ()
-    said = ok("extract", "--dataset", specs["two"], *WORDS)  # finished, and its column is brought again
+    said = ok(
+        "extract", "--dataset", specs["two"], *WORDS
+    )  # finished, and its column is brought again
     assert said.data["arrays"][0]["state"] == "complete"
     assert sites(path) == ("a", "b")
     assert ok("datasets", "info", specs["none"]).code == 0
@@ -95,7 +108,10 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
 
 def test_images_of_a_program_bring_their_own_columns() -> None:
     def items(site: list[str]) -> list[dict[str, object]]:
-        return [{"image": i, "label": int(y), "site": s} for i, y, s in zip(IMAGES, LABELS, site, strict=True)]
+        return [
+            {"image": i, "label": int(y), "site": s}
+            for i, y, s in zip(IMAGES, LABELS, site, strict=True)
+        ]
 
     given = {"backbones": ["random-projection"], "size": 8}
     store = fc.extract(items(TWO), **given)

@@ -25,7 +25,11 @@ from fedcache.extract.extract_dataset import pull_if_needed
 from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
-from fedcache.extract.planning.incremental import IncrementalPlan, find_earlier_rows, in_earlier_order
+from fedcache.extract.planning.incremental import (
+    IncrementalPlan,
+    find_earlier_rows,
+    in_earlier_order,
+)
 from fedcache.extract.planning.plan import (
     PlannedArray,
     array_bytes,
@@ -48,7 +52,12 @@ from fedcache.store.samples import Samples
     ],
 )
 def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
-    monkeypatch: pytest.MonkeyPatch, kind: str, workers: int | None, cores: int, decoding: float, rate: float
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    workers: int | None,
+    cores: int,
+    decoding: float,
+    rate: float,
 ) -> None:
     done: list[object] = []
 
@@ -74,7 +83,9 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
     monkeypatch.setattr(cost, "InProcess", Timed)
     monkeypatch.setattr(cost, "cores", lambda: cores)
     monkeypatch.setattr(cost, "resolve_compute", lambda _: (Device(kind, "", ""), settings))
-    monkeypatch.setattr(cost, "jobs_of", lambda *_: [SimpleNamespace(key="a"), SimpleNamespace(key="b")])
+    monkeypatch.setattr(
+        cost, "jobs_of", lambda *_: [SimpleNamespace(key="a"), SimpleNamespace(key="b")]
+    )
     data: Any = SimpleNamespace(names=["one", "two", "three"])
     found = cost.measured_rate(data, [], ExtractConfig(dataset="x", workers=workers))
     assert found == pytest.approx(rate)
@@ -83,7 +94,9 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
 
 def planned(name: str, **changes: Any) -> PlannedArray:
     backbone = lookup(name)
-    return PlannedArray(backbone, Weights(None, "w", "here"), replace(backbone.recipe, weights="w", **changes))
+    return PlannedArray(
+        backbone, Weights(None, "w", "here"), replace(backbone.recipe, weights="w", **changes)
+    )
 
 
 def test_the_bytes_of_an_array_are_those_of_its_numbers() -> None:
@@ -93,13 +106,19 @@ def test_the_bytes_of_an_array_are_those_of_its_numbers() -> None:
     assert array_bytes(10, planned("pixels")) == 10 * 224 * 224 * 3  # before a look at them
 
 
-def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_must_hold_all_features_and_some_to_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = 2 * 10 * 128 * 2 + (64 << 20)
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
     def check(free: int) -> None:
-        monkeypatch.setattr(cost.shutil, "disk_usage", lambda at: SimpleNamespace(free=free if at == tmp_path else 0))
+        monkeypatch.setattr(
+            cost.shutil,
+            "disk_usage",
+            lambda at: SimpleNamespace(free=free if at == tmp_path else 0),
+        )
         cost.check_disk(place, data, [planned("glyph-clip")] * 2)
 
     check(free)
@@ -107,7 +126,14 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path: Path, monkeyp
 
 
 def test_so_many_images_may_be_unreadable() -> None:
-    for text, rows, most in (("0", 9, 0), ("7", 9, 7), ("1%", 1000, 10), ("1%", 5, 1), ("0%", 500, 0), ("2.5%", 99, 2)):
+    for text, rows, most in (
+        ("0", 9, 0),
+        ("7", 9, 7),
+        ("1%", 1000, 10),
+        ("1%", 5, 1),
+        ("0%", 500, 0),
+        ("2.5%", 99, 2),
+    ):
         assert parse_max_bad(text, rows) == most
     for text in ("many", "-1", "101%", "-1%", "%", "1.5", "nan%"):
         refused(lambda text=text: parse_max_bad(text, 100), f"--max-bad {text}")
@@ -122,12 +148,18 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
     plain = recipe("random-projection")
     assert plain == replace(lookup("random-projection").recipe, weights="w")
     assert recipe("random-projection", size=16, views=2) == replace(plain, size=16, views=2)
-    both = recipe("random-projection", size=16, recipe={"size": "8", "random-projection:resize": "crop"})
+    both = recipe(
+        "random-projection", size=16, recipe={"size": "8", "random-projection:resize": "crop"}
+    )
     assert both == replace(plain, size=8, resize="crop")
     assert recipe("random-projection", recipe={"pixels:size": "8"}) == plain
     assert recipe("random-projection", recipe={"dtype": "float32"}).dtype == "float32"
-    assert recipe("pixels", size=8, recipe={"dtype": "float32"}).dtype == "uint8", "images stay what they are"
-    refused(lambda: recipe("random-projection", recipe={"glyph-clip:size": "8"}), "glyph-clip:size=8")
+    assert recipe("pixels", size=8, recipe={"dtype": "float32"}).dtype == "uint8", (
+        "images stay what they are"
+    )
+    refused(
+        lambda: recipe("random-projection", recipe={"glyph-clip:size": "8"}), "glyph-clip:size=8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,12 +179,16 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
 def test_a_wrong_value_is_refused_before_weights_are_sought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr(planning.registry, "locate", lambda *_, **__: pytest.fail("looked for weights first"))
+    monkeypatch.setattr(
+        planning.registry, "locate", lambda *_, **__: pytest.fail("looked for weights first")
+    )
     config = ExtractConfig(**{"dataset": "x", "backbones": ("random-projection",), **options})
     refused(lambda: planning.plan(config, Home(tmp_path), Silent()), said)
 
 
-def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_weights_are_named_all_at_once_or_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def locate(backbone: Any, *, given: Any, home: Path, memory: Any, offline: bool) -> Weights:
         assert (given, home, offline) == ({"pixels": Path("/w")}, tmp_path, True)
         if backbone.name in ("pixels", "glyph-clip"):
@@ -166,14 +202,23 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkey
 
     asked = replace(config, backbones=("pixels", "glyph-clip"))
     for each in (config, asked, replace(asked, skip_missing=True)):
-        words = () if each.skip_missing else ("No pixels.", "No glyph-clip.", "Get pixels.", "Get glyph-clip.")
-        refused(lambda each=each: planning.plan(each, home, Silent()), *words, code=Exit.ENVIRONMENT)
+        words = (
+            ()
+            if each.skip_missing
+            else ("No pixels.", "No glyph-clip.", "Get pixels.", "Get glyph-clip.")
+        )
+        refused(
+            lambda each=each: planning.plan(each, home, Silent()), *words, code=Exit.ENVIRONMENT
+        )
 
     heard = Heard()
     (one,), skipped = planning.plan(replace(config, skip_missing=True), home, heard)
     assert one == planned("random-projection")
     assert skipped == ["pixels", "glyph-clip"]
-    assert ["No pixels." in heard.warnings[0], "No glyph-clip." in heard.warnings[1]] == [True, True]
+    assert ["No pixels." in heard.warnings[0], "No glyph-clip." in heard.warnings[1]] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -187,11 +232,17 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkey
     ],
 )
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
-    template: str | None, asked: tuple[str, ...], keep: bool, stored: tuple[str, ...], wanted: tuple[str, ...] | None
+    template: str | None,
+    asked: tuple[str, ...],
+    keep: bool,
+    stored: tuple[str, ...],
+    wanted: tuple[str, ...] | None,
 ) -> None:
     def has_text(name: str, templates: Any = None, *, weights: str) -> bool:
         assert weights == "w"
-        return name == "glyph-clip" and (bool(stored) if templates is None else tuple(templates) == stored)
+        return name == "glyph-clip" and (
+            bool(stored) if templates is None else tuple(templates) == stored
+        )
 
     store: Any = SimpleNamespace(has_text=has_text)
     arrays = [planned("glyph-clip"), planned("pixels")]
@@ -207,13 +258,26 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
 
 def test_the_arguments_of_an_extraction_make_it_again() -> None:
     config = ExtractConfig(
-        dataset="folder:a b", backbones=("x", "y"), recipe={"size": "8", "x:resize": "crop"}, text=("a {}", "the {}"),
-        limit=9, follow_links=True, data={"n": "/p"}, max_bad="3",
-    )  # fmt: skip
+        dataset="folder:a b",
+        backbones=("x", "y"),
+        recipe={"size": "8", "x:resize": "crop"},
+        text=("a {}", "the {}"),
+        limit=9,
+        follow_links=True,
+        data={"n": "/p"},
+        max_bad="3",
+    )
     pairs = [
-        ("--dataset", "folder:a b"), ("--backbones", "x,y"), ("--recipe", "size=8"), ("--recipe", "x:resize=crop"),
-        ("--text", "a {}"), ("--text", "the {}"), ("--limit", "9"), ("--data", "n=/p"), ("--max-bad", "3"),
-    ]  # fmt: skip
+        ("--dataset", "folder:a b"),
+        ("--backbones", "x,y"),
+        ("--recipe", "size=8"),
+        ("--recipe", "x:resize=crop"),
+        ("--text", "a {}"),
+        ("--text", "the {}"),
+        ("--limit", "9"),
+        ("--data", "n=/p"),
+        ("--max-bad", "3"),
+    ]
     words = extract_arguments(config)
     words.remove("--follow-links")
     assert sorted(zip(words[::2], words[1::2], strict=True)) == sorted(pairs)
@@ -221,7 +285,9 @@ def test_the_arguments_of_an_extraction_make_it_again() -> None:
 
 
 def test_a_word_may_mean_an_unfinished_array() -> None:
-    ordered = UnfinishedArray("glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",)))
+    ordered = UnfinishedArray(
+        "glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",))
+    )
     other = replace(ordered, label=None, order=None)
     assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
     store: Any = SimpleNamespace(path="s.zarr")
@@ -240,21 +306,33 @@ def test_a_word_may_mean_an_unfinished_array() -> None:
 def rows_now() -> Dataset:
     """Four images: b is new, and d has other bytes than before."""
     return Dataset(
-        spec="folder:x", slug="x", classes=("cat", "dog", "owl"), domains=("ink", "pen"), names=("a", "b", "c", "d"),
-        label=np.array([0, 1, 2, 1], np.int32), domain=np.array([0, 1, 1, 0], np.int16),
-        split=np.array([0, 0, 1, 2], np.uint8), uid=np.repeat(np.array([[1], [2], [3], [9]], np.uint8), 16, 1),
-        template="a {}", reading="", source=SimpleNamespace(read=lambda row: row),
-    )  # fmt: skip
+        spec="folder:x",
+        slug="x",
+        classes=("cat", "dog", "owl"),
+        domains=("ink", "pen"),
+        names=("a", "b", "c", "d"),
+        label=np.array([0, 1, 2, 1], np.int32),
+        domain=np.array([0, 1, 1, 0], np.int16),
+        split=np.array([0, 0, 1, 2], np.uint8),
+        uid=np.repeat(np.array([[1], [2], [3], [9]], np.uint8), 16, 1),
+        template="a {}",
+        reading="",
+        source=SimpleNamespace(read=lambda row: row),
+    )
 
 
 def rows_before() -> Samples:
     """Five rows of a store, in an order of its own; the last had vanished already, under a name that is back."""
     return Samples(
-        uid=np.repeat(np.array([[3], [4], [5], [1], [2]], np.uint8), 16, 1), name=("c", "d", "e", "a", "b"),
-        label=np.array([1, 0, 2, 1, -1], np.int32), domain=np.array([1, 0, 1, 0, 0], np.int16),
-        split=np.array([1, 1, 0, 0, 2], np.uint8), ok=np.array([1, 1, 1, 1, 0], np.uint8),
-        classes=("owl", "dog", "newt"), domains=("pen", "brush"),
-    )  # fmt: skip
+        uid=np.repeat(np.array([[3], [4], [5], [1], [2]], np.uint8), 16, 1),
+        name=("c", "d", "e", "a", "b"),
+        label=np.array([1, 0, 2, 1, -1], np.int32),
+        domain=np.array([1, 0, 1, 0, 0], np.int16),
+        split=np.array([1, 1, 0, 0, 2], np.uint8),
+        ok=np.array([1, 1, 1, 1, 0], np.uint8),
+        classes=("owl", "dog", "newt"),
+        domains=("pen", "brush"),
+    )
 
 
 def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> None:
@@ -271,18 +349,29 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> Non
     assert made.ok.tolist() == [1, 0, 0, 1, 0, 1, 1]
     assert list(made.vanished) == [1, 2, 4]
     assert (made.new, made.known, made.content) == (2, 5, data.digest)
-    assert (made.classes, made.domains, made.template, made.slug) == (data.classes, data.domains, "a {}", "x")
+    assert (made.classes, made.domains, made.template, made.slug) == (
+        data.classes,
+        data.domains,
+        "a {}",
+        "x",
+    )
     assert [made.source.read(row) for row in (0, 3, 5, 6)] == [2, 0, 1, 3]
     grown = in_earlier_order(data, before, rows, known=3)
     assert (grown.new, grown.known) == (4, 3)
     assert grown.digest == made.digest != data.digest
 
 
-def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tmp_path: Path) -> None:
-    parent, store, other = (create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other"))
+def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(
+    tmp_path: Path,
+) -> None:
+    parent, store, other = (
+        create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other")
+    )
     one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
     for weights, matrix in (("v", one), ("w", two)):
-        parent.put_text("a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": ["x", "y", "z"]})
+        parent.put_text(
+            "a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": ["x", "y", "z"]}
+        )
     data: Any = SimpleNamespace(classes=("x", "y", "z"))
     others: Any = SimpleNamespace(classes=("x", "y", "w"))
     IncrementalPlan(data, parent).carry_text(store)
@@ -303,22 +392,29 @@ def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share(
             replace(data, names=names)
     assert data.part(4) is data.part(9) is data
     part = data.part(2)
-    assert (part.names, part.slug, part.label.tolist()) == (("a", "b"), "x-2", [0, 1]), "class 1 has two of four rows"
+    assert (part.names, part.slug, part.label.tolist()) == (("a", "b"), "x-2", [0, 1]), (
+        "class 1 has two of four rows"
+    )
 
 
 def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
     rows = np.arange(60)
     turns = replace(
-        rows_now(), classes=tuple("abcdef"), names=tuple(f"{row:02d}" for row in rows),
+        rows_now(),
+        classes=tuple("abcdef"),
+        names=tuple(f"{row:02d}" for row in rows),
         label=(rows % 6).astype(np.int32),
-        domain=np.zeros(60, np.int16), split=np.where(rows < 48, 0, 1).astype(np.uint8),
+        domain=np.zeros(60, np.int16),
+        split=np.where(rows < 48, 0, 1).astype(np.uint8),
         uid=np.repeat(rows.astype(np.uint8)[:, None], 16, 1),
-    )  # fmt: skip
+    )
     part = turns.part(10)
     assert sorted(np.bincount(part.label, minlength=6).tolist()) == [1, 1, 2, 2, 2, 2]
     assert np.bincount(part.split).tolist() == [8, 2]
     assert list(part.names) == sorted(part.names)
-    assert turns.part(3).label.tolist() == [0, 20 % 6, 40 % 6], "fewer rows than classes are the evenly spaced ones"
+    assert turns.part(3).label.tolist() == [0, 20 % 6, 40 % 6], (
+        "fewer rows than classes are the evenly spaced ones"
+    )
 
 
 def test_more_domains_than_a_store_can_number_are_refused() -> None:
@@ -331,7 +427,9 @@ def test_more_domains_than_a_store_can_number_are_refused() -> None:
 def test_a_recipe_of_a_newer_release_is_refused() -> None:
     known = recipe("pixels").to_dict()
     assert Recipe.from_dict(known) == recipe("pixels")
-    refused(lambda: Recipe.from_dict({**known, "zoom": 2, "blur": 1}), "blur, zoom", code=Exit.STORE)
+    refused(
+        lambda: Recipe.from_dict({**known, "zoom": 2, "blur": 1}), "blur, zoom", code=Exit.STORE
+    )
 
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
@@ -351,4 +449,8 @@ def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
     found = pull_if_needed(missing, config, Home(tmp_path), observer)
     assert pulled == [("pixels", tmp_path)]
     assert "timm/model.bin, 5 MB" in said[0]
-    assert (found.weights.sha256, found.recipe.weights, found.recipe.size) == ("ab" * 32, "ab" * 32, 9)
+    assert (found.weights.sha256, found.recipe.weights, found.recipe.size) == (
+        "ab" * 32,
+        "ab" * 32,
+        9,
+    )

@@ -18,7 +18,9 @@ WORDS = ("--backbones", "random-projection", "--size", 16, "--workers", 0)
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    return write_directory(tmp_path / "before", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)]))
+    return write_directory(
+        tmp_path / "before", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)])
+    )
 
 
 def stores() -> list[str]:
@@ -35,7 +37,10 @@ def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images: P
     # The third time from what is remembered now.
     assert again.data["path"] == ok(*words).data["path"] == first["path"]
     run = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
-    assert ok(*run, "--dataset", f"folder:{moved}").data["dataset"]["digest"] == first["dataset"]["digest"]
+    assert (
+        ok(*run, "--dataset", f"folder:{moved}").data["dataset"]["digest"]
+        == first["dataset"]["digest"]
+    )
     assert ok(*words, "--backbones", "pixels").data["path"] == first["path"]
     assert stores() == [Path(first["path"]).name]
 
@@ -49,7 +54,9 @@ def test_a_damaged_store_of_the_same_content_is_passed_over(images: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(tmp_path: Path) -> None:
+def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(
+    tmp_path: Path,
+) -> None:
     files = tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(189)])
     images = write_directory(tmp_path / "images", files)
     first = ok("extract", "--dataset", f"folder:{images}", *WORDS).data
@@ -66,8 +73,12 @@ def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(tm
     assert verify(store.path).problems == []
 
 
-def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(tmp_path: Path) -> None:
-    images = write_directory(tmp_path / "before", tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(8)]))
+def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(
+    tmp_path: Path,
+) -> None:
+    images = write_directory(
+        tmp_path / "before", tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(8)])
+    )
     small = ("--batch", 4, "--chunk-rows", 8)
     ok("extract", "--dataset", f"folder:{images}", *WORDS, *small)
     moved = images.rename(images.with_name("after"))
@@ -78,7 +89,9 @@ def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_
 
 
 def test_two_images_that_change_names_keep_their_features(tmp_path: Path) -> None:
-    images = write_directory(tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(8)]))
+    images = write_directory(
+        tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(8)])
+    )
     first = Store.open(Path(ok("extract", "--dataset", f"folder:{images}", *WORDS).data["path"]))
     a, b, away = images / "cat" / "1.png", images / "dog" / "2.png", tmp_path / "away"
     for source, target in ((a, away), (b, a), (away, b)):
@@ -87,6 +100,12 @@ def test_two_images_that_change_names_keep_their_features(tmp_path: Path) -> Non
     assert again["growth"]["forward_passes"] == 0
     (key,) = first.arrays
     store = Store.open(Path(again["path"]))
-    was = {uid.tobytes(): x.tobytes() for uid, x in zip(first.samples.uid, first.reader(key).all(), strict=True)}
-    now = {uid.tobytes(): x.tobytes() for uid, x in zip(store.samples.uid, store.reader(key).all(), strict=True)}
+    was = {
+        uid.tobytes(): x.tobytes()
+        for uid, x in zip(first.samples.uid, first.reader(key).all(), strict=True)
+    }
+    now = {
+        uid.tobytes(): x.tobytes()
+        for uid, x in zip(store.samples.uid, store.reader(key).all(), strict=True)
+    }
     assert was == now

@@ -24,12 +24,20 @@ def test_batches_and_tasks_are_added_up() -> None:
     stats.add(ComputedBatch({"a": x, "b": x}, {2: "torn"}, 4, 0.5, {"a": 1.0, "b": 2.0}))
     stats.add(ComputedBatch({"a": x}, {5: VANISHED, 6: "odd"}, 4, 0.25, {"a": 1.0}, {"a": 2}))
     # 4 images, then 3 that are there; 3 rows of the first batch through both models, 2 of the second through one
-    counted = ExtractionStats(7, {"a": 2, "b": 1}, 3 + 3 + 2, {}, {2: "torn", 6: "odd"}, 0.0, 0.75, 4.0, cut={"a": 2})
+    counted = ExtractionStats(
+        7, {"a": 2, "b": 1}, 3 + 3 + 2, {}, {2: "torn", 6: "odd"}, 0.0, 0.75, 4.0, cut={"a": 2}
+    )
     assert stats == counted
-    stats.merge(ExtractionStats(5, {"b": 3, "c": 1}, 9, {}, {8: "cut"}, 99.0, 1.0, 2.0, cut={"a": 3, "b": 1}))
+    stats.merge(
+        ExtractionStats(
+            5, {"b": 3, "c": 1}, 9, {}, {8: "cut"}, 99.0, 1.0, 2.0, cut={"a": 3, "b": 1}
+        )
+    )
     stats.seconds = 2.0
     every = {2: "torn", 6: "odd", 8: "cut"}
-    assert stats == ExtractionStats(12, {"a": 2, "b": 4, "c": 1}, 17, {}, every, 2.0, 1.75, 6.0, cut={"a": 5, "b": 1})
+    assert stats == ExtractionStats(
+        12, {"a": 2, "b": 4, "c": 1}, 17, {}, every, 2.0, 1.75, 6.0, cut={"a": 5, "b": 1}
+    )
     assert stats.rate == 6.0
     assert stats.busy(2) == 7.75 / (2.0 * 2)
 
@@ -37,8 +45,20 @@ def test_batches_and_tasks_are_added_up() -> None:
 def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=4, test=2)
     (images / "train" / "zebra" / "000.png").write_bytes(b"no image")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4, "--workers",
-             0, "--chunk-rows", 8, "--json")  # fmt: skip
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--batch",
+        4,
+        "--workers",
+        0,
+        "--chunk-rows",
+        8,
+        "--json",
+    )
     first: dict[str, Any] = fedcache(*words).data
     # 18 images in batches of 4 are 5, in chunks of 8 are 3
     counts = ("images", "ok", "decoded", "workers", "skipped", "text", "growth", "vanished")
@@ -56,5 +76,7 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Pa
 def test_too_many_bad_images_name_the_last_of_those_found_last() -> None:
     stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"})
     stats.check_bad({}, 3)
-    refused(lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "row 6", code=Exit.CORRUPT)
+    refused(
+        lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "row 6", code=Exit.CORRUPT
+    )
     refused(lambda: stats.check_bad({}, 2), "row 8: cut", code=Exit.CORRUPT)

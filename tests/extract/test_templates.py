@@ -17,7 +17,17 @@ from fedcache.store.store import Store
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
 OTHER = "the character {} here"
-ZERO = ("train", "--method", "clip-zs", "--scheme", "iid", "--clients", 2, "--backbones", "glyph-clip")
+ZERO = (
+    "train",
+    "--method",
+    "clip-zs",
+    "--scheme",
+    "iid",
+    "--clients",
+    2,
+    "--backbones",
+    "glyph-clip",
+)
 
 
 @pytest.fixture
@@ -28,7 +38,9 @@ def words(tmp_path: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words: tuple[object, ...]) -> None:
+def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
+    words: tuple[object, ...],
+) -> None:
     path = Path(ok(*words).data["path"])
     template = Store.open(path).templates("glyph-clip")
     assert template is not None
@@ -49,9 +61,15 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
     files = {f: f.stat().st_mtime_ns for f in (path / "text").rglob("*")}
     again = ok(*words).data["text"]
     assert again == [{"backbone": "glyph-clip", "templates": template, "state": "made current"}]
-    assert {f: f.stat().st_mtime_ns for f in (path / "text").rglob("*")} == files, "nothing was computed"
+    assert {f: f.stat().st_mtime_ns for f in (path / "text").rglob("*")} == files, (
+        "nothing was computed"
+    )
     back = ok(*ZERO).data
-    assert (back["reused"], back["digest"], back["text_templates"]) == (True, before["digest"], template)
+    assert (back["reused"], back["digest"], back["text_templates"]) == (
+        True,
+        before["digest"],
+        template,
+    )
     current = (path / "manifest.json").read_bytes()
     assert ok(*words).data["text"][0]["state"] == "current"
     assert (path / "manifest.json").read_bytes() == current
@@ -59,12 +77,28 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
 
 
 @pytest.mark.slow
-def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words: tuple[object, ...]) -> None:
+def test_what_train_extracts_on_its_own_leaves_the_chosen_template(
+    words: tuple[object, ...],
+) -> None:
     ok(*words)
     path = Path(ok(*words, "--text", OTHER).data["path"])
-    done = ok("train", "--method", "tpfl", "--dataset", words[2], "--scheme", "iid", "--clients", 2, "--rounds", 1,
-              "--set", "epochs=1",
-              "--backbones", "glyph-clip,pixels")  # fmt: skip
+    done = ok(
+        "train",
+        "--method",
+        "tpfl",
+        "--dataset",
+        words[2],
+        "--scheme",
+        "iid",
+        "--clients",
+        2,
+        "--rounds",
+        1,
+        "--set",
+        "epochs=1",
+        "--backbones",
+        "glyph-clip,pixels",
+    )
     assert "Nothing extracted yet" in done.err, "the images were not there"
     assert done.data["text_templates"] == [OTHER]
     assert Store.open(path).templates("glyph-clip") == [OTHER]
@@ -75,13 +109,25 @@ def test_the_demo_reads_its_own_template(tmp_path: Path, monkeypatch: pytest.Mon
     # The demo's own extraction, on 200 digits: all of them take half a minute.
     from fedcache.config import ExtractConfig
 
-    monkeypatch.setattr(demo, "ExtractConfig", lambda **given: ExtractConfig(**{**given, "limit": 200}))
+    monkeypatch.setattr(
+        demo, "ExtractConfig", lambda **given: ExtractConfig(**{**given, "limit": 200})
+    )
     monkeypatch.setattr(demo, "BACKBONES", ("random-projection", "glyph-clip"))
     monkeypatch.setattr(demo, "SIZE", "16")
     home = Home.from_environment()
     store = Store.open(Path(demo.extract_features(home, TerminalObserver(quiet=True), Stop())))
     template, matrix = store.templates("glyph-clip"), store.text("glyph-clip").copy()
-    ok("extract", "--dataset", "digits", "--limit", 200, "--backbones", "glyph-clip", "--text", OTHER)
+    ok(
+        "extract",
+        "--dataset",
+        "digits",
+        "--limit",
+        200,
+        "--backbones",
+        "glyph-clip",
+        "--text",
+        OTHER,
+    )
     assert Store.open(store.path).templates("glyph-clip") == [OTHER]
     assert demo.extract_features(home, TerminalObserver(quiet=True), Stop()) == str(store.path)
     store = Store.open(store.path)

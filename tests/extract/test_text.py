@@ -40,7 +40,9 @@ def test_class_names_are_read_as_words():
 
 def test_an_ensemble_is_the_unit_mean_of_unit_features():
     # unit rows (1, 0) and (0, 1), whatever their lengths; the mean is (.5, .5), of norm 1/sqrt 2 -> (1, 1)/sqrt 2
-    tower = Lines({"a cat": [3.0, 0.0], "the cat": [0.0, 0.2], "a dog": [-2.0, 0.0], "the dog": [-5.0, 0.0]})
+    tower = Lines(
+        {"a cat": [3.0, 0.0], "the cat": [0.0, 0.2], "a dog": [-2.0, 0.0], "the dog": [-5.0, 0.0]}
+    )
     features = text_features(tower, ["cat", "dog"], ["a {}", "the {}"])
     assert features.dtype == np.float32
     assert np.allclose(features, [[2**-0.5, 2**-0.5], [-1.0, 0.0]])
@@ -48,7 +50,11 @@ def test_an_ensemble_is_the_unit_mean_of_unit_features():
 
 def test_what_cannot_be_encoded_is_refused():
     for classes, templates in ((["cat"], ["a photo"]), ([], ["a {}"]), (["cat"], [])):
-        refused(lambda classes=classes, templates=templates: text_features(Lines({}), classes, templates))
+        refused(
+            lambda classes=classes, templates=templates: text_features(
+                Lines({}), classes, templates
+            )
+        )
 
 
 def test_features_without_direction_are_refused():
@@ -64,7 +70,9 @@ def test_rows_are_unit_and_the_order_of_templates_does_not_matter(classes, templ
     rng = np.random.default_rng(seed)
     names = [f"c{i}" for i in range(classes)]
     forms = [f"{t} {{}}" for t in range(templates)]
-    tower = Lines({line: list(rng.standard_normal(7) + 3) for form in forms for line in prompts(names, form)})
+    tower = Lines(
+        {line: list(rng.standard_normal(7) + 3) for form in forms for line in prompts(names, form)}
+    )
     features = text_features(tower, names, forms)
     assert features.shape == (classes, 7)
     assert close(np.linalg.norm(features, axis=1), np.ones(classes), 7)

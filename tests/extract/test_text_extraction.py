@@ -24,7 +24,10 @@ def bag(encoders: str) -> str:
 def sentences(count: int) -> list[str]:
     """Different texts of one of two topics."""
     draw = np.random.default_rng(0)
-    return [" ".join(draw.choice(WORDS[4 * (i % 2) :][:4], 3)) + f" number {'x' * (i + 1)}" for i in range(count)]
+    return [
+        " ".join(draw.choice(WORDS[4 * (i % 2) :][:4], 3)) + f" number {'x' * (i + 1)}"
+        for i in range(count)
+    ]
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -34,8 +37,18 @@ def write(path: Path, texts: list[str]) -> Path:
 
 
 def extract(bag: str, path: Path, *words: object) -> Done:
-    return ok("extract", "--dataset", f"texts:{path.name}", "--backbones", bag, "--batch", 4, "--chunk-rows", 8,
-              *(words or ("--workers", 0)))  # fmt: skip
+    return ok(
+        "extract",
+        "--dataset",
+        f"texts:{path.name}",
+        "--backbones",
+        bag,
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        *(words or ("--workers", 0)),
+    )
 
 
 def passes(done: Done) -> int:
@@ -53,14 +66,29 @@ def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
     texts[13] = "quite another text"
     changed = extract(bag, write(tmp_path / "renamed.csv", texts))
     # The new text is a row of its own behind the others: a chunk of one batch.
-    assert changed.data["growth"] == {"new": 1, "vanished": 1, "reused_chunks": 8, "forward_passes": 1}
+    assert changed.data["growth"] == {
+        "new": 1,
+        "vanished": 1,
+        "reused_chunks": 8,
+        "forward_passes": 1,
+    }
     assert "image" not in changed.err + first.err
 
 
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):
     bad = [0, 1, 2, 3, 9]  # of which four are a whole batch, which reaches no model
     write(tmp_path / "a.csv", ["  " if i in bad else text for i, text in enumerate(sentences(40))])
-    words = ("extract", "--dataset", "texts:a.csv", "--backbones", bag, "--batch", 4, "--chunk-rows", 8)
+    words = (
+        "extract",
+        "--dataset",
+        "texts:a.csv",
+        "--backbones",
+        bag,
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+    )
     assert fedcache(*words).code == Exit.CORRUPT
     done = fedcache(*words, "--max-bad", 5, "--json")
     assert done.code == Exit.QUARANTINED
@@ -96,7 +124,10 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert model.predict("fish soup") == ["food"]
     with pytest.raises(UsageError, match="these are none"):
         model.predict(["salt", 3])  # type: ignore[list-item]
-    assert "no torch module that takes pixels" in fedcache("export-model", run["path"], "-o", "head").err
+    assert (
+        "no torch module that takes pixels"
+        in fedcache("export-model", run["path"], "-o", "head").err
+    )
     assert fedcache("train", "--method", "promptfl", "--dataset", "texts:a.csv").code == Exit.USAGE
 
 
@@ -104,7 +135,12 @@ def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
     draw = np.random.default_rng(0)
     tone = np.arange(60) % 2
     waves = np.sin(np.arange(64) * (0.4 + 0.6 * tone[:, None])) + 0.1 * draw.normal(size=(60, 64))
-    np.savez("w.npz", waves=waves.astype(np.float32), label=np.array(["low", "high"])[tone], shop=np.arange(60) % 3)
+    np.savez(
+        "w.npz",
+        waves=waves.astype(np.float32),
+        label=np.array(["low", "high"])[tone],
+        shop=np.arange(60) % 3,
+    )
     name = bag.removesuffix("bag") + "spectrum"
     store = ok("extract", "--dataset", "rows:w.npz", "--backbones", name).data["path"]
     run = ok("train", "--method", "fed3r", "--by", "shop").data

@@ -32,7 +32,13 @@ def test_another_process_makes_the_same_view():
         "import test_views as t; print(hashlib.sha256(t.view(t.IMAGE, t.RECIPE, t.UID, 2).tobytes()).hexdigest())"
     )
     out = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")],
+        [
+            sys.executable,
+            "-c",
+            program,
+            str(Path(__file__).parent),
+            str(Path(__file__).parents[1] / "support"),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -42,9 +48,16 @@ def test_another_process_makes_the_same_view():
 
 def test_without_mirror_a_ramp_is_never_turned_round():
     recipe = replace(RECIPE, augment="crop=0.5:1,flip=0.5")
-    ramp = Image.fromarray(np.repeat(np.arange(0, 240, 4, dtype=np.uint8)[None, :, None], 60, axis=0).repeat(3, axis=2))
+    ramp = Image.fromarray(
+        np.repeat(np.arange(0, 240, 4, dtype=np.uint8)[None, :, None], 60, axis=0).repeat(3, axis=2)
+    )
     rising = [
-        bool(np.all(np.diff(view(ramp, recipe, bytes([i]) * 16, 1, mirror=mirror)[0, :, 0].astype(int)) >= 0))
+        bool(
+            np.all(
+                np.diff(view(ramp, recipe, bytes([i]) * 16, 1, mirror=mirror)[0, :, 0].astype(int))
+                >= 0
+            )
+        )
         for mirror in (False, True)
         for i in range(64)
     ]
@@ -55,7 +68,11 @@ def test_without_mirror_a_ramp_is_never_turned_round():
 
 def test_jitter_leaves_a_fifth_of_the_views_alone():
     gray = Image.new("RGB", (32, 32), (100, 100, 100))
-    same = [bool(np.all(view(gray, RECIPE, bytes([i, j]) * 8, 1) == 100)) for i in range(16) for j in range(16)]
+    same = [
+        bool(np.all(view(gray, RECIPE, bytes([i, j]) * 8, 1) == 100))
+        for i in range(16)
+        for j in range(16)
+    ]
     # 256 draws with probability 0.2: mean 51, standard deviation 6.4.
     assert 20 < sum(same) < 85
 
@@ -91,7 +108,11 @@ def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(hei
         # the whole area at 3/4: 77.46 by 103.28, which is cut to the 80 that are there
         ((100, 80), (1.0, 0.0, 0.999, 0.999), (23, 0, 100, 80)),
         ((1, 1), (0.0, 0.0, 0.999, 0.999), (0, 0, 1, 1)),
-        ((1, 400), (0.0, 1.0, 0.5, 0.5), (0, 194, 1, 206)),  # sqrt(200 * 3 / 4) = 12.25 high, 389 places
+        (
+            (1, 400),
+            (0.0, 1.0, 0.5, 0.5),
+            (0, 194, 1, 206),
+        ),  # sqrt(200 * 3 / 4) = 12.25 high, 389 places
     ],
 )
 def test_a_crop_by_hand(size, shares, box):
@@ -100,7 +121,9 @@ def test_a_crop_by_hand(size, shares, box):
 
 def test_the_operations_are_those_of_this_recipe_version():
     # Recorded with VERSION 1 and Pillow 13: a change of operations, order or ranges shows here.
-    small = view(Image.fromarray(pixels(3, 12, 12)), Recipe("b", "none", size=3, view_seed=1), UID, 1)
+    small = view(
+        Image.fromarray(pixels(3, 12, 12)), Recipe("b", "none", size=3, view_seed=1), UID, 1
+    )
     assert VERSION == 1
     assert small.tolist() == RECORDED
 

@@ -116,7 +116,9 @@ with stop_on_signals(Stop().ask, print):
 
 @pytest.mark.slow
 def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end() -> None:
-    run = subprocess.Popen([sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert run.stdout is not None
     assert run.stdout.readline() == b"ready\n"
     for _ in range(2):
@@ -155,19 +157,31 @@ except KeyboardInterrupt:
 
 
 def test_a_second_signal_after_the_work_ends_the_process_without_another_word() -> None:
-    run = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, timeout=200, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, timeout=200, check=False
+    )
     assert (run.returncode, run.stderr) == (INTERRUPTED, b"")
 
 
 def test_a_worker_leaves_signals_to_its_parent_and_takes_what_it_is_sent(monkeypatch):
     done = []
-    monkeypatch.setattr(processes.signal, "signal", lambda number, what: done.append((number, what)))
-    monkeypatch.setattr(processes.signal, "pthread_sigmask", lambda how, which: done.append((how, which)))
+    monkeypatch.setattr(
+        processes.signal, "signal", lambda number, what: done.append((number, what))
+    )
+    monkeypatch.setattr(
+        processes.signal, "pthread_sigmask", lambda how, which: done.append((how, which))
+    )
     monkeypatch.setattr(processes, "die_with_parent", lambda: done.append("watched"))
     sent = SimpleNamespace(recv=lambda: ("a", 2))
     processes.start_worker(lambda *given: done.append(given), sent, threading.Lock())
     s = signal
-    assert done == [(s.SIGINT, s.SIG_IGN), (s.SIG_UNBLOCK, {s.SIGINT}), (s.SIGTERM, s.SIG_DFL), "watched", ("a", 2)]
+    assert done == [
+        (s.SIGINT, s.SIG_IGN),
+        (s.SIG_UNBLOCK, {s.SIGINT}),
+        (s.SIGTERM, s.SIG_DFL),
+        "watched",
+        ("a", 2),
+    ]
 
 
 def test_a_process_without_a_parent_watches_none(monkeypatch):
@@ -181,7 +195,9 @@ def test_a_worker_ends_with_its_parent(monkeypatch):
     monkeypatch.setattr(processes, "parent_process", lambda: SimpleNamespace(sentinel=7))
     monkeypatch.setattr(processes.connection, "wait", waited.append)
     monkeypatch.setattr(processes.os, "_exit", ended.append)
-    monkeypatch.setattr(processes.threading, "Thread", lambda target, daemon: SimpleNamespace(start=target))
+    monkeypatch.setattr(
+        processes.threading, "Thread", lambda target, daemon: SimpleNamespace(start=target)
+    )
     processes.die_with_parent()
     assert (waited, ended) == ([[7]], [1])
 
@@ -199,10 +215,14 @@ def test_memory_is_kept_only_where_the_c_library_can(monkeypatch):
     asked = []
     for answers, kept in (((1, 1), True), ((0, 1), False), ((1, 0), False)):
         left = list(answers)
-        library = SimpleNamespace(mallopt=lambda *given, left=left: asked.append(given) or left.pop(0))
+        library = SimpleNamespace(
+            mallopt=lambda *given, left=left: asked.append(given) or left.pop(0)
+        )
         monkeypatch.setattr("ctypes.CDLL", lambda _name, library=library: library)
         assert process.keep_freed_memory() is kept
-    assert asked[:2] == [(-3, 2**31 - 1), (-1, 2**31 - 1)], "as malloc.h names them: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD"
+    assert asked[:2] == [(-3, 2**31 - 1), (-1, 2**31 - 1)], (
+        "as malloc.h names them: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD"
+    )
     monkeypatch.setattr("ctypes.CDLL", lambda _name: SimpleNamespace())
     assert process.keep_freed_memory() is False
     process.return_freed_memory()  # does nothing there

@@ -23,7 +23,10 @@ from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
 from fedcache.testing.federation import fitted
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
 
 
 def pytest_generate_tests(metafunc):
@@ -43,7 +46,10 @@ def test_a_gpu_computes_what_the_cpu_does(case, execution):
     assert here.traffic == there.traffic
 
 
-@served([c for c in cases() if c[0] in ("fedavg", "fed3r", "fedpcl", "fst-cbdg")], ["sequential", "batched", "gram"])
+@served(
+    [c for c in cases() if c[0] in ("fedavg", "fed3r", "fedpcl", "fst-cbdg")],
+    ["sequential", "batched", "gram"],
+)
 def test_stored_rows_on_a_gpu_are_the_rows_in_memory(case, execution):
     trial = trial_of_case(case, execution)
     data, clients = trial.federation()
@@ -61,7 +67,9 @@ def test_a_run_may_go_on_on_the_other_device(name):
     whole = trial.run((data, clients), rounds=3)
     for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
         kept = []
-        trial.run((data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]()))
+        trial.run(
+            (data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]())
+        )
         rest = trial.run((data.to(second), clients), rounds=3, state=kept[0])
         assert difference(whole, on_cpu(rest)) <= 100 * trial.closeness
 
@@ -76,7 +84,9 @@ def digits():
 def features(home):
     (path,) = home.glob("stores/*.zarr")
     store = Store.open(path)
-    return np.concatenate([store.Xy("glyph-clip", split=s)[0] for s in ("train", "test")]).astype(np.float64)
+    return np.concatenate([store.Xy("glyph-clip", split=s)[0] for s in ("train", "test")]).astype(
+        np.float64
+    )
 
 
 def test_features_of_a_gpu_are_those_of_the_cpu(digits, own_home, tmp_path, monkeypatch):
@@ -89,7 +99,9 @@ def test_features_of_a_gpu_are_those_of_the_cpu(digits, own_home, tmp_path, monk
 
 
 def test_a_second_extraction_on_a_gpu_computes_nothing(digits):
-    again = ok("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda").data
+    again = ok(
+        "extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda"
+    ).data
     assert [array["forward_batches"] for array in again["arrays"]] == [0]
 
 
@@ -127,13 +139,26 @@ def test_a_grid_and_what_is_made_of_its_models_on_a_gpu(digits, own_home, tmp_pa
     )
     found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
     assert {r["device"] for r in found} == {"cuda"}
-    run = ok("train", "--method", "fedpcl", "--partition", "ten", "--rounds", 2, "--device", "cuda").data
+    run = ok(
+        "train", "--method", "fedpcl", "--partition", "ten", "--rounds", 2, "--device", "cuda"
+    ).data
     assert ok("evaluate", run["digest"][:12], "--dataset", "digits", "--device", "cuda").code == 0
     assert ok("report", "-o", tmp_path / "r.html").code == 0
 
 
 def test_prompts_are_trained_through_the_text_encoder_on_a_gpu(digits):
-    words = ("--method", "promptfl", "--partition", "ten", "--rounds", 1, "--participation", 2, "--set", "epochs=1")
+    words = (
+        "--method",
+        "promptfl",
+        "--partition",
+        "ten",
+        "--rounds",
+        1,
+        "--participation",
+        2,
+        "--set",
+        "epochs=1",
+    )
     done = ok("train", *words, "--device", "cuda").data
     assert done["device"] == "cuda"
     assert done["accuracy"]["mean"] > 0.1
@@ -149,7 +174,9 @@ def test_a_full_gpu_is_said_in_one_sentence(digits):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        done = fedcache("train", "--method", "fedavg", "--partition", "ten", "--rounds", 2, "--device", "cuda")
+        done = fedcache(
+            "train", "--method", "fedavg", "--partition", "ten", "--rounds", 2, "--device", "cuda"
+        )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert done.code == Exit.ENVIRONMENT

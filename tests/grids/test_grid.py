@@ -27,7 +27,16 @@ SWEEP = ("--sweep", "lr=0.1,0.02", "--sweep", "wd=0,0.01")
 def extracted(place: Path) -> Path:
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
-    words = ("--backbones", "random-projection:128", "--batch", 4, "--chunk-rows", 8, "--workers", 0)
+    words = (
+        "--backbones",
+        "random-projection:128",
+        "--batch",
+        4,
+        "--chunk-rows",
+        8,
+        "--workers",
+        0,
+    )
     return Path(ok("extract", "--dataset", f"folder:{images}", *words).data["path"])
 
 
@@ -48,15 +57,29 @@ def store(once: Once) -> Path:
 def test_every_point_of_a_program_is_its_single_run(
     store: Path, method: str, extra: tuple[str, ...], execution: str
 ) -> None:
-    words = ("--method", method, *extra, *IID, "--rounds", 3, "--participation", "all", "--seeds", "0,1",
-             "--dtype", "float64")  # fmt: skip
+    words = (
+        "--method",
+        method,
+        *extra,
+        *IID,
+        "--rounds",
+        3,
+        "--participation",
+        "all",
+        "--seeds",
+        "0,1",
+        "--dtype",
+        "float64",
+    )
     done = ok("grid", *words, *SWEEP).data
     assert len(done["points"]) == 4
     for point in done["points"]:
         assert (point["execution"], point["points"]) == (execution, 4)
         settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
         alone = ok("train", *words, *settings).data
-        assert not alone["reused"], "a point that was computed with others is no substitute for the run alone"
+        assert not alone["reused"], (
+            "a point that was computed with others is no substitute for the run alone"
+        )
         for key in ("accuracy", "macro_f1", "fairness", "traffic", "clients", "parameters"):
             assert alone[key] == point[key], key
     assert ok("grid", *words, *SWEEP).data["reused"] == 4
@@ -75,14 +98,24 @@ def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [2, 7, 12])
-def test_a_stopped_grid_is_resumed_to_the_same_results(store: Path, tmp_path: Path, after: int) -> None:
-    config = TrainConfig(method="solo", store=str(store), rounds=4, seeds="0,1", dtype="float64",
-                         set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"})  # fmt: skip
+def test_a_stopped_grid_is_resumed_to_the_same_results(
+    store: Path, tmp_path: Path, after: int
+) -> None:
+    config = TrainConfig(
+        method="solo",
+        store=str(store),
+        rounds=4,
+        seeds="0,1",
+        dtype="float64",
+        set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"},
+    )
     home, sweeps = Home.from_environment(), {"lr": ("0.1", "0.02")}
     dealt = PartitionConfig("iid", 3)
 
     def train(name: str, observer: StopsAfter) -> Grid:
-        request = request_grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / name)
+        request = request_grid(
+            ["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / name
+        )
         return grid(request, observer=observer, stop=observer.flag)
 
     def files(done: Grid) -> list[bytes]:
@@ -102,8 +135,19 @@ def test_a_stopped_grid_is_resumed_to_the_same_results(store: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
-    words = ("--method", "fedavg", "--set", "batch=8", *IID, "--rounds", 2, "--sweep", "lr=0.01,0.02", "--dtype",
-             "float64")  # fmt: skip
+    words = (
+        "--method",
+        "fedavg",
+        "--set",
+        "batch=8",
+        *IID,
+        "--rounds",
+        2,
+        "--sweep",
+        "lr=0.01,0.02",
+        "--dtype",
+        "float64",
+    )
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(6)
@@ -113,10 +157,24 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
         torch.set_num_threads(before)
     assert [p["accuracy"] for p in one] == [p["accuracy"] for p in two]
     # The first point is trained before the others, alone; the second in one of two processes, with half the threads.
-    told = [json.loads((Path(p["path"]) / "measured.json").read_text())["content"]["threads"] for p in two]
+    told = [
+        json.loads((Path(p["path"]) / "measured.json").read_text())["content"]["threads"]
+        for p in two
+    ]
     assert told == [6, 3]
     # A method of one round has one run for all numbers of rounds; several processes make it at the same time.
-    done = ok("grid", "--method", "fed3r", *IID, "--sweep", "rounds=1,2,3,4,5,6,7", "--jobs", 2, "--seeds", "0-4").data
+    done = ok(
+        "grid",
+        "--method",
+        "fed3r",
+        *IID,
+        "--sweep",
+        "rounds=1,2,3,4,5,6,7",
+        "--jobs",
+        2,
+        "--seeds",
+        "0-4",
+    ).data
     assert len({p["digest"] for p in done["points"]}) == 1
 
 
@@ -146,7 +204,12 @@ def test_points_are_drawn_without_repeats() -> None:
 
 @pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", ""])
 def test_a_wrong_sampler_is_refused(word: str) -> None:
-    assert fedcache("grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sampler", word, "--json").code == Exit.USAGE
+    assert (
+        fedcache(
+            "grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sampler", word, "--json"
+        ).code
+        == Exit.USAGE
+    )
 
 
 @pytest.mark.slow
@@ -169,8 +232,14 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> No
 @pytest.mark.parametrize(
     ("words", "shared"),
     [
-        (("fed3r", "--sweep", "scheme=iid,shards"), 1),  # sums of everybody's rows are those of any partition
-        (("fed3r,fedncm,fedavg", "--rounds", 1), 0),  # one point of each method: nobody to share with
+        (
+            ("fed3r", "--sweep", "scheme=iid,shards"),
+            1,
+        ),  # sums of everybody's rows are those of any partition
+        (
+            ("fed3r,fedncm,fedavg", "--rounds", 1),
+            0,
+        ),  # one point of each method: nobody to share with
         (("fedcof", "--sweep", "gamma=0.1,1"), 1),
     ],
 )

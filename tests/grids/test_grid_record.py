@@ -27,9 +27,45 @@ def small_home(place: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "points"),
     [
-        (("--method", "fedavg", "--sweep", "lr=0.1,0.01", "--sweep", "rounds=2", "--seeds", "0,1"), 2),
-        (("--method", "fedavg", "--sweep", "lr=0.1,0.01,0.001", "--sampler", "random:2:7", "--rounds", 1), 2),
-        (("--method", "fedavg", "--sweep", "opt=sgd,adam", "--sweep", "momentum=0.5,0.9", "--rounds", 1), 3),
+        (
+            (
+                "--method",
+                "fedavg",
+                "--sweep",
+                "lr=0.1,0.01",
+                "--sweep",
+                "rounds=2",
+                "--seeds",
+                "0,1",
+            ),
+            2,
+        ),
+        (
+            (
+                "--method",
+                "fedavg",
+                "--sweep",
+                "lr=0.1,0.01,0.001",
+                "--sampler",
+                "random:2:7",
+                "--rounds",
+                1,
+            ),
+            2,
+        ),
+        (
+            (
+                "--method",
+                "fedavg",
+                "--sweep",
+                "opt=sgd,adam",
+                "--sweep",
+                "momentum=0.5,0.9",
+                "--rounds",
+                1,
+            ),
+            3,
+        ),
     ],
     ids=["all", "drawn", "not-always-read"],
 )
@@ -61,7 +97,12 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
     (own_home / FOLDER).write_text("a file where the folder would be")
     assert ok("grid", "--method", "fed3r", *IID, "--sweep", "lam=1,2").data["reused"] == 0
     (own_home / FOLDER).unlink()
-    assert fedcache("grid", "--method", "fedavg", *IID, "--sweep", "lr=0.1,0.2", "--domain", "nowhere").code == 2
+    assert (
+        fedcache(
+            "grid", "--method", "fedavg", *IID, "--sweep", "lr=0.1,0.2", "--domain", "nowhere"
+        ).code
+        == 2
+    )
     (path,) = (own_home / FOLDER).iterdir()
     found = read_record(path)
     assert found is not None
@@ -69,9 +110,17 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
     assert found["ends"] == {}
 
 
-def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_one_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.jsonl"
-    told = {"process": {}, "started": 1.0, "command": "", "runs": "", "points": [["fedavg", {}], ["fed3r", {}]]}
+    told = {
+        "process": {},
+        "started": 1.0,
+        "command": "",
+        "runs": "",
+        "points": [["fedavg", {}], ["fed3r", {}]],
+    }
     first = first_of({"kind": "record of a grid", "grid": "a"})
     write_sealed_lines(path, [told, {"point": 1, "run": "aa"}], first)
     whole = path.read_bytes()
@@ -80,7 +129,12 @@ def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_
         found = read_record(path)
         assert found is not None
         assert list(found["ends"]) == [1]
-    for broken in (b"", whole[:40], whole.replace(b"fed3r", b"fed4r"), whole[whole.index(b"\n") + 1 :]):
+    for broken in (
+        b"",
+        whole[:40],
+        whole.replace(b"fed3r", b"fed4r"),
+        whole[whole.index(b"\n") + 1 :],
+    ):
         path.write_bytes(broken)
         with pytest.raises(CorruptionError, match=r"a\.jsonl"):
             read_record(path)

@@ -30,13 +30,26 @@ def requested(methods: list[str], sweeps: dict[str, Any], **options: Any) -> Gri
 
 
 def test_a_point_is_what_train_would_be_asked() -> None:
-    sweeps = {"lr": ["0.1"], "rounds": ["3"], "participation": ["50%"], "backbones": ["glyph-clip+pixels"],
-              "domain": ["a+b"], "byzantine": ["0.3"], "aggregate": ["median"]}  # fmt: skip
+    sweeps = {
+        "lr": ["0.1"],
+        "rounds": ["3"],
+        "participation": ["50%"],
+        "backbones": ["glyph-clip+pixels"],
+        "domain": ["a+b"],
+        "byzantine": ["0.3"],
+        "aggregate": ["median"],
+    }
     request = requested(["fedprox", "fedavg"], sweeps)
     assert request.config_of(0) == TrainConfig(
-        method="fedprox", set={"mu": "1", "lr": "0.1"}, rounds=3, participation="50%", byzantine=0.3,
-        aggregate="median", backbones=("glyph-clip", "pixels"), domain=("a", "b"),
-    )  # fmt: skip
+        method="fedprox",
+        set={"mu": "1", "lr": "0.1"},
+        rounds=3,
+        participation="50%",
+        byzantine=0.3,
+        aggregate="median",
+        backbones=("glyph-clip", "pixels"),
+        domain=("a", "b"),
+    )
     assert request.words_of(1) == (
         "fedavg lr=0.1 rounds=3 participation=50% backbones=glyph-clip+pixels domain=a+b byzantine=0.3 aggregate=median"
     )
@@ -48,10 +61,19 @@ def test_a_point_is_what_train_would_be_asked() -> None:
 def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
     base = PartitionConfig("iid", 5, 7, {"alpha": 1.0, "other": 2})
     assert partition_of_point(base, {"lr": "1"}) == base
-    swept = {"scheme": "shards", "clients": "3", "shards": "2", "partition.alpha": "0.5", "shots": "4"}
+    swept = {
+        "scheme": "shards",
+        "clients": "3",
+        "shards": "2",
+        "partition.alpha": "0.5",
+        "shots": "4",
+    }
     wanted = {"alpha": "0.5", "other": 2, "shards": "2", "shots": "4"}
     assert partition_of_point(base, swept) == PartitionConfig("shards", 3, 7, wanted)
-    assert values_of_place({"set.mu": "1", "clients": "2", "rounds": "3", "lr": "4"}, "set") == {"mu": "1", "lr": "4"}
+    assert values_of_place({"set.mu": "1", "clients": "2", "rounds": "3", "lr": "4"}, "set") == {
+        "mu": "1",
+        "lr": "4",
+    }
 
 
 def test_points_that_differ_in_floats_alone_are_one_group() -> None:
@@ -78,14 +100,22 @@ def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
     run.end_point(1, made(0.5))  # not better
     run.end_point(2, FederatedRunError("The loss is not a number.", "Lower lr."))
     run.end_point(4, made(None))
-    assert [note.rpartition(": ")[2] for note in heard.notes] == ["fedavg lr=4  0.00 %", "fedavg lr=1  50.00 %"]
+    assert [note.rpartition(": ")[2] for note in heard.notes] == [
+        "fedavg lr=4  0.00 %",
+        "fedavg lr=1  50.00 %",
+    ]
     assert heard.warnings == ["The loss is not a number."]
     grid = run.grid()
-    assert [(p.method, p.sweep) for p in grid.points] == [("fedavg", {"lr": n}) for n in ("1", "2", "4", "5")]
+    assert [(p.method, p.sweep) for p in grid.points] == [
+        ("fedavg", {"lr": n}) for n in ("1", "2", "4", "5")
+    ]
     (lost,) = grid.failed
     assert (lost.method, lost.sweep, lost.message, lost.hint) == (
-        "fedavg", {"lr": "3"}, "The loss is not a number.", "Lower lr.",
-    )  # fmt: skip
+        "fedavg",
+        {"lr": "3"},
+        "The loss is not a number.",
+        "Lower lr.",
+    )
     silent = Heard()
     GridRun(requested(["fedavg"], {}), silent, Stop()).end_point(0, made(0.5))
     assert silent.notes == [], "of one point nothing is the best"

@@ -38,9 +38,18 @@ def test_a_ready_grid_expands(name: str) -> None:
         part = partition_of_point(base, sweep, swept_schemes(points))
         defaults = METHODS[method].defaults
         clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
-        if repr(part) not in tried and part.scheme != "flesd":  # which cuts the public rows out first
-            count = {} if part.scheme in ("feature-shift", "feature-label-shift") else {"clients": clients}
-            typed = {k: float(v) if k == "alpha" else int(v) if k == "shots" else v for k, v in part.options.items()}
+        if (
+            repr(part) not in tried and part.scheme != "flesd"
+        ):  # which cuts the public rows out first
+            count = (
+                {}
+                if part.scheme in ("feature-shift", "feature-label-shift")
+                else {"clients": clients}
+            )
+            typed = {
+                k: float(v) if k == "alpha" else int(v) if k == "shots" else v
+                for k, v in part.options.items()
+            }
             # the disjoint few shots of figure 3 go to at most as many clients as there are classes
             rows = MANY_CLASSES if part.scheme == "few-shot" else DIGITS
             assert make(part.scheme or defaults.scheme, rows, seed=0, **count, **typed).clients
@@ -61,7 +70,11 @@ def test_ready_grids_of_a_table_have_its_partition() -> None:
         points = combinations(grid.methods, grid.sweep)
         base = resolve(PartitionConfig, grid.partition, {})
         parts = [partition_of_point(base, sweep, swept_schemes(points)) for _, sweep in points]
-        cells = [c for c in find_entry(entry).cells if datasets is None or c.labels["dataset"] in datasets]
+        cells = [
+            c
+            for c in find_entry(entry).cells
+            if datasets is None or c.labels["dataset"] in datasets
+        ]
         of_table = [(c.scheme, dict(c.args)) for c in cells]
         of_grid = [(p.scheme, {"clients": p.clients, **p.options}) for p in parts]
         assert all(part in of_table for part in of_grid)
@@ -72,10 +85,14 @@ def test_arguments_hold_for_the_swept_schemes_that_have_them() -> None:
     base = PartitionConfig(None, 10, 0, {"shards": 5, "alpha": 0.5, "none": 1})
     points = [("fedavg", {"scheme": name}) for name in ("shards", "iid", "dirichlet")]
     assert swept_schemes(points) == ("shards", "iid", "dirichlet")
-    options = [partition_of_point(base, sweep, swept_schemes(points)).options for _, sweep in points]
+    options = [
+        partition_of_point(base, sweep, swept_schemes(points)).options for _, sweep in points
+    ]
     # ``none`` is nobody's: it stays, and each scheme refuses it
     assert options == [{"shards": 5, "none": 1}, {"none": 1}, {"alpha": 0.5, "none": 1}]
-    alone = [("fedavg", {"scheme": "iid"})]  # nothing that is swept has it: it stays, and the scheme refuses it
+    alone = [
+        ("fedavg", {"scheme": "iid"})
+    ]  # nothing that is swept has it: it stays, and the scheme refuses it
     assert "shards" in partition_of_point(base, alone[0][1], swept_schemes(alone)).options
     assert partition_of_point(base, {}).options == base.options
 
@@ -84,7 +101,9 @@ def test_arguments_hold_for_the_swept_schemes_that_have_them() -> None:
 def test_what_preset_tuned_holds_is_a_point_of_the_grid_that_chose_it(name: str) -> None:
     grid, method = find_preset(f"tuned-{name}"), METHODS[name]
     tuned = method.resolve("tuned")
-    swept = {key.removeprefix("set."): {float(v) for v in values} for key, values in grid.sweep.items()}
+    swept = {
+        key.removeprefix("set."): {float(v) for v in values} for key, values in grid.sweep.items()
+    }
     assert grid.methods == (name,)
     assert set(method.tuned) <= set(swept)
     for key, values in swept.items():
@@ -98,7 +117,18 @@ def test_what_preset_tuned_holds_is_a_point_of_the_grid_that_chose_it(name: str)
 def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
     words = ("grid", "--ready", "fst-sampling", "--dataset", images, "--backbones", "glyph-clip")
-    short = ("--rounds", 1, "--seeds", "0", "--clients", 2, "--participation", "all", "--sweep", "scheme=iid")
+    short = (
+        "--rounds",
+        1,
+        "--seeds",
+        "0",
+        "--clients",
+        2,
+        "--participation",
+        "all",
+        "--sweep",
+        "scheme=iid",
+    )
     done = ok(*words, *short).data
     assert [(p["method"], p["sweep"]) for p in done["points"]] == [
         ("fst-cbdg", {"sampling": s, "scheme": "iid"}) for s in ("equal", "balanced")
@@ -124,10 +154,14 @@ def test_another_scheme_leaves_the_arguments_of_the_grids_own_out() -> None:
     grid = find_preset("prompt-clients")
     assert grid.merged_with({})["partition"]["options"] == {"shots": 4, "skew": "disjoint"}
     assert "options" not in grid.merged_with({}, ["dirichlet"])["partition"]
-    assert grid.merged_with({"partition": {"options": {"alpha": 1}}}, ["iid"])["partition"]["options"] == {"alpha": 1}
+    assert grid.merged_with({"partition": {"options": {"alpha": 1}}}, ["iid"])["partition"][
+        "options"
+    ] == {"alpha": 1}
     assert find_preset("alpha").unused_arguments(["feature-shift"]) == ("clients",)
     for scheme in ("iid", "label-shift"):
         assert find_preset("alpha").unused_arguments([scheme]) == ()
-    swept = find_preset("fst-sampling")  # which has shards = 10, for one of the schemes that it sweeps
+    swept = find_preset(
+        "fst-sampling"
+    )  # which has shards = 10, for one of the schemes that it sweeps
     assert swept.unused_arguments(["iid"]) == ("shards",)
     assert swept.unused_arguments(["iid", "shards"]) == swept.unused_arguments([]) == ()

@@ -28,13 +28,36 @@ from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_seale
 from fedcache.ui.grids import GridIndex
 from fedcache.ui.run_index import RunIndex
 
-RUN = ("--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 4, "--validation", "0.25")
-SEARCH = ("grid", "--method", "fedavg", *RUN, "--sampler", "optuna", "--sweep", "lr=log:1e-3..1",
-          "--sweep", "batch=4,8,16")  # fmt: skip
+RUN = (
+    "--scheme",
+    "iid",
+    "--clients",
+    3,
+    "--participation",
+    "all",
+    "--rounds",
+    4,
+    "--validation",
+    "0.25",
+)
+SEARCH = (
+    "grid",
+    "--method",
+    "fedavg",
+    *RUN,
+    "--sampler",
+    "optuna",
+    "--sweep",
+    "lr=log:1e-3..1",
+    "--sweep",
+    "batch=4,8,16",
+)
 
 
 def searched(**sweeps: str) -> SearchPlan:
-    found = search_of(Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()})
+    found = search_of(
+        Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()}
+    )
     assert found is not None
     return found
 
@@ -45,7 +68,9 @@ def points(done: dict[str, Any]) -> list[tuple[dict[str, str], float]]:
 
 
 def test_lists_are_categories_and_ranges_are_numbers() -> None:
-    space = searched(lr="log:1e-4..1", momentum="0..0.9", batch="8..64", head="mlp,linear", rounds="2..5").space
+    space = searched(
+        lr="log:1e-4..1", momentum="0..0.9", batch="8..64", head="mlp,linear", rounds="2..5"
+    ).space
     assert space == {
         "lr": Range(1e-4, 1.0, log=True, whole=False),
         "momentum": Range(0.0, 0.9, log=False, whole=False),
@@ -95,24 +120,36 @@ def test_the_size_of_a_space_and_its_points() -> None:
         (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(sampling: Sampling, sweeps: dict[str, tuple[str, ...]], words: str) -> None:
+def test_what_cannot_be_searched_is_refused(
+    sampling: Sampling, sweeps: dict[str, tuple[str, ...]], words: str
+) -> None:
     with pytest.raises(fc.FedcacheError, match=words):
         search_of(sampling, ["fedavg"], sweeps)
 
 
-def test_a_search_without_optuna_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_optuna_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ingested(tmp_path)
-    monkeypatch.setattr(search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name))
+    monkeypatch.setattr(
+        search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
+    )
     done = fedcache(*SEARCH, "--json")
     assert done.code == 6
     assert done.envelope["error"]["hint"] == "pip install 'fedcache[optuna]'"
 
 
-def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp_path: Path, own_home: Path) -> None:
+def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(
+    tmp_path: Path, own_home: Path
+) -> None:
     ingested(tmp_path)
     blind = [w for w in SEARCH if w not in ("--validation", "0.25")]
     for words, message, hint in (
-        (blind, "--sampler optuna chooses by validation, and the partition has no rows to choose by", "--validation"),
+        (
+            blind,
+            "--sampler optuna chooses by validation, and the partition has no rows to choose by",
+            "--validation",
+        ),
         ((*SEARCH, "--pruner", "median"), "rounds are scored at the end alone", "--eval-every"),
         ((*SEARCH, "--jobs", 2), "one trial after another", "--jobs"),
     ):
@@ -126,22 +163,35 @@ def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Pa
     ingested(tmp_path)
     done = ok(*SEARCH, "--trials", 4).data
     assert done["search"] | {"study": ""} == {
-        "sampler": "tpe", "seed": 0, "pruner": "none", "trials": 4, "finished": 4, "pruned": 0, "failed": 0, "study": ""
-    }  # fmt: skip
+        "sampler": "tpe",
+        "seed": 0,
+        "pruner": "none",
+        "trials": 4,
+        "finished": 4,
+        "pruned": 0,
+        "failed": 0,
+        "study": "",
+    }
     (tmp_path / "alone").mkdir()
     for point in done["points"]:
         settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
         train = ("train", "--method", "fedavg", *RUN, *settings)
         assert ok(*train).data["path"] == point["path"]
         apart = place_of(*train, "--runs", tmp_path / "alone")
-        assert (apart / "result.json").read_bytes() == (Path(point["path"]) / "result.json").read_bytes()
+        assert (apart / "result.json").read_bytes() == (
+            Path(point["path"]) / "result.json"
+        ).read_bytes()
     best = max(points(done), key=lambda p: p[1])[1]
-    assert [p["validation"]["mean"] for p in done["points"] if p["sweep"] == done["best"]["sweep"]] == [best]
+    assert [
+        p["validation"]["mean"] for p in done["points"] if p["sweep"] == done["best"]["sweep"]
+    ] == [best]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
-def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path: Path, sampler: str) -> None:
+def test_more_trials_go_on_and_are_those_of_an_unbroken_search(
+    tmp_path: Path, sampler: str
+) -> None:
     ingested(tmp_path)
     words = [w if w != "optuna" else f"optuna:{sampler}:3" for w in SEARCH]
     for name in ("a", "b"):
@@ -204,9 +254,20 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
 
 
 @pytest.mark.slow
-def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(tmp_path: Path) -> None:
+def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(
+    tmp_path: Path,
+) -> None:
     ingested(tmp_path)
-    words = ("grid", "--method", "fedavg", *RUN, "--sweep", "lr=0.3,0.01,1e-9", "--sweep", "batch=4,8")
+    words = (
+        "grid",
+        "--method",
+        "fedavg",
+        *RUN,
+        "--sweep",
+        "lr=0.3,0.01,1e-9",
+        "--sweep",
+        "batch=4,8",
+    )
     done = ok(*words, "--sampler", "optuna", "--trials", 50, "--retrain")
     assert done.data["search"]["trials"] == len(done.data["points"]) == 6
     full = ok(*words, "--exact").data
@@ -217,8 +278,22 @@ def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(tmp
 
 def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path, own_home: Path) -> None:
     ingested(tmp_path)
-    words = ("grid", "--method", "fedavg", *RUN, "--set", "opt=sgd", "--set", "head=linear", "--sampler", "optuna",
-             "--sweep", "lr=1e38,0.1,0.2", "--trials", 3)  # fmt: skip
+    words = (
+        "grid",
+        "--method",
+        "fedavg",
+        *RUN,
+        "--set",
+        "opt=sgd",
+        "--set",
+        "head=linear",
+        "--sampler",
+        "optuna",
+        "--sweep",
+        "lr=1e38,0.1,0.2",
+        "--trials",
+        3,
+    )
     done = ok(*words).data
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
     assert (done["search"]["finished"], done["search"]["failed"]) == (2, 1)
@@ -247,7 +322,12 @@ def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_t
         done = ok(*SEARCH, "--trials", trials, "--pruner", "median", "--eval-every", 4).data
         line, shown = trials_shown(own_home)
         assert shown == [("fedavg", p["sweep"], "finished") for p in done["points"]]
-        assert (line["state"], line["of"], line["done"], line["share"]) == ("finished", trials, trials, 1.0)
+        assert (line["state"], line["of"], line["done"], line["share"]) == (
+            "finished",
+            trials,
+            trials,
+            1.0,
+        )
     # While it is at work, trials that are still to be drawn count.
     (path,) = (own_home / FOLDER).iterdir()
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
@@ -286,7 +366,11 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
         again = ok(*SEARCH, "--trials", 3).data
         assert (points(again), again["reused"]) == (points(first), 3)
         assert trials.read_bytes().count(b"\n") == 3
-    damaged = (whole.replace(b"batch", b"match", 1), lines[0] + lines[2], whole[:50] + b"\x00" + whole[51:])
+    damaged = (
+        whole.replace(b"batch", b"match", 1),
+        lines[0] + lines[2],
+        whole[:50] + b"\x00" + whole[51:],
+    )
     for raw in damaged:
         trials.write_bytes(raw)
         refused = fedcache(*SEARCH, "--trials", 3, "--json")
@@ -298,7 +382,9 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
 
 
 @pytest.mark.slow
-def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path: Path, own_home: Path) -> None:
+def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(
+    tmp_path: Path, own_home: Path
+) -> None:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -309,13 +395,17 @@ def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path: P
     journal.write_bytes(b"\xff damaged")
     more = ok(*SEARCH, "--trials", 3).data
     assert points(more)[:2] == points(first)
-    study = optuna.load_study(study_name="fedcache", storage=JournalStorage(JournalFileBackend(str(journal))))
+    study = optuna.load_study(
+        study_name="fedcache", storage=JournalStorage(JournalFileBackend(str(journal)))
+    )
     assert [t.value for t in study.trials] == [pytest.approx(value) for _, value in points(more)]
 
 
 def test_python_searches_too(tmp_path: Path) -> None:
     store = ingested(tmp_path)
     dealt = fc.partition(store, "iid", clients=3, validation=0.25)
-    grid = fc.grid("fedavg", store, dealt, lr="log:1e-3..1", rounds=[2, 3], sampler="optuna:random", trials=3)
+    grid = fc.grid(
+        "fedavg", store, dealt, lr="log:1e-3..1", rounds=[2, 3], sampler="optuna:random", trials=3
+    )
     assert len(grid.points) == 3
     assert all(0.001 <= float(p.sweep["lr"]) <= 1 for p in grid.points)

@@ -7,7 +7,13 @@ from arrays import ingested
 from command import fedcache, ok
 
 from fedcache.errors import UsageError
-from fedcache.grids.points import combinations, point_groups, split_key, typed_sweep_values, values_of_place
+from fedcache.grids.points import (
+    combinations,
+    point_groups,
+    split_key,
+    typed_sweep_values,
+    values_of_place,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,10 @@ def test_values_that_cannot_be_are_refused_before_anything_runs(sweeps, message)
 
 
 def test_a_swept_backbone_is_a_known_name_or_an_array_with_its_digest():
-    points = combinations(["fedavg"], {"backbones": ["glyph-clip+pixels", "mine-0a1b2c3d", "glyph-clip+mine-0a1b2c3d"]})
+    points = combinations(
+        ["fedavg"],
+        {"backbones": ["glyph-clip+pixels", "mine-0a1b2c3d", "glyph-clip+mine-0a1b2c3d"]},
+    )
     assert [sweep["backbones"] for _, sweep in points][1] == "mine-0a1b2c3d"
     for wrong in ("mine", "mine-0a1b2c3g", "mine-", "glyph-clip+mine", "0a1b2c3d"):
         with pytest.raises(UsageError, match="backbone"):
@@ -45,7 +54,9 @@ def test_a_name_that_scheme_and_method_have_is_told_apart():
         combinations(["fedavg", "perfedavg"], {"alpha": ["0.1"]})
     assert split_key("alpha") == split_key("partition.alpha") == ("partition", "alpha")
     assert split_key("set.alpha") == ("set", "alpha")
-    assert values_of_place({"set.alpha": "1", "partition.alpha": "2", "rounds": "3"}, "partition") == {"alpha": "2"}
+    assert values_of_place(
+        {"set.alpha": "1", "partition.alpha": "2", "rounds": "3"}, "partition"
+    ) == {"alpha": "2"}
     apart = point_groups(combinations(["perfedavg"], {"partition.alpha": ["0.1", "5"]}))
     assert apart == [[0], [1]]
     together = point_groups(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]}))
@@ -56,16 +67,32 @@ def test_a_name_that_scheme_and_method_have_is_told_apart():
 def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
     ingested(tmp_path)
     words = ("--scheme", "dirichlet", "--clients", 4, "--rounds", 1)
-    done = ok("grid", "--method", "perfedavg", *words, "--sweep", "partition.alpha=1,50", "--set", "alpha=0.02")
+    done = ok(
+        "grid",
+        "--method",
+        "perfedavg",
+        *words,
+        "--sweep",
+        "partition.alpha=1,50",
+        "--set",
+        "alpha=0.02",
+    )
     points = done.data["points"]
     assert [p["partition"]["args"]["alpha"] for p in points] == [1.0, 50.0]
     assert [p["hyperparameters"]["alpha"] for p in points] == [0.02, 0.02]
     assert points[0]["digest"] != points[1]["digest"]
-    assert fedcache("grid", "--method", "fedavg", *words, "--set", "lr=1", "--sweep", "lr=0.1,0.2").code == 2
+    assert (
+        fedcache(
+            "grid", "--method", "fedavg", *words, "--set", "lr=1", "--sweep", "lr=0.1,0.2"
+        ).code
+        == 2
+    )
 
 
 def test_values_of_a_run_have_the_type_of_its_option():
-    found = typed_sweep_values({"rounds": "3", "byzantine": "1", "dp_delta": "1e-6", "dp_seed": "4", "attack": "nan"})
+    found = typed_sweep_values(
+        {"rounds": "3", "byzantine": "1", "dp_delta": "1e-6", "dp_seed": "4", "attack": "nan"}
+    )
     assert found == {"rounds": 3, "byzantine": 1.0, "dp_delta": 1e-6, "dp_seed": 4}
     assert [type(value) for value in found.values()] == [int, float, float, int]
     with pytest.raises(UsageError, match="rounds"):

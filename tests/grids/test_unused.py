@@ -24,14 +24,18 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named() -> No
         ["fedavg", "fed3r"], {"lr": ["0.1", "1"], "rounds": ["1"]}, TrainConfig(set={"lam": "2"})
     )
     assert points == [
-        ("fedavg", {"lr": "0.1", "rounds": "1"}), ("fedavg", {"lr": "1", "rounds": "1"}), ("fed3r", {"rounds": "1"}),
-    ]  # fmt: skip
+        ("fedavg", {"lr": "0.1", "rounds": "1"}),
+        ("fedavg", {"lr": "1", "rounds": "1"}),
+        ("fed3r", {"rounds": "1"}),
+    ]
     assert ["fed3r" in line and "lr" in line for line in said] == [True, False]
     assert ["fedavg" in line and "lam" in line for line in said] == [False, True]
     given = {"lam": "2", "feat_post": "l2"}
     assert settings_for("fed3r", ["fedavg", "fed3r"], given) == given
     assert settings_for("fedavg", ["fedavg", "fed3r"], given) == {"feat_post": "l2"}
-    assert settings_for("fedavg", ["fedavg"], {"lam": "2"}) == {"lam": "2"}, "what none has is refused by name"
+    assert settings_for("fedavg", ["fedavg"], {"lam": "2"}) == {"lam": "2"}, (
+        "what none has is refused by name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,11 +54,14 @@ def test_a_sweep_of_what_is_not_read_is_refused(
 
 
 def test_what_one_setting_turns_off_is_trained_once_there() -> None:
-    points, said = points_that_differ(["fedavg"], {"opt": ["adam", "sgd"], "momentum": ["0.5", "0"]}, TrainConfig())
+    points, said = points_that_differ(
+        ["fedavg"], {"opt": ["adam", "sgd"], "momentum": ["0.5", "0"]}, TrainConfig()
+    )
     assert points == [
-        ("fedavg", {"opt": "adam"}), ("fedavg", {"opt": "sgd", "momentum": "0.5"}),
+        ("fedavg", {"opt": "adam"}),
+        ("fedavg", {"opt": "sgd", "momentum": "0.5"}),
         ("fedavg", {"opt": "sgd", "momentum": "0"}),
-    ]  # fmt: skip
+    ]
     assert len(said) == 1
     assert "opt=adam" in said[0]
 
@@ -63,7 +70,12 @@ def test_settings_without_an_effect_on_any_figure_are_found() -> None:
     def point(lr: str, wd: str, mean: float) -> tuple[str, dict[str, str], dict[str, Any]]:
         return "m", {"lr": lr, "wd": wd}, {"accuracy": {"mean": mean}}
 
-    points = [point("1", "0", 0.5), point("1", "1", 0.5), point("2", "0", 0.6), point("2", "1", 0.6)]
+    points = [
+        point("1", "0", 0.5),
+        point("1", "1", 0.5),
+        point("2", "0", 0.6),
+        point("2", "1", 0.6),
+    ]
     assert without_effect(points) == ["wd"]
     assert without_effect([*points[:3], point("2", "1", 0.7)]) == []
 
@@ -71,7 +83,16 @@ def test_settings_without_an_effect_on_any_figure_are_found() -> None:
 @pytest.mark.slow
 def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
     ingested(tmp_path)
-    words = ("grid", "fedavg,fed3r", "--sweep", "lr=0.1,0.01", "--sweep", "momentum=0.1,0.5", "--sweep", "opt=sgd,adam")
+    words = (
+        "grid",
+        "fedavg,fed3r",
+        "--sweep",
+        "lr=0.1,0.01",
+        "--sweep",
+        "momentum=0.1,0.5",
+        "--sweep",
+        "opt=sgd,adam",
+    )
     data = ok(*words, *IID).data
     assert len(data["points"]) == 1 + 2 * 2 + 2
     assert fedcache("grid", "fedavg", "--sweep", "momentum=0.1,0.5", *IID).code == Exit.USAGE
@@ -81,15 +102,31 @@ def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path: Path) -> None:
     ingested(tmp_path)
-    words = ("grid", "fedavg,solo", "--sweep", "lr=0.1,0.001", "--scheme", "dirichlet", "--alpha", 0.3, "--clients", 3,
-             "--rounds", 1)  # fmt: skip
+    words = (
+        "grid",
+        "fedavg,solo",
+        "--sweep",
+        "lr=0.1,0.001",
+        "--scheme",
+        "dirichlet",
+        "--alpha",
+        0.3,
+        "--clients",
+        3,
+        "--rounds",
+        1,
+    )
     for score in ("pooled", "client-mean"):
         data = ok(*words, "--score", score).data
         figures = {p["digest"]: score_of(p, score).mean for p in data["points"]}
         assert data["score"] == score
         assert figures[data["best"]["digest"]] == max(v for v in figures.values() if v is not None)
-    assert ok(*words).data["score"] == "client-mean", "one score for one model and models of clients"
+    assert ok(*words).data["score"] == "client-mean", (
+        "one score for one model and models of clients"
+    )
     assert ok("grid", "fedavg,fed3r", *IID).data["score"] == "own"
     assert fedcache(*words, "--score", "median").code == Exit.USAGE
-    grid = fc.grid(["fedavg", "solo"], lr=[0.1], rounds=[1], scheme=["iid"], clients=[3], score="pooled")
+    grid = fc.grid(
+        ["fedavg", "solo"], lr=[0.1], rounds=[1], scheme=["iid"], clients=[3], score="pooled"
+    )
     assert grid.scored_by == "pooled"

@@ -26,7 +26,9 @@ def test_affine_is_the_same_on_every_lane(lead_x, lead_w):
     full = (G, M) if len(lead_x) == 2 else lead_x
     lead = {"none": (), "full": full, "shared": (*full[:-1], 1)[: len(full)]}[lead_w]
     x, W, b = normal(*lead_x, B, D), normal(*lead, C, D, seed=1), normal(*lead, C, seed=2)
-    assert torch.allclose(affine(x, W, b), torch.einsum("...bd,...cd->...bc", x, W) + b[..., None, :], atol=1e-12)
+    assert torch.allclose(
+        affine(x, W, b), torch.einsum("...bd,...cd->...bc", x, W) + b[..., None, :], atol=1e-12
+    )
     assert torch.allclose(affine(x, W), torch.einsum("...bd,...cd->...bc", x, W), atol=1e-12)
 
 
@@ -42,7 +44,9 @@ def reference_contrast(u, y, candidate, include):
     for row, label, allowed in zip(u.numpy(), y.numpy(), candidate.numpy(), strict=True):
         pool = [c for c in range(len(row)) if allowed[c] and (include or c != label)]
         negatives = [c for c in range(len(row)) if allowed[c] and c != label]
-        out.append(-row[label] + math.log(sum(math.exp(row[c]) for c in pool)) if negatives else 0.0)
+        out.append(
+            -row[label] + math.log(sum(math.exp(row[c]) for c in pool)) if negatives else 0.0
+        )
     return out
 
 
@@ -97,7 +101,11 @@ def test_a_prototype_weighs_each_example_once():
     assert bar.tolist() == [[3.0], [9.0], [0.0]]
     assert has.tolist() == [True, True, False]
     assert merge(sets, counts, "mean")[0].tolist() == [[2.5], [9.0], [0.0]]
-    assert merge(sets, counts, "eq6")[0].tolist() == [[1.5], [9.0], [0.0]]  # a further 1/|O_j|: 3/2, 9/1
+    assert merge(sets, counts, "eq6")[0].tolist() == [
+        [1.5],
+        [9.0],
+        [0.0],
+    ]  # a further 1/|O_j|: 3/2, 9/1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 5))
@@ -165,7 +173,9 @@ def test_a_variance_below_zero_counts_as_zero():
     # A robust rule or an average over liars may make one; nothing that is scored may become NaN of it.
     head, p = with_weights("projection", z_norm=False)
     x = normal(3, D)
-    zero, below = (embed(head, {**p, "P.var": torch.full((P,), v).double()}, x)[0] for v in (0.0, -4.0))
+    zero, below = (
+        embed(head, {**p, "P.var": torch.full((P,), v).double()}, x)[0] for v in (0.0, -4.0)
+    )
     assert torch.equal(zero, below)
     assert torch.isfinite(below).all()
 

@@ -13,11 +13,27 @@ from torchvision.transforms import RandomResizedCrop
 from fedcache.heads.augment import DRAWS, TRIES, Policy, augment
 
 #                ten areas and shapes         x    y    flip jitter bright contrast saturation hue
-STILL = doubles([1.0] * TRIES + [0.5] * TRIES + [0.5, 0.5, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5]
-                     # order of the four        grey blur width
-                     + [0.1, 0.2, 0.3, 0.4] + [0.9, 0.9, 0.5])  # fmt: skip
-PLACES = {"x": 20, "y": 21, "flip": 22, "jitter": 23, "bright": 24, "contrast": 25, "saturation": 26, "hue": 27,
-          "grey": 32, "blur": 33, "width": 34}  # fmt: skip
+STILL = doubles(
+    [1.0] * TRIES
+    + [0.5] * TRIES
+    + [0.5, 0.5, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5]
+    # order of the four        grey blur width
+    + [0.1, 0.2, 0.3, 0.4]
+    + [0.9, 0.9, 0.5]
+)
+PLACES = {
+    "x": 20,
+    "y": 21,
+    "flip": 22,
+    "jitter": 23,
+    "bright": 24,
+    "contrast": 25,
+    "saturation": 26,
+    "hue": 27,
+    "grey": 32,
+    "blur": 33,
+    "width": 34,
+}
 FULL = Policy("resized", jitter=0.8, hue=0.4, grey=0.5, blur=0.5)
 
 
@@ -89,10 +105,18 @@ def test_a_resized_crop_is_torchvisions(size, monkeypatch):
     for seed in range(60):
         x, u = image(1, 3, *size, seed=seed), drawn()
         u[0, : 2 * TRIES + 2] = image(2 * TRIES + 2, seed=100 + seed)
-        least = 0.2 if seed % 3 else 0.9  # nine tenths of a long image fit seldom: the largest centred window
+        least = (
+            0.2 if seed % 3 else 0.9
+        )  # nine tenths of a long image fit seldom: the largest centred window
         top, left, height, width = window(x, u, least, monkeypatch)
         theirs = F.resized_crop(x, top, left, height, width, list(size), antialias=False)
-        assert gap(augment(x, u, Policy("resized", least)), theirs) < 1e-9, (seed, top, left, height, width)
+        assert gap(augment(x, u, Policy("resized", least)), theirs) < 1e-9, (
+            seed,
+            top,
+            left,
+            height,
+            width,
+        )
         sides.add((height, width))
     assert len(sides) > 20 or size != (32, 32)
 
@@ -129,7 +153,9 @@ def test_colours_are_jittered_as_torchvision_does(order):
             wanted = steps[k](wanted, factor[k])
         view = augment(x, drawn(jitter=0.79, order=order, **by), policy)
         assert gap(view, wanted) < 2e-3, seed
-        assert gap(augment(x, drawn(jitter=0.81, order=order, **by), policy), x) == 0.0  # a fifth keeps its colours
+        assert (
+            gap(augment(x, drawn(jitter=0.81, order=order, **by), policy), x) == 0.0
+        )  # a fifth keeps its colours
 
 
 def test_hue_is_torchvisions():
@@ -147,7 +173,10 @@ def test_hue_is_torchvisions():
 def test_grey_takes_the_colour_of_its_share():
     x, policy = image(1, 3, 5, 5), Policy(grey=0.2)
     weights = doubles([0.299, 0.587, 0.114]).view(3, 1, 1)
-    assert gap(augment(x, drawn(grey=0.19), policy), (x * weights).sum(1, keepdim=True).expand_as(x)) < 1e-12
+    assert (
+        gap(augment(x, drawn(grey=0.19), policy), (x * weights).sum(1, keepdim=True).expand_as(x))
+        < 1e-12
+    )
     assert gap(augment(x, drawn(grey=0.21), policy), x) == 0.0
 
 

@@ -35,7 +35,9 @@ def test_a_product_is_that_of_torch_in_every_order_of_memory():
     gaps[:, :300] = other[100:400].mT
     assert products.by_onednn(wide[:, 200:500], other[100:400].mT) == products.onednn_works()
     for b in (other[100:400].mT, gaps[:, :300], other[100:400].mT.contiguous()):
-        torch.testing.assert_close(products.times_transposed(wide[:, 200:500], b).double(), exact, rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            products.times_transposed(wide[:, 200:500], b).double(), exact, rtol=0, atol=1e-4
+        )
     expanded = products.times_transposed(wide[:1, 200:500].expand(60, -1), other[100:400].mT)
     torch.testing.assert_close(expanded.double(), exact[:1].expand(60, -1), rtol=0, atol=1e-4)
 
@@ -100,4 +102,6 @@ def test_rows_at_length_one_have_the_gradient_of_normalize(lead):
     (ours,) = torch.autograd.grad(unit(x), x, g)
     (theirs,) = torch.autograd.grad(torch.nn.functional.normalize(x, dim=-1), x, g)
     assert torch.allclose(ours, theirs, rtol=1e-14)
-    assert torch.autograd.gradcheck(unit, torch.rand(*lead, 4, 3, dtype=torch.float64).add_(0.1).requires_grad_())
+    assert torch.autograd.gradcheck(
+        unit, torch.rand(*lead, 4, 3, dtype=torch.float64).add_(0.1).requires_grad_()
+    )

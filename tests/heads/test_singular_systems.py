@@ -95,7 +95,11 @@ def test_a_system_of_known_condition_is_solved(way, condition):
 
 def test_features_of_very_different_scale_are_no_reason_to_refuse():
     g = np.random.default_rng(0)
-    z, scale, B = g.standard_normal((60, 5)), np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None], g.standard_normal((5, 2))
+    z, scale, B = (
+        g.standard_normal((60, 5)),
+        np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None],
+        g.standard_normal((5, 2)),
+    )
     A = scale * (z.T @ z) * scale.T
     W = solve(torch.from_numpy(A), torch.from_numpy(B * scale), 0.0).numpy()
     assert np.allclose(W * scale, np.linalg.solve(z.T @ z, B), rtol=1e-9)
@@ -115,7 +119,10 @@ def test_a_constant_feature_is_refused_after_its_mean_is_subtracted(way, mean):
 def test_each_system_of_a_batch_is_judged_alone():
     g = np.random.default_rng(0)
     batch = torch.stack([system(g.standard_normal((60, 20))), system(g.standard_normal((19, 20)))])
-    assert factored(torch.stack([batch, batch.flip(0)]))[1].tolist() == [[True, False], [False, True]]
+    assert factored(torch.stack([batch, batch.flip(0)]))[1].tolist() == [
+        [True, False],
+        [False, True],
+    ]
 
 
 def test_a_system_with_nan_is_refused():

@@ -38,8 +38,12 @@ from fedcache.models.saved_model import ModelFacts, SavedModel
 BOUND = 0.1
 """Largest expected calibration error of what is called a probability; 597 test rows alone give about 0.03."""
 
-ONE_MODEL = [name for name, method in METHODS.items() if method.protocol(method.resolve()) == "global"]
-CLOSED = [name for name in ONE_MODEL if not METHODS[name].gradient and "labels" in METHODS[name].needs]
+ONE_MODEL = [
+    name for name, method in METHODS.items() if method.protocol(method.resolve()) == "global"
+]
+CLOSED = [
+    name for name in ONE_MODEL if not METHODS[name].gradient and "labels" in METHODS[name].needs
+]
 
 
 def digits():
@@ -81,7 +85,11 @@ def trained(name, *, validation, **words):
 
 def predictor_of(spec, out):
     """The saved model of a run, with the temperature that its training fitted."""
-    facts = replace(facts_of(out, spec.data), temperature=temperature_of(spec, out), classes=tuple(map(str, range(10))))
+    facts = replace(
+        facts_of(out, spec.data),
+        temperature=temperature_of(spec, out),
+        classes=tuple(map(str, range(10))),
+    )
     return Predictor((collect(out, facts, spec.data, None).model,), encoders=spec.data.towers)
 
 
@@ -134,11 +142,16 @@ def test_a_second_training_finds_nearly_the_temperature_of_the_test_rows():
 
 
 def test_no_temperature_is_fitted_without_rows_that_the_model_has_not_seen():
-    assert temperature_of(*trained("fedavg", validation=False)) is None  # a second training takes as long again
+    assert (
+        temperature_of(*trained("fedavg", validation=False)) is None
+    )  # a second training takes as long again
     assert temperature_of(*trained("fedrep", validation=True)) is None  # a model for each client
     spec, out = trained("clip-zs", validation=False)  # labels are not read
     assert temperature_of(spec, out) is None
-    few = [TinyClient("a", np.arange(40), TEST), TinyClient("b", np.arange(40, 80), TEST)]  # 16 rows are held out
+    few = [
+        TinyClient("a", np.arange(40), TEST),
+        TinyClient("b", np.arange(40, 80), TEST),
+    ]  # 16 rows are held out
     spec = replace(trained("fed3r", validation=False)[0], clients=few)
     assert temperature_of(spec, run(spec, METHODS["fed3r"].resolve())) is None
 
@@ -153,7 +166,9 @@ def test_a_private_run_releases_no_temperature():
 def test_single_rows_with_extreme_scores_do_not_move_the_temperature():
     """Pixels that are always black have variances near 0: rows where they are not have scores of -10^6 and below."""
     X, y = load_digits(return_X_y=True)
-    data = replace(digits(), x=torch.from_numpy(X[:, None].astype(np.float32) / 16), y=torch.from_numpy(y))
+    data = replace(
+        digits(), x=torch.from_numpy(X[:, None].astype(np.float32) / 16), y=torch.from_numpy(y)
+    )
     spec = TrainingRun(METHODS["gh-ofl"], data, dealt(validation=True))
     out = run(spec, METHODS["gh-ofl"].resolve())
     scores, label = scores_of(spec, out), y[TEST]
@@ -228,9 +243,15 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(extracted)
 
 
-CALIBRATED = {"ridge": ("fed3r",), "validation rows": ("fedavg", "--rounds", 2, "--validation", 0.2)}
+CALIBRATED = {
+    "ridge": ("fed3r",),
+    "validation rows": ("fedavg", "--rounds", 2, "--validation", 0.2),
+}
 PRIVATE = ("--dp-clip", 1.0, "--dp-noise", 0.1, "--dp-allow", "evaluation,rows,statistics")
-SCORES = {"gradient steps": ("fedavg", "--rounds", 2), "privacy": ("fed3r", *PRIVATE, "--validation", 0.2)}
+SCORES = {
+    "gradient steps": ("fedavg", "--rounds", 2),
+    "privacy": ("fed3r", *PRIVATE, "--validation", 0.2),
+}
 
 
 @pytest.mark.parametrize("words", CALIBRATED.values(), ids=CALIBRATED)

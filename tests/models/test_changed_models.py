@@ -35,7 +35,13 @@ IID = ("--scheme", "iid", "--clients", 3)
 METHODS: dict[str, tuple[object, ...]] = {
     "one model": ("fedavg", "--rounds", 2, "--backbones", "random-projection:16"),
     "two backbones": ("fed3r", "--backbones", "random-projection:16,random-projection:8"),
-    "standardized": ("fedncm", "--backbones", "random-projection:16", "--set", "feat_post=standardize"),
+    "standardized": (
+        "fedncm",
+        "--backbones",
+        "random-projection:16",
+        "--set",
+        "feat_post=standardize",
+    ),
     "personal": ("fedrep", "--rounds", 2, "--backbones", "random-projection:16"),
     "from texts": ("fst-cbdg", "--rounds", 1, "--backbones", "glyph-clip"),
     "live encoders": ("promptfl", "--rounds", 1, "--backbones", "glyph-clip"),
@@ -49,7 +55,16 @@ def trained(place: Path) -> Path:
     images = folder(place / "shapes", train=6, test=2)
     for backbones in ("random-projection:16,random-projection:8", "glyph-clip", "pixels"):
         size = ("--size", 16) if backbones == "pixels" else ()
-        ok("extract", "--dataset", f"folder:{images}", "--backbones", backbones, "--workers", 0, *size)
+        ok(
+            "extract",
+            "--dataset",
+            f"folder:{images}",
+            "--backbones",
+            backbones,
+            "--workers",
+            0,
+            *size,
+        )
     for name, words in METHODS.items():
         run = Path(ok("train", *words, *IID, "--dataset", f"folder:{images}").data["path"])
         (model,) = (run / "models").glob("*.safetensors")
@@ -59,7 +74,22 @@ def trained(place: Path) -> Path:
 
 
 HUGE = 10**12
-WRONG: tuple[Any, ...] = (None, -1, 0, 1.5, HUGE, True, "load", "", [], {}, [[[]]], {"a": {"b": [1]}}, [-1], ["x", "x"])
+WRONG: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    1.5,
+    HUGE,
+    True,
+    "load",
+    "",
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": [1]}},
+    [-1],
+    ["x", "x"],
+)
 
 
 def changed_facts(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -93,7 +123,14 @@ def changed_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, dict[str,
         yield f"{name} whole numbers", {**tensors, name: t.to(torch.int16)}
         yield f"{name} with an axis more", {**tensors, name: t[None]}
     yield "a tensor more", {**tensors, "clients/x": torch.zeros(1)}
-    yield "a stack more", {**tensors, "clients/7/own/w": torch.zeros(1, 2), "clients/7/number": torch.tensor([2**40])}
+    yield (
+        "a stack more",
+        {
+            **tensors,
+            "clients/7/own/w": torch.zeros(1, 2),
+            "clients/7/number": torch.tensor([2**40]),
+        },
+    )
 
 
 def scores_of(path: Path, store: Store) -> tuple[int, Any]:
@@ -124,7 +161,9 @@ def is_another_model(what: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_a_changed_model_answers_what_it_did_or_is_refused(models: Path, tmp_path: Path, name: str) -> None:
+def test_a_changed_model_answers_what_it_did_or_is_refused(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     store = shapes_store()
     good = models / f"{name}.safetensors"
     code, wanted = scores_of(good, store)
@@ -146,7 +185,9 @@ def test_a_changed_model_answers_what_it_did_or_is_refused(models: Path, tmp_pat
             wrong.append(f"{what}: {type(error).__name__}: {error}")
             continue
         refusals += code in (4, 5)
-        same = code == 0 and (is_another_model(what) or np.array_equal(found, wanted, equal_nan=True))
+        same = code == 0 and (
+            is_another_model(what) or np.array_equal(found, wanted, equal_nan=True)
+        )
         if code not in (4, 5) and not same:
             wrong.append(f"{what}: exit {code}, {str(found)[:80]}")
         path.unlink()
@@ -165,7 +206,11 @@ def test_a_damaged_model_is_exit_5_for_every_reader(models: Path, name: str) -> 
     middle[len(whole) // 2] ^= 1
     for damaged in (b"", whole[: len(whole) // 2], whole + b"x", bytes(middle)):
         file.write_bytes(damaged)
-        for words in (train, ("predict", run, models / "shapes"), ("evaluate", run, "--store", shapes_store().path)):
+        for words in (
+            train,
+            ("predict", run, models / "shapes"),
+            ("evaluate", run, "--store", shapes_store().path),
+        ):
             done = fedcache(*words)
             assert done.code == 5, (words[0], done.err)
             assert "--fresh" in done.err
@@ -176,7 +221,9 @@ def test_a_damaged_model_is_exit_5_for_every_reader(models: Path, name: str) -> 
     assert fedcache(*train).code == 0
 
 
-def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models: Path, tmp_path: Path) -> None:
+def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(
+    models: Path, tmp_path: Path
+) -> None:
     whole = (models / "personal.safetensors").read_bytes()
     path = tmp_path / "m.safetensors"
     for place in range(0, len(whole), max(1, len(whole) // 60)):
@@ -197,7 +244,9 @@ IMPOSSIBLE: tuple[tuple[str, Any], ...] = (
 
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
-def test_a_recipe_that_no_command_makes_is_refused(models: Path, tmp_path: Path, field: str, value: Any) -> None:
+def test_a_recipe_that_no_command_makes_is_refused(
+    models: Path, tmp_path: Path, field: str, value: Any
+) -> None:
     held = read_sealed(models / "one model.safetensors", KIND)
     assert held is not None
     facts = copy.deepcopy(held.content)
@@ -219,25 +268,38 @@ def test_a_recipe_that_no_command_makes_is_refused(models: Path, tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models: Path, tmp_path: Path, name: str) -> None:
+def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     held = read_sealed(models / f"{name}.safetensors", KIND)
     assert held is not None
     path = tmp_path / "changed.safetensors"
     client = next(iter(held.content["saved"]), None)
     method = find_method(held.content["method"])
     for h in method.hparams:
-        for value in (h.low if h.low is None else h.low - 1, h.high if h.high is None else h.high + 1, "no word"):
+        for value in (
+            h.low if h.low is None else h.low - 1,
+            h.high if h.high is None else h.high + 1,
+            "no word",
+        ):
             if value is None or h.name not in held.content["hp"]:
                 continue
             with pytest.raises(UsageError):
                 h.parse(value)
-            write_sealed(path, KIND, {**held.content, "hp": {**held.content["hp"], h.name: value}}, held.tensors)
+            write_sealed(
+                path,
+                KIND,
+                {**held.content, "hp": {**held.content["hp"], h.name: value}},
+                held.tensors,
+            )
             with pytest.raises(FedcacheError) as caught:
                 SavedModel.load(path).deployed(client)
             assert caught.value.code == 4, h.name
 
 
-def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models: Path, tmp_path: Path) -> None:
+def test_settings_of_every_client_are_checked_and_not_only_of_the_first(
+    models: Path, tmp_path: Path
+) -> None:
     held = read_sealed(models / "personal.safetensors", KIND)
     assert held is not None
     first, second = list(held.content["saved"])[:2]

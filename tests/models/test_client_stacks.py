@@ -22,29 +22,40 @@ from fedcache.store.sealed import read_sealed, write_sealed
 NAMES = ("down/W", "down/a/b", "own/W", "own/count")
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 TREES = st.dictionaries(
-    st.sampled_from(NAMES), st.tuples(st.sampled_from([(), (0,), (3,), (2, 3), (5, 1, 2)]), st.sampled_from(DTYPES))
+    st.sampled_from(NAMES),
+    st.tuples(st.sampled_from([(), (0,), (3,), (2, 3), (5, 1, 2)]), st.sampled_from(DTYPES)),
 )
 
 
 def drawn(shapes, seed):
     g = torch.Generator().manual_seed(seed)
-    return {name: torch.randint(0, 9, shape, generator=g).to(dtype) for name, (shape, dtype) in shapes.items()}
+    return {
+        name: torch.randint(0, 9, shape, generator=g).to(dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
 
 
 def same(a, b):
-    return a.keys() == b.keys() and all(t.dtype == b[k].dtype and torch.equal(t, b[k]) for k, t in a.items())
+    return a.keys() == b.keys() and all(
+        t.dtype == b[k].dtype and torch.equal(t, b[k]) for k, t in a.items()
+    )
 
 
 @given(st.dictionaries(st.integers(0, 10**6), TREES, max_size=8), st.integers(0, 99))
 @examples(60, 600)
 def test_every_client_gets_back_its_own_tensors(clients, seed):
-    rows, trees = ClientTensors(), {n: drawn(shapes, seed + i) for i, (n, shapes) in enumerate(clients.items())}
+    rows, trees = (
+        ClientTensors(),
+        {n: drawn(shapes, seed + i) for i, (n, shapes) in enumerate(clients.items())},
+    )
     for number, tree in trees.items():
         rows.add(number, tree)
     found = ClientStacks.of({"server/W": torch.ones(2), **rows.stacked()})
     for number, tree in trees.items():
         for part in ("down", "own"):
-            wanted = {k.removeprefix(f"{part}/"): t for k, t in tree.items() if k.startswith(f"{part}/")}
+            wanted = {
+                k.removeprefix(f"{part}/"): t for k, t in tree.items() if k.startswith(f"{part}/")
+            }
             assert same(found.tree(number, part), wanted)
     assert found.tree(-1, "own") == found.tree(None, "own") == {}
 
@@ -102,7 +113,9 @@ def test_a_file_of_format_1_has_the_same_models(method, tmp_path):
     # Written again it is of today's format, to the byte.
     old.save(tmp_path / "again.safetensors")
     model.save(tmp_path / "new.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "new.safetensors").read_bytes()
+    assert (tmp_path / "again.safetensors").read_bytes() == (
+        tmp_path / "new.safetensors"
+    ).read_bytes()
 
 
 def test_a_file_of_format_1_by_hand(tmp_path):
@@ -134,7 +147,9 @@ def test_a_file_has_as_many_tensors_for_many_clients_as_for_one(tmp_path):
         rows.add(number, {"own/v/W": torch.full((2, 3), float(number))})
     path = tmp_path / "many.safetensors"
     shared = {name: t for name, t in model.tensors.items() if name.startswith("server/")}
-    facts = replace(model.facts, clients=1000, saved={f"c{number}": number for number in range(1000)})
+    facts = replace(
+        model.facts, clients=1000, saved={f"c{number}": number for number in range(1000)}
+    )
     SavedModel(facts, shared | rows.stacked()).save(path)
     found = read_sealed(path, KIND)
     assert found is not None

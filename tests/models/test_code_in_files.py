@@ -42,12 +42,22 @@ build = Net
 
 def trained(place: Path) -> Path:
     images = folder(place / "shapes", train=12, test=4)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     return Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3).data["path"])
 
 
 @pytest.fixture
-def run(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(
+    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A run of the user's own; a module of somebody else lies in the working directory."""
     made = once(trained)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +78,9 @@ def forget_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def hostile(run: Path, name: str = NAME, **changed: object) -> Path:
     """The model of a run whose recipe names code, sealed as anybody can seal a file."""
     model = SavedModel.load(model_file(run, 0))
-    recipe = replace(Recipe.from_dict(model.facts.recipes[0]), backbone=name, weights="a" * 64, size=16)
+    recipe = replace(
+        Recipe.from_dict(model.facts.recipes[0]), backbone=name, weights="a" * 64, size=16
+    )
     facts = replace(model.facts, keys=(recipe.key,), recipes=(recipe.to_dict(),), **changed)
     path = Path("hostile.safetensors")
     SavedModel(facts, model.tensors).save(path)
@@ -89,7 +101,9 @@ COMMANDS = (
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("name", [NAME, "module:os:abort"])
-def test_no_command_runs_the_code_that_a_model_file_names(run: Path, words: tuple[str, ...], name: str) -> None:
+def test_no_command_runs_the_code_that_a_model_file_names(
+    run: Path, words: tuple[str, ...], name: str
+) -> None:
     (store,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
     places = {"MODEL": hostile(run, name), "STORE": store}
     done = fedcache(*(places.get(word, word) for word in words))
@@ -121,7 +135,9 @@ def test_the_name_of_a_file_or_folder_names_no_code(run: Path, place: str) -> No
         (Path(NAME), False),
     ],
 )
-def test_a_word_names_code_only_where_it_is_the_name(given: object, named: bool, monkeypatch) -> None:
+def test_a_word_names_code_only_where_it_is_the_name(
+    given: object, named: bool, monkeypatch
+) -> None:
     forget_all(monkeypatch)
     own_names.note_named([given])
     assert own_names.may_be_run(NAME) == named
@@ -164,7 +180,9 @@ def own_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
     ids=lambda words: words[0],
 )
-def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(own_run: str, words: tuple[str, ...]) -> None:
+def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(
+    own_run: str, words: tuple[str, ...]
+) -> None:
     folder(Path("new"), train=2, test=3)
     command = [own_run if word == "RUN" else word for word in words]
     done = fedcache(*command)
@@ -187,7 +205,9 @@ def test_code_of_a_run_is_called_when_a_program_names_it(own_run: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("extract",), ("train", "--method", "fed3r", "--scheme", "iid", "--clients", "3")], ids=" ".join
+    "words",
+    [("extract",), ("train", "--method", "fed3r", "--scheme", "iid", "--clients", "3")],
+    ids=" ".join,
 )
 def test_settings_in_a_file_name_no_code(run: Path, words: tuple[str, ...]) -> None:
     # A folder from elsewhere may bring a fedcache.toml beside its code.
@@ -202,7 +222,11 @@ def test_settings_in_a_file_name_no_code(run: Path, words: tuple[str, ...]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fed3r", "coop"])
 def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run: str, method: str) -> None:
-    (store,) = (one for one in (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr") if "shapes" in one.name)
+    (store,) = (
+        one
+        for one in (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
+        if "shapes" in one.name
+    )
     for words in (
         ("train", "--store", store, "--method", method, "--scheme", "iid", "--fresh"),
         ("inspect", store),

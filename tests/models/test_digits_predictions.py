@@ -37,10 +37,27 @@ FILES = "digits-as-files"
 # Three ways to say which rows a client is tested on: the same for all, its own domain, and rows like its own.
 SCHEMES = {
     "random-projection": ("--scheme", "iid", "--clients", 3),
-    "efficientnet-lite0": ("--scheme", "feature-shift", "--domain", "mnist,optdigits,synth", "--option", "shots=8",
-                           "--option", "tests=4"),
-    "glyph-clip": ("--scheme", "dirichlet", "--clients", 3, "--alpha", 1.0, "--option", "test_protocol=matched"),
-}  # fmt: skip
+    "efficientnet-lite0": (
+        "--scheme",
+        "feature-shift",
+        "--domain",
+        "mnist,optdigits,synth",
+        "--option",
+        "shots=8",
+        "--option",
+        "tests=4",
+    ),
+    "glyph-clip": (
+        "--scheme",
+        "dirichlet",
+        "--clients",
+        3,
+        "--alpha",
+        1.0,
+        "--option",
+        "test_protocol=matched",
+    ),
+}
 TOWERS, IMAGES = {"text", "text tower", "image tower"}, {"pixels"}
 
 
@@ -115,11 +132,28 @@ def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
     store: Path, files: Path, tmp_path: Path, name: str, backbone: str
 ) -> None:
     held = Store.open(store).samples
-    sizes = [word for k, v in {**small(name), "epochs": 1}.items() for word in ("--set", f"{k}={v}")
-             if k in {h.name for h in METHODS[name].hparams}]  # fmt: skip
+    sizes = [
+        word
+        for k, v in {**small(name), "epochs": 1}.items()
+        for word in ("--set", f"{k}={v}")
+        if k in {h.name for h in METHODS[name].hparams}
+    ]
     scheme = SCHEMES.get(backbone, SCHEMES["random-projection"])
-    run = Path(ok("train", "--method", name, "--backbones", backbone, *scheme, "--rounds", 2, "--seeds", "0,1",
-                  *sizes).data["path"])  # fmt: skip
+    run = Path(
+        ok(
+            "train",
+            "--method",
+            name,
+            "--backbones",
+            backbone,
+            *scheme,
+            "--rounds",
+            2,
+            "--seeds",
+            "0,1",
+            *sizes,
+        ).data["path"]
+    )
     result = json.loads((run / "result.json").read_text())
     assert has_model(run)
     accuracy: dict[int, list[float]] = {}
@@ -127,7 +161,9 @@ def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
         which = ("--seed", seed, *(() if client is None else ("--client", client)))
         by_row = predicted(run, tmp_path / "rows.csv", "--store", store, "--split", "test", *which)
         by_file = predicted(run, tmp_path / "files.csv", files, "--workers", 0, *which)
-        assert {n.removeprefix(f"{files}/").removesuffix(".png"): c for n, c in by_file.items()} == by_row
+        assert {
+            n.removeprefix(f"{files}/").removesuffix(".png"): c for n, c in by_file.items()
+        } == by_row
         right = [by_row[held.name[r]][0] == held.classes[held.label[r]] for r in rows]
         accuracy.setdefault(seed, []).append(sum(right) / len(right))
     stored = result["accuracy"]

@@ -15,7 +15,13 @@ from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_reca
 from fedcache.errors import StoreError
 from fedcache.heads.losses import MASKED
 from fedcache.models import evaluate
-from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
+from fedcache.models.evaluate import (
+    LabelledRows,
+    fit_temperature,
+    matched,
+    measure,
+    measure_clients,
+)
 from fedcache.models.measures import BINS, LeftOutRows, RightRows, calibration_error
 from fedcache.models.predictor import Predictor
 
@@ -60,13 +66,18 @@ def test_figures_are_those_of_scikit_learn(seed, n, C):
     p, guess = softmax(scores[0], -1), scores[0].argmax(-1)
     assert m.all.accuracy == (guess == label).mean()
     there = np.unique(label)
-    assert m.macro_f1 == pytest.approx(f1_score(label, guess, average="macro", labels=there, zero_division=0))
+    assert m.macro_f1 == pytest.approx(
+        f1_score(label, guess, average="macro", labels=there, zero_division=0)
+    )
     assert m.nll == pytest.approx(log_loss(label, p, labels=range(C)))
     found = precision_recall_fscore_support(label, guess, labels=there, zero_division=0)
     for c, precision, recall, f1, rows in zip(m.by_class, *found, strict=True):
         assert (c.precision or 0.0, c.recall, c.f1, c.rows) == (
-            pytest.approx(precision), pytest.approx(recall), pytest.approx(f1), rows
-        )  # fmt: skip
+            pytest.approx(precision),
+            pytest.approx(recall),
+            pytest.approx(f1),
+            rows,
+        )
     table = confusion_matrix(label, guess, labels=range(C))
     assert {(i, j): k for i, j, k in m.confusion} == {
         (names[i], names[j]): table[i, j] for i in range(C) for j in range(C) if table[i, j]
@@ -110,7 +121,9 @@ def test_a_class_that_is_never_predicted_has_probability_0(absent):
     without = measure(Fixed(("a", "b", "c")), given_rows(scores[:, :2], np.array([0, 0])))
     assert without.nll == pytest.approx(np.log(2))
     # Where no class is known all are as likely.
-    assert measure(Fixed(("a", "b")), given_rows(np.full((1, 1, 2), absent), np.array([0]))).nll == np.log(2)
+    assert measure(
+        Fixed(("a", "b")), given_rows(np.full((1, 1, 2), absent), np.array([0]))
+    ).nll == np.log(2)
 
 
 def test_a_temperature_undoes_a_scale():
@@ -170,7 +183,9 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
     assert both.all.interval is None  # rows that several models predict are not independent
     for mean in ("macro_f1", "nll", "ece"):
         assert getattr(both, mean) == pytest.approx((getattr(one, mean) + getattr(other, mean)) / 2)
-    for (n, c, r), (m, d, t), (total, confidence, right) in zip(one.bins, other.bins, both.bins, strict=True):
+    for (n, c, r), (m, d, t), (total, confidence, right) in zip(
+        one.bins, other.bins, both.bins, strict=True
+    ):
         assert total == n + m
         assert confidence * total == pytest.approx(n * c + m * d)
         assert right * total == pytest.approx(n * r + m * t)

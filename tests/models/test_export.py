@@ -39,11 +39,29 @@ def home(tmp_path_factory):
     folder(root / "shapes", train=8, test=4)
     both = ("--backbones", "glyph-clip,random-projection")
     ok("extract", "-d", f"folder:{root / 'shapes'}", *both, "--workers", 0)
-    yield root, {
-        "one": ok("train", "--method", "fed3r", *both, "--clients", 2, "--scheme", "iid").data["path"],
-        "many": ok("train", "--method", "fedproto", "--backbones", "random-projection", "--clients", 2,
-                   "--scheme", "iid", "--rounds", 1, "--set", "dim=8").data["path"],
-    }  # fmt: skip
+    yield (
+        root,
+        {
+            "one": ok("train", "--method", "fed3r", *both, "--clients", 2, "--scheme", "iid").data[
+                "path"
+            ],
+            "many": ok(
+                "train",
+                "--method",
+                "fedproto",
+                "--backbones",
+                "random-projection",
+                "--clients",
+                2,
+                "--scheme",
+                "iid",
+                "--rounds",
+                1,
+                "--set",
+                "dim=8",
+            ).data["path"],
+        },
+    )
     patched.undo()
 
 
@@ -83,7 +101,9 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
     assert [line[0] for line in together] == many
     for (_, name, p), (wanted, q) in zip(alone, said_by_predict(runs["one"], some), strict=True):
         assert name == wanted
-        assert float(p) == pytest.approx(q, abs=5e-5)  # 1.1e-4 where features are not rounded as the store rounds them
+        assert float(p) == pytest.approx(
+            q, abs=5e-5
+        )  # 1.1e-4 where features are not rounded as the store rounds them
     for (path, name, p), (_, alike, q) in zip(together, (alone * 6)[:70], strict=True):
         assert name == alike, path
         # Batches of other sizes sum in another order, of which float16 features show some.
@@ -93,16 +113,29 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
 def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkeypatch):
     root, runs = home
     monkeypatch.setenv("FEDCACHE_HOME", str(root / "home"))
-    clip = ("--dataset", f"folder:{root / 'shapes'}", "--backbones", "glyph-clip", "--scheme", "iid", "--clients", 2)
+    clip = (
+        "--dataset",
+        f"folder:{root / 'shapes'}",
+        "--backbones",
+        "glyph-clip",
+        "--scheme",
+        "iid",
+        "--clients",
+        2,
+    )
     cached = ok("train", "--method", "tip-local", *clip).data["path"]
     for run, says in ((cached, True), (runs["many"], False)):
-        predictor = open_predictor(Path(run), ModelOptions(client="client-1"), Home.from_environment(), Silent())
+        predictor = open_predictor(
+            Path(run), ModelOptions(client="client-1"), Home.from_environment(), Silent()
+        )
         card = model_card(predictor, None, Home.from_environment())
         assert "made of that client's rows" in card
         assert ("keys and label hold every training row of client-1 one by one" in card) is says
         part = predictor.deployed[0].personal
         rows = {t.shape[0] for t in part.values()}
-        assert (rows == {12} and part["keys"].shape == (12, 128)) is says  # 24 training rows of 2 clients
+        assert (
+            rows == {12} and part["keys"].shape == (12, 128)
+        ) is says  # 24 training rows of 2 clients
 
 
 def test_no_switch_makes_a_model_hold_rows_that_the_default_does_not():
@@ -127,13 +160,22 @@ def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):
     root, runs = home
     ok("export-model", runs["one"], "-o", tmp_path / "m.safetensors")
     ok("export-model", runs["one"], "-o", tmp_path / "m.joblib")
-    ok("export", tmp_path / "features.npz", "--store", next((root / "home" / "stores").glob("*.zarr")))
+    ok(
+        "export",
+        tmp_path / "features.npz",
+        "--store",
+        next((root / "home" / "stores").glob("*.zarr")),
+    )
     held = np.load(tmp_path / "features.npz", allow_pickle=False)
-    x = np.concatenate([np.asarray(held[k], np.float64).reshape(len(held[k]), -1) for k in FEATURES(held)], -1)
+    x = np.concatenate(
+        [np.asarray(held[k], np.float64).reshape(len(held[k]), -1) for k in FEATURES(held)], -1
+    )
     rows = ok("predict", runs["one"], "--embeddings", tmp_path / "features.npz").data["rows"]
     made = joblib.load(tmp_path / "m.joblib")
     assert list(made.predict(x)) == [row["class"] for row in rows]
-    assert np.abs(made.predict_proba(x).max(-1) - [row["probability"] for row in rows]).max() <= 1e-6
+    assert (
+        np.abs(made.predict_proba(x).max(-1) - [row["probability"] for row in rows]).max() <= 1e-6
+    )
     with safe_open(tmp_path / "m.safetensors", framework="np") as file:
         assert json.loads(file.metadata()["classes"]) == ["10", "ant", "zebra"]
         assert file.get_tensor("linear/weight").shape == (3, 192)
@@ -193,8 +235,12 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     g = np.random.default_rng(3)
     y = g.integers(0, 3, 90)
-    x = (np.eye(3)[y] @ g.standard_normal((3, 6)) + 0.3 * g.standard_normal((90, 6))).astype(np.float32)
-    np.savez(tmp_path / "e.npz", features=x, label=y, split=(np.arange(90) % 3 == 0).astype(np.int64))
+    x = (np.eye(3)[y] @ g.standard_normal((3, 6)) + 0.3 * g.standard_normal((90, 6))).astype(
+        np.float32
+    )
+    np.savez(
+        tmp_path / "e.npz", features=x, label=y, split=(np.arange(90) % 3 == 0).astype(np.int64)
+    )
     ok("ingest", tmp_path / "e.npz", "--name", "mine")
     run = ok("train", "--method", "fedncm", "--clients", 2, "--scheme", "iid").data["path"]
     picture(0, 0).save(tmp_path / "a.png")
@@ -205,7 +251,10 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
     rows = ok("predict", run, "--embeddings", tmp_path / "x.npy").data["rows"]
     lines = said_by_script(tmp_path / "m", [tmp_path / "x.npy"], monkeypatch)
     assert [name for _, name, _ in lines] == [row["class"] for row in rows]
-    assert max(abs(float(p) - row["probability"]) for (_, _, p), row in zip(lines, rows, strict=True)) <= 1e-4
+    assert (
+        max(abs(float(p) - row["probability"]) for (_, _, p), row in zip(lines, rows, strict=True))
+        <= 1e-4
+    )
     # What is no array, and one of another width, are named; the others are classified all the same.
     np.save(tmp_path / "narrow.npy", x[:, 1:])
     np.save(tmp_path / "pickle.npy", np.array([Opened(tmp_path / "opened")], object))
@@ -238,7 +287,9 @@ def test_without_the_extra_no_graph_is_written(home, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_folder_names_the_images_that_it_cannot_read_and_classifies_the_others(home, tmp_path, monkeypatch, capsys):
+def test_a_folder_names_the_images_that_it_cannot_read_and_classifies_the_others(
+    home, tmp_path, monkeypatch, capsys
+):
     root, runs = home
     ok("export-model", runs["one"], "-o", tmp_path / "m")
     good, damaged, bomb = images(root)[0], tmp_path / "none.png", tmp_path / "none, a bomb.png"

@@ -68,7 +68,12 @@ def home(tmp_path_factory):
     rows = np.linspace(0, len(digits.label) - 1, TRAIN + TEST).astype(int)
     train = set(np.random.default_rng(0).permutation(len(rows))[:TRAIN].tolist())
     for number, row in enumerate(rows):
-        place = root / "images" / ("train" if number in train else "test") / f"digit {digits.label[row]}"
+        place = (
+            root
+            / "images"
+            / ("train" if number in train else "test")
+            / f"digit {digits.label[row]}"
+        )
         place.mkdir(parents=True, exist_ok=True)
         decode(digits.source.read(int(row))).save(place / f"{number:04}.png")
     yield root
@@ -85,9 +90,14 @@ def answers_of_others(images, run, work, features):
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     words = ["m", "m.onnx", "m.joblib", "x.npy", "found.npz"]
     done = subprocess.run(
-        [sys.executable, "-I", "others.py", *words, *map(str, images)], capture_output=True, text=True, env=env,
-        cwd=work, check=False, timeout=250,
-    )  # fmt: skip
+        [sys.executable, "-I", "others.py", *words, *map(str, images)],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=work,
+        check=False,
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "no fedcache here\n"
     return dict(np.load(work / "found.npz")), said["moved_by_libraries"]
@@ -113,21 +123,46 @@ def test_a_thousand_images_without_fedcache(home, tmp_path, monkeypatch, dtype, 
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     monkeypatch.setenv("FEDCACHE_HOME", str(home / "home"))
-    pair, recipe = ("--backbones", "efficientnet-lite0,random-projection"), f"size={SIDE},dtype={dtype}"
+    pair, recipe = (
+        ("--backbones", "efficientnet-lite0,random-projection"),
+        f"size={SIDE},dtype={dtype}",
+    )
     ok("extract", "-d", f"folder:{home / 'images'}", *pair, "--recipe", recipe, "--workers", 0)
     store = fc.Store.open(next((home / "home" / "stores").glob("*.zarr")))
-    keys = [key for name in pair[1].split(",") for key, a in store.arrays.items()
-            if a.dtype == dtype and a.recipe["backbone"] == name]  # fmt: skip
-    run = ok("train", "--store", store.path, "--backbones", ",".join(keys), "--method", "fed3r", "--clients", 5,
-             "--scheme", "iid", "--set", f"feat_post={feat_post}").data["path"]  # fmt: skip
+    keys = [
+        key
+        for name in pair[1].split(",")
+        for key, a in store.arrays.items()
+        if a.dtype == dtype and a.recipe["backbone"] == name
+    ]
+    run = ok(
+        "train",
+        "--store",
+        store.path,
+        "--backbones",
+        ",".join(keys),
+        "--method",
+        "fed3r",
+        "--clients",
+        5,
+        "--scheme",
+        "iid",
+        "--set",
+        f"feat_post={feat_post}",
+    ).data["path"]
     model = fc.load_model(run)
-    images = [home / "images" / store.samples.name[row] for row in np.flatnonzero(store.samples.split == 1)]
+    images = [
+        home / "images" / store.samples.name[row]
+        for row in np.flatnonzero(store.samples.split == 1)
+    ]
     assert len(images) == TEST
     rows = [dict(row) for row in model.predict(images, top=len(model.classes))]
     wanted = np.array([[row[name] for name in model.classes] for row in rows])
     X, _ = store.Xy(keys, split="test")
     scores = model.scores(X)
-    assert np.abs(model.probabilities(X) - wanted).max() <= 1e-7  # what is compared below is what predict says
+    assert (
+        np.abs(model.probabilities(X) - wanted).max() <= 1e-7
+    )  # what is compared below is what predict says
 
     found, moved = answers_of_others(images, run, tmp_path, X)
     assert list(found["classes"]) == list(model.classes)

@@ -48,7 +48,12 @@ def written(case, dtype=torch.float32):
         given = rows.view(-1, H, W, 3).permute(0, 3, 1, 2).contiguous()
     with torch.no_grad():
         scores = predictor.deployed[0].scores(rows).double()
-    return Parts(predictor, "card", make_program(predictor, home=None)), given, scores, scores.softmax(-1)
+    return (
+        Parts(predictor, "card", make_program(predictor, home=None)),
+        given,
+        scores,
+        scores.softmax(-1),
+    )
 
 
 def same(scores, probabilities, wanted_scores, wanted):
@@ -66,7 +71,10 @@ def torch_reads(path, given):
 def onnx_reads(path, given):
     onnxruntime = importlib.import_module("onnxruntime")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return [torch.from_numpy(t) for t in session.run(None, {session.get_inputs()[0].name: given.numpy()})]
+    return [
+        torch.from_numpy(t)
+        for t in session.run(None, {session.get_inputs()[0].name: given.numpy()})
+    ]
 
 
 @pytest.mark.slow
@@ -82,7 +90,10 @@ def test_a_method_in_every_format(case, tmp_path):
         same(*onnx_reads(tmp_path / "m.onnx", given), scores, wanted)
     said = write(tmp_path / "m.safetensors", "safetensors", parts)
     held = load_file(tmp_path / "m.safetensors")
-    for group, tree in (("server", predictor.deployed[0].down), ("own", predictor.deployed[0].personal)):
+    for group, tree in (
+        ("server", predictor.deployed[0].down),
+        ("own", predictor.deployed[0].personal),
+    ):
         for key, t in tree.items():
             assert torch.equal(held[f"{group}/{key}"], t)
     linear = name in LINEAR and predictor.members[0].facts.image is None
@@ -95,7 +106,9 @@ def test_a_method_in_every_format(case, tmp_path):
     write(tmp_path / "m.joblib", "sklearn", parts)
     made = joblib.load(tmp_path / "m.joblib")
     assert list(made.classes_) == ["a", "b", "c"]
-    size = max(1.0, float(scores[scores > MASKED / 2].abs().max()))  # the model's own scores are float32
+    size = max(
+        1.0, float(scores[scores > MASKED / 2].abs().max())
+    )  # the model's own scores are float32
     assert np.abs(made.predict_proba(given.double().numpy()) - wanted.numpy()).max() <= 1e-6 * size
 
 
@@ -132,13 +145,20 @@ class Session:
     def run(self, names, given):
         assert names == ["scores", "probabilities"]
         with torch.no_grad():
-            scores, p = Session.program.module(*(torch.from_numpy(given[i.name]) for i in Session.program.inputs))
+            scores, p = Session.program.module(
+                *(torch.from_numpy(given[i.name]) for i in Session.program.inputs)
+            )
         return [(Session.factor * scores).numpy(), p.numpy()]
 
 
 @pytest.mark.parametrize(
     ("factor", "raised"),
-    [(1.0, None), (1.01, MachineError), (float("nan"), MachineError), ("no operator\nfor it", UsageError)],
+    [
+        (1.0, None),
+        (1.01, MachineError),
+        (float("nan"), MachineError),
+        ("no operator\nfor it", UsageError),
+    ],
 )
 def test_a_graph_is_written_where_it_agrees(factor, raised, tmp_path, monkeypatch):
     predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"), torch.float32)
@@ -150,7 +170,8 @@ def test_a_graph_is_written_where_it_agrees(factor, raised, tmp_path, monkeypatc
             raise RuntimeError(factor)
         assert (program, words["input_names"]) == (parts.program.exported, ["features"])
         return SimpleNamespace(
-            model=SimpleNamespace(metadata_props=told), model_proto=SimpleNamespace(SerializeToString=lambda: b"graph")
+            model=SimpleNamespace(metadata_props=told),
+            model_proto=SimpleNamespace(SerializeToString=lambda: b"graph"),
         )
 
     monkeypatch.setattr(torch.onnx, "export", export)
@@ -187,7 +208,9 @@ def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
         ("grey", {"resize": "none"}),
     ],
 )
-def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(image, words, tmp_path, monkeypatch, capsys):
+def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
+    image, words, tmp_path, monkeypatch, capsys
+):
     g, path = np.random.default_rng(0), tmp_path / "image.png"
     shape = (12, 12) if image == "grey" else (33, 21, 3)
     if image == "grey16":
@@ -196,7 +219,9 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(image, words, tm
         exif = Image.Exif()
         exif[0x0112] = 6 if image == "turned" else 1
         Image.fromarray(g.integers(0, 256, shape, dtype=np.uint8)).save(path, exif=exif)
-    recipe = Recipe(backbone="b", weights="none", size=12, **({} if words["resize"] == "none" else words))
+    recipe = Recipe(
+        backbone="b", weights="none", size=12, **({} if words["resize"] == "none" else words)
+    )
     wanted = images.resize(images.decode(path.read_bytes()), recipe)
     how = {"height": 12, "width": 12, "crop_pct": 1.0, "interpolation": "bicubic", **words}
     (tmp_path / "model.json").write_text(json.dumps({"inputs": [how], "classes": ["cat", "dog"]}))
@@ -210,7 +235,9 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(image, words, tm
     monkeypatch.setattr(sys, "argv", ["predict.py", str(path), str(path)])
     script = Path(formats.__file__).parent / "predict_images.py"
     code = compile(script.read_text(), str(script), "exec")
-    exec(code, {"__file__": str(tmp_path / "predict.py"), "__name__": "it"})  # beside the files of the folder
+    exec(
+        code, {"__file__": str(tmp_path / "predict.py"), "__name__": "it"}
+    )  # beside the files of the folder
     assert np.array_equal(seen[0].permute(0, 2, 3, 1).numpy(), np.stack([wanted, wanted]))
     assert capsys.readouterr().out == f"{path}\tdog\t0.750000\n" * 2
 
@@ -218,7 +245,11 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(image, words, tm
 def test_what_is_installed_for_the_tests_holds_onnx():
     """Without it the tests of graphs are skipped, and nobody sees it."""
     told = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-    (ours,) = [line for line in told["project"]["optional-dependencies"]["dev"] if line.startswith("fedcache[")]
+    (ours,) = [
+        line
+        for line in told["project"]["optional-dependencies"]["dev"]
+        if line.startswith("fedcache[")
+    ]
     assert "export" in ours.removeprefix("fedcache[").rstrip("]").split(",")
 
 

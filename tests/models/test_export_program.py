@@ -26,9 +26,22 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelFacts, SavedModel
 
 LINEAR = {
-    "afl", "central", "clip-zs", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedntd", "fedpft", "gda",
-    "fedtpg", "fst-cbdg", "lp-plus-plus", "promptfl",
-}  # fmt: skip
+    "afl",
+    "central",
+    "clip-zs",
+    "fed3r",
+    "fed3r-prior",
+    "fedcgs",
+    "fedcof",
+    "fedncm",
+    "fedntd",
+    "fedpft",
+    "gda",
+    "fedtpg",
+    "fst-cbdg",
+    "lp-plus-plus",
+    "promptfl",
+}
 """Methods whose scores are linear in features by default, up to a number that is the same for all classes."""
 
 
@@ -82,7 +95,9 @@ def features_of(case_name):
     return [case for case in cases() if case[0] == case_name][-1]
 
 
-@pytest.mark.parametrize("name", tried(sorted(n for n, m in METHODS.items() if "pixels" not in m.needs)))
+@pytest.mark.parametrize(
+    "name", tried(sorted(n for n, m in METHODS.items() if "pixels" not in m.needs))
+)
 def test_which_methods_are_linear(name):
     predictor, data = trained(features_of(name))
     if predictor.members[0].facts.image is not None:
@@ -95,7 +110,9 @@ def test_which_methods_are_linear(name):
     if head is None:
         return
     x = data.x[:, 0].nan_to_num().double()
-    wanted = predictor.deployed[0].scores(x.to(predictor.deployed[0].ctx.env.dtype)).double().numpy()
+    wanted = (
+        predictor.deployed[0].scores(x.to(predictor.deployed[0].ctx.env.dtype)).double().numpy()
+    )
     found = x.numpy() @ head.coef.T + head.intercept
     live = wanted[0] > MASKED / 2  # the client has rows of these classes
     assert live.sum() >= 2
@@ -113,7 +130,10 @@ def test_the_estimator_reads_features_as_the_model_does(feat_post):
     _, scaling = prepare_features([raw], feat_post, np.arange(50))
     tensors = dict(saved.tensors)
     if scaling is not None:
-        tensors |= {"features/mean": torch.from_numpy(scaling.mean), "features/scale": torch.from_numpy(scaling.scale)}
+        tensors |= {
+            "features/mean": torch.from_numpy(scaling.mean),
+            "features/scale": torch.from_numpy(scaling.scale),
+        }
     facts = replace(saved.facts, feat_post=feat_post, classes=("z", "b", "a"))
     facts = replace(facts, widths=(2, 3), keys=("k", "l"), recipes=({}, {}))
     predictor = Predictor((SavedModel(facts, tensors),), temperature=0.7)
@@ -122,16 +142,22 @@ def test_the_estimator_reads_features_as_the_model_does(feat_post):
     wanted = predictor.probabilities(rows[:, :2], rows[:, 2:])
     assert list(made.classes_) == ["a", "b", "z"]
     assert np.abs(made.predict_proba(rows.astype(np.float64)) - wanted[:, [2, 1, 0]]).max() <= 1e-6
-    assert [("z", "b", "a")[i] for i in wanted.argmax(-1)] == list(made.predict(rows.astype(np.float64)))
+    assert [("z", "b", "a")[i] for i in wanted.argmax(-1)] == list(
+        made.predict(rows.astype(np.float64))
+    )
     program = make_program(predictor, home=None)
-    assert np.abs(program.exported.module()(torch.from_numpy(rows))[1].numpy() - wanted).max() <= 1e-5
+    assert (
+        np.abs(program.exported.module()(torch.from_numpy(rows))[1].numpy() - wanted).max() <= 1e-5
+    )
 
 
 def test_the_head_of_more_features_than_are_asked_for_at_once_is_the_models():
     """1,030 features: two of the steps in which unit vectors are scored."""
     data, clients = federation(sizes=(9, 8), classes=3, width=1030)
     out = go("fed3r", {"bias": True}, data, clients)
-    predictor = Predictor((collect(out, replace(facts_of(out, data), recipes=({},)), data, None).model,))
+    predictor = Predictor(
+        (collect(out, replace(facts_of(out, data), recipes=({},)), data, None).model,)
+    )
     head = linear_head(predictor)
     x = data.x[:, 0].numpy()
     wanted = predictor.deployed[0].scores(data.x[:, 0]).numpy()
@@ -143,7 +169,10 @@ def test_an_estimator_of_two_classes():
     """scikit-learn keeps one row of coefficients of two classes."""
     predictor, _ = trained(("fed3r", {"bias": True}))
     saved = predictor.members[0]
-    two = {k: t[:2] if k.startswith("server/") and t.shape[:1] == (3,) else t for k, t in saved.tensors.items()}
+    two = {
+        k: t[:2] if k.startswith("server/") and t.shape[:1] == (3,) else t
+        for k, t in saved.tensors.items()
+    }
     cut = Predictor((SavedModel(replace(saved.facts, classes=("no", "yes")), two),))
     made = estimator(cut, linear_head(cut))
     x = np.random.default_rng(2).standard_normal((20, 5))
@@ -174,21 +203,29 @@ def recipe(backbone, **changes):
 
 
 def test_backbones_that_resize_alike_share_an_input():
-    several, reads = image_inputs([recipe("a"), recipe("b", size=9), recipe("c"), recipe("d", resize="squash")])
+    several, reads = image_inputs(
+        [recipe("a"), recipe("b", size=9), recipe("c"), recipe("d", resize="squash")]
+    )
     assert reads == (0, 1, 0, 2)
     assert [(i.name, i.height, i.backbones) for i in several] == [
-        ("images_1", 8, ("a", "c")), ("images_2", 9, ("b",)), ("images_3", 8, ("d",))
-    ]  # fmt: skip
+        ("images_1", 8, ("a", "c")),
+        ("images_2", 9, ("b",)),
+        ("images_3", 8, ("d",)),
+    ]
 
 
 def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
     """The head of columns 0, 1, 3 and 4 of five: as a model, as a program and as an estimator of all five."""
     saved = trained(("fed3r", {"bias": True}))[0].members[0]
     held, columns = [0, 1, 3, 4], ((0, 2), (3, 5))
-    tensors = {k: t[:, held].contiguous() if t.shape == (3, 5) else t for k, t in saved.tensors.items()}
+    tensors = {
+        k: t[:, held].contiguous() if t.shape == (3, 5) else t for k, t in saved.tensors.items()
+    }
     assert any(t.shape == (3, 4) for t in tensors.values())
     facts = replace(saved.facts, overrides={-1: ClientOverrides(columns, {})})
-    assert ModelFacts.from_dict(json.loads(json.dumps(facts.to_dict()))).overrides == facts.overrides
+    assert (
+        ModelFacts.from_dict(json.loads(json.dumps(facts.to_dict()))).overrides == facts.overrides
+    )
     predictor = Predictor((SavedModel(facts, tensors),))
     x = np.random.default_rng(3).standard_normal((20, 5)).astype(np.float32)
     wanted = predictor.probabilities(x)

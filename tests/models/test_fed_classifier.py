@@ -36,7 +36,9 @@ def digits() -> list[np.ndarray]:
     return train_test_split(X / 16.0, y, test_size=0.3, random_state=0)
 
 
-ONE_MODEL = [name for name in ON_FEATURES if METHODS[name].protocol(METHODS[name].resolve()) == "global"]
+ONE_MODEL = [
+    name for name in ON_FEATURES if METHODS[name].protocol(METHODS[name].resolve()) == "global"
+]
 """Methods that train one model for all clients. The others cannot predict a row without the name of its client."""
 ROUNDS = {"fedntd": 500}
 """Where the rounds of the paper are too few to learn the small data of three checks."""
@@ -68,11 +70,15 @@ def test_scores_of_a_row_do_not_depend_on_the_other_rows():
         assert np.abs(alone - found.decision_function(X)[:40]).max() < 1e-12 * np.abs(alone).max()
 
 
-def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(digits: list[np.ndarray]) -> None:
+def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(
+    digits: list[np.ndarray],
+) -> None:
     X, other, y, labels = digits
     first = FedClassifier().fit(X, y)
     assert first.score(other, labels) > 0.91
-    skewed = FedClassifier(scheme="dirichlet", scheme_options={"alpha": 0.1}, clients=5, random_state=1).fit(X, y)
+    skewed = FedClassifier(
+        scheme="dirichlet", scheme_options={"alpha": 0.1}, clients=5, random_state=1
+    ).fit(X, y)
     by_label = FedClassifier().fit(X, y, groups=[f"site {c}" for c in y])
     for same in (skewed, by_label):  # ridge from summed statistics is exact for every partition
         assert np.allclose(same.decision_function(other), first.decision_function(other), atol=1e-4)
@@ -100,12 +106,18 @@ def test_a_method_that_reads_more_than_features_is_refused_by_name(name: str) ->
 def test_it_predicts_what_the_engine_predicts() -> None:
     X, y = load_digits(return_X_y=True)
     X = X / 16.0
-    found = FedClassifier("fedavg", small("fedavg"), 3, participation=0.5, clients=4, random_state=7).fit(X, y)
+    found = FedClassifier(
+        "fedavg", small("fedavg"), 3, participation=0.5, clients=4, random_state=7
+    ).fit(X, y)
     rows = [np.flatnonzero(np.isin(np.arange(len(X)), c.train)) for c in found._dealt(y, 7)]
     clients = [_Client(f"client-{i}", r, np.empty(0, np.int64)) for i, r in enumerate(rows)]
-    data = Data(torch.from_numpy(X.astype(np.float32))[:, None], torch.from_numpy(y), 10, widths=(64,))
+    data = Data(
+        torch.from_numpy(X.astype(np.float32))[:, None], torch.from_numpy(y), 10, widths=(64,)
+    )
     method = METHODS["fedavg"]
-    out = run(TrainingRun(method, data, clients, 3, 0.5, 7), method.resolve("paper", small("fedavg")))
+    out = run(
+        TrainingRun(method, data, clients, 3, 0.5, 7), method.resolve("paper", small("fedavg"))
+    )
     assert np.array_equal(out.predict(data.x).numpy(), found.predict(X))
 
 
@@ -125,7 +137,9 @@ def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken() 
     with pytest.raises(fc.FedcacheError, match="groups"):
         found.predict(X)
     own = replace(METHODS["fedncm"], name="mine")
-    assert np.array_equal(FedClassifier(own).fit(X, y).predict(X), FedClassifier("fedncm").fit(X, y).predict(X))
+    assert np.array_equal(
+        FedClassifier(own).fit(X, y).predict(X), FedClassifier("fedncm").fit(X, y).predict(X)
+    )
 
 
 @pytest.mark.parametrize("missing", [None, np.datetime64("NaT")])
@@ -144,10 +158,14 @@ def test_a_row_of_no_client_is_refused(missing: object) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"method": "fedvag"}, "fedavg"), ({"settings": {"lamb": 1.0}}, "lam"), ({"temperature": 0.0}, "temperature"),
+        ({"method": "fedvag"}, "fedavg"),
+        ({"settings": {"lamb": 1.0}}, "lam"),
+        ({"temperature": 0.0}, "temperature"),
     ],
-)  # fmt: skip
-def test_a_word_that_is_none_is_refused_with_the_right_one(arguments: dict[str, object], said: str) -> None:
+)
+def test_a_word_that_is_none_is_refused_with_the_right_one(
+    arguments: dict[str, object], said: str
+) -> None:
     with pytest.raises(fc.FedcacheError) as caught:
         FedClassifier(**arguments).fit(np.eye(4), [0, 1, 0, 1])
     assert caught.value.code == 2

@@ -37,14 +37,18 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Made:
         patch.setenv("FEDCACHE_HOME", str(folder / "home"))
         spec = f"arrays:{folder / 'm.npz'}"
         backbone = "random-projection:16"
-        store = ok("extract", "--dataset", spec, "--backbones", backbone, "--workers", 0).data["path"]
+        store = ok("extract", "--dataset", spec, "--backbones", backbone, "--workers", 0).data[
+            "path"
+        ]
         words = ("--rounds", 1, "--scheme", "iid", "--clients", 2, "--store", store)
         run = Path(ok("train", "fedavg", *words).data["path"])
     (model,) = (run / "models").glob("*.safetensors")
     return Made(model, Path(store))
 
 
-def predict(good: Made, path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> Done:
+def predict(
+    good: Made, path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], None]
+) -> Done:
     """What predict says of a model that was changed and sealed again, as anybody can."""
     held = read_sealed(good.model, KIND)
     assert held is not None
@@ -60,7 +64,9 @@ def test_a_model_that_was_not_changed_predicts(good: Made, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_are_the_fault_of_the_model(good: Made, tmp_path: Path, number: float) -> None:
+def test_numbers_that_are_not_finite_are_the_fault_of_the_model(
+    good: Made, tmp_path: Path, number: float
+) -> None:
     def change(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             if name.startswith("server/"):
@@ -73,8 +79,12 @@ def test_numbers_that_are_not_finite_are_the_fault_of_the_model(good: Made, tmp_
 
 
 @pytest.mark.parametrize("number", [-2, None, True, [2]])
-def test_a_format_that_no_version_has_is_no_reason_to_upgrade(good: Made, tmp_path: Path, number: Any) -> None:
-    done = predict(good, tmp_path / "m.safetensors", lambda facts, tensors: facts.update(format=number))
+def test_a_format_that_no_version_has_is_no_reason_to_upgrade(
+    good: Made, tmp_path: Path, number: Any
+) -> None:
+    done = predict(
+        good, tmp_path / "m.safetensors", lambda facts, tensors: facts.update(format=number)
+    )
     assert done.code == Exit.STORE
     assert AGAIN in done.err
     assert "Upgrade" not in done.err

@@ -35,7 +35,9 @@ def embeddings_for(run: Path, path: Path) -> Path:
     """Ten rows of features for the model of a run, in a parquet file."""
     width = sum(SavedModel.load(model_file(run, 0)).facts.widths)
     x = np.random.default_rng(0).standard_normal((10, width)).astype(np.float32)
-    parquet.write_table(pa.table({"features": pa.FixedSizeListArray.from_arrays(x.ravel(), width)}), path)
+    parquet.write_table(
+        pa.table({"features": pa.FixedSizeListArray.from_arrays(x.ravel(), width)}), path
+    )
     return path
 
 
@@ -44,7 +46,9 @@ def contents(place: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.slow
-def test_predictions_are_not_written_over_what_they_are_made_of(store: Path, tmp_path: Path) -> None:
+def test_predictions_are_not_written_over_what_they_are_made_of(
+    store: Path, tmp_path: Path
+) -> None:
     run = fed3r()
     mine = embeddings_for(run, tmp_path / "emb.parquet")
     (tmp_path / "link.parquet").symlink_to(mine)
@@ -57,7 +61,9 @@ def test_predictions_are_not_written_over_what_they_are_made_of(store: Path, tmp
     ):
         assert fedcache(*words).code == 2
     assert (contents(run), mine.read_bytes()) == (before, features)
-    assert len(ok("predict", run, "--embeddings", mine, "-o", run / "new.parquet").data["rows"]) == 10
+    assert (
+        len(ok("predict", run, "--embeddings", mine, "-o", run / "new.parquet").data["rows"]) == 10
+    )
 
 
 def test_an_exported_model_is_not_written_over_the_model(store: Path, tmp_path: Path) -> None:
@@ -110,9 +116,15 @@ def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--weights", "glyph-clip=w.pt"), "glyph-clip"), (("--top", 4), "--top is 4"), (("--temperature", "inf"), "inf")],
+    [
+        (("--weights", "glyph-clip=w.pt"), "glyph-clip"),
+        (("--top", 4), "--top is 4"),
+        (("--temperature", "inf"), "inf"),
+    ],
 )
-def test_what_a_model_cannot_do_is_refused_with_what_it_can(store: Path, words: tuple[object, ...], said: str) -> None:
+def test_what_a_model_cannot_do_is_refused_with_what_it_can(
+    store: Path, words: tuple[object, ...], said: str
+) -> None:
     done = fedcache("predict", fed3r(), "--store", store, *words)
     assert done.code == 2
     assert said in done.err

@@ -46,7 +46,12 @@ def scores(model, data, name, rows):
 def is_personal(case):
     method = METHODS[case[0]]
     declared = {h.name for h in method.hparams}
-    return method.protocol(method.resolve("paper", {k: v for k, v in case[1].items() if k in declared})) != "global"
+    return (
+        method.protocol(
+            method.resolve("paper", {k: v for k, v in case[1].items() if k in declared})
+        )
+        != "global"
+    )
 
 
 PERSONAL = [case for case in cases() + VARIANTS if is_personal(case)]
@@ -65,14 +70,18 @@ def test_a_client_of_the_run_gets_the_very_model_it_had(case):
     for client in clients:
         if client.name not in model.facts.saved:
             continue
-        if trains(METHODS[case[0]]) and not batch_sizes(len(client.train), model.facts.hp):  # it rested
+        if trains(METHODS[case[0]]) and not batch_sizes(
+            len(client.train), model.facts.hp
+        ):  # it rested
             with pytest.raises(StoreError, match="too few for one batch"):
                 personalise(model, shard(data, client))
             continue
         made = personalise(model, shard(data, client), encoders=data.towers)
         assert made.clients == [client.name]
         rows = np.arange(len(data.x))
-        assert torch.equal(scores(made, data, client.name, rows), scores(model, data, client.name, rows))
+        assert torch.equal(
+            scores(made, data, client.name, rows), scores(model, data, client.name, rows)
+        )
 
 
 @pytest.mark.parametrize("case", tried(POSSIBLE), ids=ids)
@@ -83,7 +92,9 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
     found = SavedModel.load(tmp_path / "m.safetensors")
     assert found.clients == ["newcomer"]
     rows = clients[1].test
-    torch.testing.assert_close(scores(found, data, None, rows), scores(made, data, "newcomer", rows))
+    torch.testing.assert_close(
+        scores(found, data, None, rows), scores(made, data, "newcomer", rows)
+    )
     again = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
     assert all(torch.equal(t, again.tensors[k]) for k, t in made.tensors.items())
     assert {k for k in found.tensors if k.startswith("server/")} == {
@@ -98,7 +109,9 @@ def test_a_new_client_learns_its_rows(case):
     data, clients = tiny(views=4, sizes=(60, 60, 60, 60))
     settings = {**case[1], "batch": 16} if "batch" in case[1] else case[1]
     short = 0.1
-    if case[0] == "fedproto":  # its own projection must come to prototypes that others made, in one round
+    if (
+        case[0] == "fedproto"
+    ):  # its own projection must come to prototypes that others made, in one round
         settings, short = {**settings, "epochs": 8}, 0.2
     out = go_tiny(case[0], settings, data, clients, rounds=8, participation=None)
     data = fitted(METHODS[case[0]], data)

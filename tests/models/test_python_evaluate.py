@@ -21,7 +21,9 @@ from fedcache.runs import trained_rows
 def trained(place: Path) -> Path:
     """A store of two domains, each a client."""
     images = folder(place / "shapes", train=6, test=5, classes=4, domains=("ink", "chalk"))
-    return Path(ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"])
+    return Path(
+        ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"]
+    )
 
 
 @pytest.fixture
@@ -47,11 +49,26 @@ def test_an_evaluation_is_that_of_the_command(store: fc.Store, run: fc.Run, tmp_
 
 
 @pytest.mark.slow
-def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(run: fc.Run, tmp_path: Path) -> None:
-    other, pages = folder(tmp_path / "other", train=1, test=6, classes=5), [tmp_path / f"{i}.html" for i in (1, 2)]
+def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(
+    run: fc.Run, tmp_path: Path
+) -> None:
+    other, pages = (
+        folder(tmp_path / "other", train=1, test=6, classes=5),
+        [tmp_path / f"{i}.html" for i in (1, 2)],
+    )
     asked = {"split": "test", "with_images": True, "options": {"workers": 0}}
     found = fc.evaluate(run, f"folder:{other}", out=pages[0], **asked)
-    words = ("evaluate", run.path, "-d", f"folder:{other}", "--split", "test", "--workers", 0, "--with-images")
+    words = (
+        "evaluate",
+        run.path,
+        "-d",
+        f"folder:{other}",
+        "--split",
+        "test",
+        "--workers",
+        0,
+        "--with-images",
+    )
     (told,) = ok(*words, "-o", pages[1]).data["runs"]
     assert json.loads(json.dumps(found.to_dict())) == told
     assert pages[0].read_bytes() == pages[1].read_bytes()
@@ -59,7 +76,9 @@ def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(run: fc.R
 
 
 def test_clients_models_are_measured_each_or_one(store: fc.Store) -> None:
-    run = fc.train("fedrep", store, fc.partition(store, "feature-shift"), rounds=1, settings={"batch": 4})
+    run = fc.train(
+        "fedrep", store, fc.partition(store, "feature-shift"), rounds=1, settings={"batch": 4}
+    )
     every = fc.evaluate(run, store=store, split="test")
     assert every.clients is not None
     assert every.accuracy == every.clients.mean
@@ -71,17 +90,24 @@ def test_clients_models_are_measured_each_or_one(store: fc.Store) -> None:
 def test_figures_of_several_blocks_of_rows_are_those_of_one(
     store: fc.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weak = fc.train("fedavg", store, fc.partition(store, "feature-shift"), rounds=1, settings={"lr": 1e-4})
+    weak = fc.train(
+        "fedavg", store, fc.partition(store, "feature-shift"), rounds=1, settings={"lr": 1e-4}
+    )
     X, y = store.Xy(split=None)
     np.savez(tmp_path / "e.npz", features=X, label=y, classes=store.samples.classes)
 
     def figures() -> list[Any]:
         heard, page = Heard(), tmp_path / f"{len(list(tmp_path.glob('*.html')))}.html"
-        own = fc.evaluate(weak, store=store, split="all", observer=heard, out=page, with_images=True)
+        own = fc.evaluate(
+            weak, store=store, split="all", observer=heard, out=page, with_images=True
+        )
         file = fc.evaluate(weak, embeddings=tmp_path / "e.npz", observer=heard)
         assert own.mistakes is not None
         most = [(m.row, m.truth, m.predicted) for m in own.mistakes.most]
-        told = [(m.all, m.confusion, m.by_domain, round(m.nll, 5)) for m in (own.measures, file.measures)]
+        told = [
+            (m.all, m.confusion, m.by_domain, round(m.nll, 5))
+            for m in (own.measures, file.measures)
+        ]
         return [heard.warnings, own.mistakes.wrong, own.mistakes.rows, most, *told]
 
     whole = figures()
@@ -96,9 +122,23 @@ def test_a_new_clients_model_is_that_of_the_command(store: fc.Store, tmp_path: P
     run = fc.train("fedrep", store, parts, rounds=2, settings={"batch": 4})
     sites = fc.shard(store, parts, tmp_path / "sites")
     site = fc.Store.open(sorted(sites.glob("*.zarr"))[0])
-    made = fc.personalise(run, site, tmp_path / "a.safetensors", name="new", rounds=1, settings={"lr": 0.05})
-    words = ("personalise", run.path, "--store", site.path, "-o", tmp_path / "b.safetensors", "--name", "new",
-             "--rounds", 1, "--set", "lr=0.05")  # fmt: skip
+    made = fc.personalise(
+        run, site, tmp_path / "a.safetensors", name="new", rounds=1, settings={"lr": 0.05}
+    )
+    words = (
+        "personalise",
+        run.path,
+        "--store",
+        site.path,
+        "-o",
+        tmp_path / "b.safetensors",
+        "--name",
+        "new",
+        "--rounds",
+        1,
+        "--set",
+        "lr=0.05",
+    )
     told = ok(*words).data
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     assert {**json.loads(json.dumps(made.to_dict())), "path": told["path"]} == told

@@ -48,9 +48,9 @@ def pictures(place: Path) -> list[Path]:
 def test_features_of_the_test_rows_give_the_stored_accuracy(store: fc.Store, run: fc.Run) -> None:
     model = run.model()
     X, y = store.Xy(split="test")
-    assert np.mean([model.classes.index(name) == c for name, c in zip(model.predict(X), y, strict=True)]) == (
-        run.accuracy.mean
-    )
+    assert np.mean(
+        [model.classes.index(name) == c for name, c in zip(model.predict(X), y, strict=True)]
+    ) == (run.accuracy.mean)
     assert np.allclose(model.probabilities(X).sum(1), 1.0)
     assert np.array_equal(model.scores(X).argmax(1), model.probabilities(X, 0.5).argmax(1))
 
@@ -77,7 +77,9 @@ def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_sam
     assert model.predict(arrays[0]) == model.predict(held[0]) == [from_files[0][0][0]]
 
 
-def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run: fc.Run, tmp_path: Path) -> None:
+def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(
+    run: fc.Run, tmp_path: Path
+) -> None:
     model, path = run.model(), pictures(tmp_path)[0]
     turned = Image.open(path).convert("RGB").resize((30, 20))
     exif = turned.getexif()
@@ -91,7 +93,9 @@ def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run: fc.R
         assert model.predict([Image.open(file)], top=3) == model.predict([file], top=3)
 
 
-def test_what_is_no_image_has_no_class_and_the_others_have_theirs(run: fc.Run, tmp_path: Path) -> None:
+def test_what_is_no_image_has_no_class_and_the_others_have_theirs(
+    run: fc.Run, tmp_path: Path
+) -> None:
     good = pictures(tmp_path)[0]
     bad = tmp_path / "text.png"
     bad.write_text("no image")
@@ -99,12 +103,16 @@ def test_what_is_no_image_has_no_class_and_the_others_have_theirs(run: fc.Run, t
     assert model.predict([bad, good]) == [None, *model.predict([good])]
 
 
-def test_a_saved_model_says_the_same_without_its_run(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+def test_a_saved_model_says_the_same_without_its_run(
+    store: fc.Store, run: fc.Run, tmp_path: Path
+) -> None:
     X, _ = store.Xy(split="test")
     model = run.model()
     loaded = fc.load_model(model.save(tmp_path / "m.safetensors"))
     assert np.array_equal(loaded.scores(X), model.scores(X))
-    assert {k: t.tolist() for k, t in loaded.state.items()} == {k: t.tolist() for k, t in model.state.items()}
+    assert {k: t.tolist() for k, t in loaded.state.items()} == {
+        k: t.tolist() for k, t in model.state.items()
+    }
     for other in (fc.load_model(run), fc.load_model(run.path), fc.load_model(run.path.name[:6])):
         assert np.array_equal(other.scores(X), model.scores(X))
 
@@ -120,8 +128,14 @@ def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store: fc.Store) -
     assert members[0].embed(X).shape == (len(X), 4)
     both = run.model(seed="all", client=name)
     assert both.scores(X).shape == (2, len(X), len(both.classes))
-    assert np.allclose(both.probabilities(X), (members[0].probabilities(X) + members[1].probabilities(X)) / 2)
-    for refused in (lambda: run.model(), lambda: run.model(seed=7, client=name), lambda: both.embed(X)):
+    assert np.allclose(
+        both.probabilities(X), (members[0].probabilities(X) + members[1].probabilities(X)) / 2
+    )
+    for refused in (
+        lambda: run.model(),
+        lambda: run.model(seed=7, client=name),
+        lambda: both.embed(X),
+    ):
         with pytest.raises(fc.FedcacheError) as caught:
             refused()
         assert caught.value.code == 2
@@ -138,7 +152,9 @@ def test_an_embedding_is_what_the_classifier_reads(store: fc.Store, run: fc.Run)
     assert model.predict(X)[0] is None
 
 
-def test_what_a_model_does_not_read_is_refused(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+def test_what_a_model_does_not_read_is_refused(
+    store: fc.Store, run: fc.Run, tmp_path: Path
+) -> None:
     model, (X, _) = run.model(), store.Xy(split="test")
     for call, code in (
         (lambda: model.scores(np.zeros((3, 5))), 4),
@@ -156,7 +172,9 @@ def test_what_a_model_does_not_read_is_refused(store: fc.Store, run: fc.Run, tmp
         assert caught.value.code == code, caught.value
 
 
-def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(
+    store: fc.Store, run: fc.Run, tmp_path: Path
+) -> None:
     X, y = store.Xy(split="test")
     model, expected = run.model(), run.model().predict(X)
     for value in (np.inf, -np.inf, 1e300):  # the last is infinite as the float32 that models read
@@ -170,8 +188,12 @@ def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store: fc.Stor
     Z[1, 3] = np.inf
     names = np.array(model.classes)
     np.savez(tmp_path / "whole.npz", features=Z, labels=y, classes=names)
-    np.savez(tmp_path / "rest.npz", features=np.delete(Z, 1, 0), labels=np.delete(y, 1), classes=names)
-    whole, rest = (fc.evaluate(run, embeddings=tmp_path / f"{name}.npz") for name in ("whole", "rest"))
+    np.savez(
+        tmp_path / "rest.npz", features=np.delete(Z, 1, 0), labels=np.delete(y, 1), classes=names
+    )
+    whole, rest = (
+        fc.evaluate(run, embeddings=tmp_path / f"{name}.npz") for name in ("whole", "rest")
+    )
     assert whole.measures == rest.measures
     assert whole.left_out.unreadable == 1
 
@@ -183,7 +205,9 @@ def test_the_order_of_classes_is_that_of_scores_where_probabilities_are_too_smal
     model = run.model()
     order = model.scores(X).argsort(1)[:, ::-1]
     cold = replace(model, predictor=replace(model.predictor, temperature=1e-5))
-    assert (model.probabilities(X, 1e-5) == 0.0).sum() > len(X)  # two of three classes, of some rows at least
+    assert (model.probabilities(X, 1e-5) == 0.0).sum() > len(
+        X
+    )  # two of three classes, of some rows at least
     names = [[cold.classes[c] for c in row] for row in order]
     assert [[name for name, _ in row] for row in cold.predict(X, top=3)] == names
 
@@ -204,14 +228,18 @@ def halves(model: fc.Model, X: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_a_model_goes_to_another_process_and_comes_back_the_same(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+def test_a_model_goes_to_another_process_and_comes_back_the_same(
+    store: fc.Store, run: fc.Run, tmp_path: Path
+) -> None:
     X, _ = store.Xy(split="test")
     model = run.model()
     scores = model.scores(X)  # what was made ready to score is no part of what is sent
     assert np.array_equal(halves(model, X), scores)
     joblib.dump(model, tmp_path / "m.joblib")
     assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(X), scores)
-    heard = pickle.loads(pickle.dumps(replace(model, observer=Heard())))  # whoever listens stays where it is
+    heard = pickle.loads(
+        pickle.dumps(replace(model, observer=Heard()))
+    )  # whoever listens stays where it is
     assert type(heard.observer) is Silent
 
 

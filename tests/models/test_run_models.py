@@ -32,7 +32,15 @@ FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--set", "dim=4")
 
 def extracted(place: Path) -> Path:
     images = folder(place / "shapes", train=12, test=4)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    done = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     return Path(done.data["path"])
 
 
@@ -45,17 +53,24 @@ def trained(*words: object) -> Path:
     return Path(ok(*words).data["path"])
 
 
-def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store: Path, tmp_path: Path) -> None:
+def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(
+    store: Path, tmp_path: Path
+) -> None:
     run = trained(*FED3R)
     stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
     rows = ok("predict", run.name[:6], "--store", store, "--split", "test")
     held = fc.Store.open(store)
-    labels = {name: held.samples.classes[c] for name, c in zip(held.samples.name, held.samples.label, strict=True)}
+    labels = {
+        name: held.samples.classes[c]
+        for name, c in zip(held.samples.name, held.samples.label, strict=True)
+    }
     assert np.mean([labels[row["name"]] == row["class"] for row in rows.data["rows"]]) == stored
     tests = [n for n, s in zip(held.samples.name, held.samples.split, strict=True) if s == 1]
     root = folder(tmp_path / "shapes", train=12, test=4)  # the same images again
     images = ok("predict", run.name, *[root / name for name in tests], "--workers", 0)
-    assert [row["class"] for row in images.data["rows"]] == [row["class"] for row in rows.data["rows"]]
+    assert [row["class"] for row in images.data["rows"]] == [
+        row["class"] for row in rows.data["rows"]
+    ]
 
 
 @pytest.mark.slow
@@ -76,16 +91,22 @@ def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_feature
     assert known == tuple({"device": "cpu", "dtype": "float32", "batch": size} for size in (32, 1))
     rows = ok("predict", run, "--store", store).data["rows"]
     held, root = fc.Store.open(store), folder(tmp_path / "again", train=6, test=20)
-    found = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0).data["rows"]
+    found = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0).data[
+        "rows"
+    ]
     assert [row["top"] for row in found] == [row["top"] for row in rows]
-    other = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0, "--batch", 32).data["rows"]
+    other = ok(
+        "predict", run, *[root / name for name in held.samples.name], "--workers", 0, "--batch", 32
+    ).data["rows"]
     assert [row["top"] for row in other] != [row["top"] for row in rows]
 
 
 @pytest.mark.usefixtures("store")
 def test_a_run_ends_with_the_line_that_predicts() -> None:
     assert re.search(r"fedcache predict \w{8} IMAGES$", fedcache(*FED3R).out, re.MULTILINE)
-    assert re.search(r"fedcache predict \w{8} IMAGES --client NAME$", fedcache(*FEDPCL).out, re.MULTILINE)
+    assert re.search(
+        r"fedcache predict \w{8} IMAGES --client NAME$", fedcache(*FEDPCL).out, re.MULTILINE
+    )
 
 
 def test_the_same_run_has_the_same_model_to_the_byte(store: Path) -> None:
@@ -118,14 +139,30 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Pat
     assert not (run / "models").exists()
     found = fedcache("predict", run, "--store", store, "--json")
     assert found.code == 4
-    assert f"fedcache train --config {run / 'config.toml'} --fresh" in found.envelope["error"]["hint"]
+    assert (
+        f"fedcache train --config {run / 'config.toml'} --fresh" in found.envelope["error"]["hint"]
+    )
     before = (run / "result.json").read_bytes()
     ok("train", "--config", run / "config.toml", "--fresh")
     assert ok("predict", run, "--store", store).data["rows"]
-    assert (run / "result.json").read_bytes() == before  # a result has the same bits with and without a model
+    assert (
+        run / "result.json"
+    ).read_bytes() == before  # a result has the same bits with and without a model
 
 
-DITTO = ("train", "--method", "ditto", "--scheme", "iid", "--clients", 2, "--rounds", 1, "--set", "head=linear")
+DITTO = (
+    "train",
+    "--method",
+    "ditto",
+    "--scheme",
+    "iid",
+    "--clients",
+    2,
+    "--rounds",
+    1,
+    "--set",
+    "head=linear",
+)
 
 
 def test_a_model_that_other_code_made_is_used_with_a_warning(store: Path, tmp_path: Path) -> None:
@@ -139,7 +176,9 @@ def test_a_model_that_other_code_made_is_used_with_a_warning(store: Path, tmp_pa
         assert (f"({before[:8]})" in done.err and f"({model.facts.code[:8]})" in done.err) is warned
 
 
-def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_reader(store: Path) -> None:
+def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_reader(
+    store: Path,
+) -> None:
     run, other = trained(*FED3R), trained(*FED3R, "--set", "lam=1.0")
     shutil.rmtree(run)
     shutil.copytree(other, run)
@@ -147,7 +186,9 @@ def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_re
     listed = ok("ls", "--runs").data
     assert [e["path"] for e in listed["entries"]] == [str(other)]
     assert [e["path"] for e in listed["left_out"]] == [str(run)]
-    shutil.copytree(other, run.parent / "elsewhere")  # a copy under a name of one's own is a run like any other
+    shutil.copytree(
+        other, run.parent / "elsewhere"
+    )  # a copy under a name of one's own is a run like any other
     assert ok("predict", run.parent / "elsewhere", "--store", store).data["rows"]
 
 
@@ -155,12 +196,27 @@ def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
     private = ("--dp-clip", 1, "--dp-noise", 1, "--dp-allow", "evaluation")
     run = trained("train", "--method", "ditto", *IID, "--rounds", 1, *private)
     assert SavedModel.load(model_file(run, 0)).clients == []
-    assert not [name for name in SavedModel.load(model_file(run, 0)).tensors if name.startswith("clients/")]
-    words = ("train", "--method", "fedavg", *IID, "--rounds", 1, *private, "--set", "feat_post=standardize", "--json")
+    assert not [
+        name for name in SavedModel.load(model_file(run, 0)).tensors if name.startswith("clients/")
+    ]
+    words = (
+        "train",
+        "--method",
+        "fedavg",
+        *IID,
+        "--rounds",
+        1,
+        *private,
+        "--set",
+        "feat_post=standardize",
+        "--json",
+    )
     refused = fedcache(*words)
     assert refused.code == 2
     assert "statistics" in refused.envelope["error"]["message"]
-    model = SavedModel.load(model_file(trained(*words[:-4], "evaluation,statistics", *words[-3:-1]), 0))
+    model = SavedModel.load(
+        model_file(trained(*words[:-4], "evaluation,statistics", *words[-3:-1]), 0)
+    )
     assert {"features/mean", "features/scale"} <= set(model.tensors)
 
 
@@ -174,7 +230,9 @@ def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left
     if keep == "best":
         assert kept[0]["accuracy"]["mean"] == max(p["accuracy"]["mean"] for p in points)
     again = ok(*words, "--save-models", keep).data["points"]
-    assert [p["path"] for p in again if (Path(p["path"]) / "models").exists()] == [p["path"] for p in kept]
+    assert [p["path"] for p in again if (Path(p["path"]) / "models").exists()] == [
+        p["path"] for p in kept
+    ]
 
 
 def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
@@ -192,14 +250,18 @@ def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
     model_file(run, 1).write_bytes(whole[:100])  # torn: its seed begins again
     assert trained(*FEDPCL, "--seeds", "0,1") == run
     assert model_file(run, 0).read_bytes() == whole
-    assert ok("predict", run, "--seed", "all", "--client", "client-0", "--store", store).data["rows"]
+    assert ok("predict", run, "--seed", "all", "--client", "client-0", "--store", store).data[
+        "rows"
+    ]
 
 
 def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_path: Path) -> None:
     model = SavedModel.load(model_file(trained(*FED3R), 0))
     (recipe,) = model.facts.recipes
     made = {**recipe, "weights": "seed:7"}
-    other = replace(model, facts=replace(model.facts, keys=(Recipe.from_dict(made).key,), recipes=(made,)))
+    other = replace(
+        model, facts=replace(model.facts, keys=(Recipe.from_dict(made).key,), recipes=(made,))
+    )
     other.save(tmp_path / "other.safetensors")
     images = folder(tmp_path / "shapes", train=1, test=1)
     for words, code in (((images, "--workers", 0), 6), (("--store", store), 4)):
@@ -213,7 +275,15 @@ def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_o
 ) -> None:
     run = trained(*FED3R)
     images = folder(tmp_path / "other", train=2, test=2)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     other = ok(*words, "--recipe", "size=16").data["path"]
     done = fedcache("predict", run, "--store", other, "--json")
     assert done.code == 4
@@ -230,7 +300,18 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
     images = folder(tmp_path / "shapes", train=1, test=1)
     (images / "zz.png").write_bytes(b"no image")
     for ending in ("csv", "jsonl", "parquet"):
-        done = fedcache("predict", run, images, "--top", 2, "-o", tmp_path / f"out.{ending}", "--workers", 0, "--json")
+        done = fedcache(
+            "predict",
+            run,
+            images,
+            "--top",
+            2,
+            "-o",
+            tmp_path / f"out.{ending}",
+            "--workers",
+            0,
+            "--json",
+        )
         assert done.code == 3  # one image could not be read
     table = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -238,8 +319,12 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
     assert lines == done.data["rows"]
     for in_csv, in_parquet, line in zip(table, columns, lines, strict=True):
         assert (in_csv["class"] or None) == in_parquet["class"] == line["class"]
-        assert [in_parquet["probability"], in_parquet["probability_2"]] == [p for _, p in line["top"]] or line["reason"]
-    assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())  # nothing is left over
+        assert [in_parquet["probability"], in_parquet["probability_2"]] == [
+            p for _, p in line["top"]
+        ] or line["reason"]
+    assert not list(
+        (Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir()
+    )  # nothing is left over
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,28 @@ def pytest_generate_tests(metafunc):
 
 def facts_of(out, data):
     return ModelFacts(
-        run="a" * 64, seed=out.seed, dataset="tiny", method=out.method, code="", hp=out.hp, protocol=out.protocol,
-        rounds=len(out.records), dtype=str(out.dtype).removeprefix("torch."), classes=("a", "b", "c"),
-        keys=("k",), recipes=(), widths=data.widths or (data.x.shape[2],), views=data.x.shape[1], feat_post="none",
-        clients=len(out.clients), saved={}, image=data.image, names=data.names,
-        template=None, encoder=None,
-    )  # fmt: skip
+        run="a" * 64,
+        seed=out.seed,
+        dataset="tiny",
+        method=out.method,
+        code="",
+        hp=out.hp,
+        protocol=out.protocol,
+        rounds=len(out.records),
+        dtype=str(out.dtype).removeprefix("torch."),
+        classes=("a", "b", "c"),
+        keys=("k",),
+        recipes=(),
+        widths=data.widths or (data.x.shape[2],),
+        views=data.x.shape[1],
+        feat_post="none",
+        clients=len(out.clients),
+        saved={},
+        image=data.image,
+        names=data.names,
+        template=None,
+        encoder=None,
+    )
 
 
 def rows_of(model, data, rows):
@@ -45,7 +61,9 @@ def check_saved(case, data, clients, execution, path):
 
     def predicted(name, rows):
         deployed = model.deployed(name, encoders=data.towers)
-        return predict_rows(lambda i: deployed.scores(rows_of(model, data, i)), torch.device("cpu"), rows)
+        return predict_rows(
+            lambda i: deployed.scores(rows_of(model, data, i)), torch.device("cpu"), rows
+        )
 
     e = out.evaluation
     if out.protocol == "global":
@@ -55,7 +73,9 @@ def check_saved(case, data, clients, execution, path):
     for client in clients:
         rows = union if out.protocol == "everywhere" else client.test
         if client.name in model.facts.saved and len(rows):
-            assert np.array_equal(predicted(client.name, rows), e.predictions[start : start + len(rows)])
+            assert np.array_equal(
+                predicted(client.name, rows), e.predictions[start : start + len(rows)]
+            )
             start += len(rows)
     assert start == len(e.rows)  # every scored client has a model
 

@@ -31,14 +31,19 @@ def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
     """Embeddings of two backbones."""
     rng = np.random.default_rng(0)
     label = rng.integers(0, 4, ROWS)
-    made = {f"features/{k}": (label[:, None] + rng.standard_normal((ROWS, d))) for k, d in (("a", 5), ("b", 3))}
+    made = {
+        f"features/{k}": (label[:, None] + rng.standard_normal((ROWS, d)))
+        for k, d in (("a", 5), ("b", 3))
+    }
     return {**{k: v.astype(np.float32) for k, v in made.items()}, "label": label}
 
 
 def trained(place: Path) -> Path:
     np.savez(place / "e.npz", **columns())
     ok("ingest", place / "e.npz", "--name", "e")
-    return Path(ok("train", "--method", "fed3r", "-d", "e", "--scheme", "iid", "--clients", 2).data["path"])
+    return Path(
+        ok("train", "--method", "fed3r", "-d", "e", "--scheme", "iid", "--clients", 2).data["path"]
+    )
 
 
 @pytest.fixture
@@ -55,7 +60,9 @@ def test_blocks_of_a_file_change_no_prediction_and_no_measure(
     if ending == ".npz":
         np.savez(path, **held)
     else:
-        parquet.write_table(pa.table({k: v.tolist() for k, v in held.items()}), path, row_group_size=64)
+        parquet.write_table(
+            pa.table({k: v.tolist() for k, v in held.items()}), path, row_group_size=64
+        )
     for block in (1 << 14, 17):
         for module in (file_features, predictor, running):
             monkeypatch.setattr(module, "BLOCK", block)
@@ -66,7 +73,11 @@ def test_blocks_of_a_file_change_no_prediction_and_no_measure(
         told.append((rows, ok("evaluate", run, "--embeddings", path).data["runs"][0]))
     (whole, all_at_once), (parts, by_parts) = told
     for one, other in zip(whole, parts, strict=True):
-        assert (one["name"], one["class"], one["reason"]) == (other["name"], other["class"], other["reason"])
+        assert (one["name"], one["class"], one["reason"]) == (
+            other["name"],
+            other["class"],
+            other["reason"],
+        )
         assert [p for _, p in one["top"]] == pytest.approx([p for _, p in other["top"]])
     assert all_at_once["left_out"] == by_parts["left_out"]
     assert all_at_once["left_out"]["unreadable"] == 1
@@ -86,7 +97,9 @@ def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
     out.parent.mkdir()
     home, rows = Home.from_environment(), PredictOptions(embeddings=str(tmp_path / "e.npz"))
     predictor = running.open_predictor(run, ModelOptions(), home, Silent())
-    found = running.predict_rows(predictor, [], ModelOptions(), rows, ExtractConfig(), home, Silent(), stop)
+    found = running.predict_rows(
+        predictor, [], ModelOptions(), rows, ExtractConfig(), home, Silent(), stop
+    )
     stop.ask()
     with pytest.raises(StoppedError, match="100 of 300"):
         write_predictions(out, found, 1)
@@ -95,12 +108,17 @@ def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
 
 @given(st.integers(0, 10_000), st.integers(1, 5))
 @examples(15, 200)
-def test_the_best_classes_are_the_predicted_one_and_then_those_of_the_highest_scores(seed: int, top: int) -> None:
+def test_the_best_classes_are_the_predicted_one_and_then_those_of_the_highest_scores(
+    seed: int, top: int
+) -> None:
     rng = np.random.default_rng(seed)
     ranking = rng.integers(-2, 3, (20, 5)).astype(float)
     ranking[rng.random(ranking.shape) < 0.2] = -np.inf
     ranking[3] = np.nan
-    predicted, shares = np.where(np.isnan(ranking).any(1), -1, rng.integers(0, 5, 20)), rng.random((20, 5))
+    predicted, shares = (
+        np.where(np.isnan(ranking).any(1), -1, rng.integers(0, 5, 20)),
+        rng.random((20, 5)),
+    )
     names = [str(i) for i in range(20)]
     found = list(best_of(names, "abcde", predicted, shares, ranking, top, {5: "torn"}))
     assert [row.name for row in found] == names

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("fedcache", "tests", "tools", "docs", "examples", "Makefile", "pyproject.toml", "README.md", "benchmarks")
+COPIED = (
+    "fedcache",
+    "tests",
+    "tools",
+    "docs",
+    "examples",
+    "Makefile",
+    "pyproject.toml",
+    "README.md",
+    "benchmarks",
+)
 TABLES = (
     "tests/contract/test_golden.py::test_the_table_is_of_these_methods",
     "tests/project/test_pages.py::test_every_method_has_a_page_of_its_own_that_cites_known_papers",
@@ -25,7 +35,11 @@ def commands_of(section: str) -> list[str]:
     """The lines of the shell blocks of a section of the page."""
     page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
     body = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
-    return [line for block in re.findall(r"```sh\n(.*?)```", body, re.DOTALL) for line in block.splitlines()]
+    return [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
+        for line in block.splitlines()
+    ]
 
 
 @pytest.fixture
@@ -34,7 +48,9 @@ def checkout(tmp_path: Path) -> Path:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.zarr"))
+            shutil.copytree(
+                source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.zarr")
+            )
         else:
             shutil.copy(source, tmp_path / name)
     return tmp_path
@@ -43,7 +59,9 @@ def checkout(tmp_path: Path) -> Path:
 def run(words: list[str], folder: Path) -> str:
     """Run a command in the copy, with its package and this environment's Python; returns the output."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -56,5 +74,7 @@ def test_following_the_page_adds_a_method(checkout: Path) -> None:
     # The environment of these tests is the contributor's: nothing is installed.
     out = run([*check.split(), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.dev"], checkout)
     assert int(re.search(r"(\d+) passed", out)[1]) > 30
-    assert "# shrunken-means" in (checkout / "docs" / "methods" / "shrunken-means.md").read_text(encoding="utf-8")
+    assert "# shrunken-means" in (checkout / "docs" / "methods" / "shrunken-means.md").read_text(
+        encoding="utf-8"
+    )
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TABLES], checkout)

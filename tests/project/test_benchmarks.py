@@ -15,8 +15,15 @@ from benchmarks.table import LINES
 
 
 def fake(name, *, met=True, **extra):
-    return {"name": name, "target": ">= 1", "measured": 2.0, "quartiles": [1.0, 2.0, 3.0], "met": met,
-            "hardware": "none", **extra}  # fmt: skip
+    return {
+        "name": name,
+        "target": ">= 1",
+        "measured": 2.0,
+        "quartiles": [1.0, 2.0, 3.0],
+        "met": met,
+        "hardware": "none",
+        **extra,
+    }
 
 
 def full(family):
@@ -37,7 +44,9 @@ def test_rows_are_written_in_the_order_of_the_table(tmp_path, capsys):
 
 
 def test_a_missing_row_fails(tmp_path, capsys):
-    code, found = go(tmp_path, lambda family: full(family)[1:] if family == "grids" else full(family))
+    code, found = go(
+        tmp_path, lambda family: full(family)[1:] if family == "grids" else full(family)
+    )
     lost = next(line.name for line in LINES if line.family == "grids")
     assert code == 1
     assert found["missing"] == [lost]
@@ -46,18 +55,24 @@ def test_a_missing_row_fails(tmp_path, capsys):
 def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
     def run(family, **extra):
         rows = full(family)
-        return [fake(rows[0]["name"], met=False, **extra), *rows[1:]] if family == "closed" else rows
+        return (
+            [fake(rows[0]["name"], met=False, **extra), *rows[1:]] if family == "closed" else rows
+        )
 
     assert go(tmp_path, run)[0] == 1
     assert go(tmp_path, lambda f: run(f, roofline=""))[0] == 1
     assert go(tmp_path, lambda f: run(f, roofline="12 GB at 15 GB/s"))[0] == 0
 
 
-@pytest.mark.parametrize("broken", [
-    lambda: 1 / 0,
-    lambda: [fake("fed3r") | {"name": "no such line"}],
-    lambda: [{k: v for k, v in fake("fed3r").items() if k != "hardware"}],
-], ids=["raises", "unknown name", "lacks a field"])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda: 1 / 0,
+        lambda: [fake("fed3r") | {"name": "no such line"}],
+        lambda: [{k: v for k, v in fake("fed3r").items() if k != "hardware"}],
+    ],
+    ids=["raises", "unknown name", "lacks a field"],
+)
 def test_a_family_that_fails_leaves_its_rows_and_the_others(tmp_path, broken):
     code, found = go(tmp_path, lambda family: broken() if family == "closed" else full(family))
     assert code == 1
@@ -69,7 +84,9 @@ def test_a_family_that_fails_leaves_its_rows_and_the_others(tmp_path, broken):
 
 def test_only_keeps_the_rows_of_the_others(tmp_path):
     go(tmp_path)
-    code, found = go(tmp_path, lambda family: [{**r, "measured": 7.0} for r in full(family)], only=["fst"])
+    code, found = go(
+        tmp_path, lambda family: [{**r, "measured": 7.0} for r in full(family)], only=["fst"]
+    )
     assert code == 0
     assert {r["measured"] for r in found["rows"] if r["name"].startswith("fst")} == {7.0}
     assert {r["measured"] for r in found["rows"] if not r["name"].startswith("fst")} == {2.0}

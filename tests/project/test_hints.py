@@ -33,11 +33,21 @@ QUOTING = ("shell_word(", "shlex.join(", "command_of(", "extract_command(")
 """What makes one word, or a whole command line, of any value."""
 HOLE = re.compile("\ue000(\\d+)\ue001")
 OPTION = re.compile(r"(?<![\w(-])--[a-z][a-z-]*")
-OF_OTHERS = {"--force-reinstall", "--upgrade", "--backend-store-uri", "--logdir", "--head", "--address", "--keep"}
+OF_OTHERS = {
+    "--force-reinstall",
+    "--upgrade",
+    "--backend-store-uri",
+    "--logdir",
+    "--head",
+    "--address",
+    "--keep",
+}
 """Options of pip, MLflow, TensorBoard, Ray and gunzip."""
 FREE = "(?:[a-z]+-key|no-label|by|domain|client|name|store|dataset|data|weights|recipe|backbones|partition|out|track)"
 """Options whose values are words of the user: names of columns, clients and stores, and paths."""
-WITH_A_VALUE = re.compile(f"--{FREE}[ =](?:[\\w./:=,-]|\ue000\\d+\ue001)+|(?:^|  )(?:rm|mv|ls) [^;]*")
+WITH_A_VALUE = re.compile(
+    f"--{FREE}[ =](?:[\\w./:=,-]|\ue000\\d+\ue001)+|(?:^|  )(?:rm|mv|ls) [^;]*"
+)
 """Such an option with its value, or a command of the shell on a path."""
 NOT_INSTALLED = re.compile(r"\b(?:tools|examples|docs|benchmarks|tests)/[\w./-]*\w")
 """Paths of the repository that the wheel does not have."""
@@ -54,7 +64,9 @@ class Text(NamedTuple):
 
     def example(self) -> str:
         """The text with a word in the place of each value."""
-        return HOLE.sub(lambda m: PIECES.get(ast.unparse(self.values[int(m[1])]), "HOLE"), self.text)
+        return HOLE.sub(
+            lambda m: PIECES.get(ast.unparse(self.values[int(m[1])]), "HOLE"), self.text
+        )
 
     def unquoted(self) -> Iterator[str]:
         """Values that stand in a command line as they are, and would be several words of a shell."""
@@ -74,10 +86,17 @@ def _is_a_command(line: str) -> bool:
 def texts(source: str, where: str) -> Iterator[Text]:
     """The strings of a module but docstrings and patterns; of a choice between constants in an f-string, each."""
     tree = ast.parse(source)
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     unread = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     unread |= {id(part) for node in ast.walk(tree) if _is_a_pattern(node) for part in node.args}
-    messages = {id(part) for node in ast.walk(tree) if _is_an_error(node) for part in ast.walk(node.args[0])}
+    messages = {
+        id(part) for node in ast.walk(tree) if _is_an_error(node) for part in ast.walk(node.args[0])
+    }
     for node in ast.walk(tree):
         if id(node) in inner | unread:
             continue
@@ -87,7 +106,10 @@ def texts(source: str, where: str) -> Iterator[Text]:
             for parts in itertools.product(*map(_choices, node.values)):
                 yield _joined(f"{where}:{node.lineno}", parts, id(node) in messages)
         if isinstance(node, ast.List) and _is_constant(node.elts[:1], "fedcache"):
-            words = [str(word.value) if isinstance(word, ast.Constant) else "HOLE" for word in _whole(node.elts)]
+            words = [
+                str(word.value) if isinstance(word, ast.Constant) else "HOLE"
+                for word in _whole(node.elts)
+            ]
             yield Text(f"{where}:{node.lineno}", f"`{' '.join(words)}`", [], False)
 
 
@@ -96,7 +118,9 @@ def _is_a_pattern(node: ast.AST) -> TypeGuard[ast.Call]:
 
 
 def _is_an_error(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.func).endswith("Error")
+    return (
+        isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.func).endswith("Error")
+    )
 
 
 def _whole(words: list[ast.expr]) -> list[ast.expr]:
@@ -136,20 +160,28 @@ OPTIONS = known_options() | OF_OTHERS
 VARIABLES = {
     word
     for path in PACKAGE.rglob("*.py")
-    for word in re.findall(r"(?:environ|VARIABLE).*\"(FEDCACHE_\w+)\"", path.read_text(encoding="utf-8"))
+    for word in re.findall(
+        r"(?:environ|VARIABLE).*\"(FEDCACHE_\w+)\"", path.read_text(encoding="utf-8")
+    )
 }
 
 
 def lost_options(text: Text) -> list[str]:
     said = text.example()
     # A text that is an option and no more is a word for another program, which fedcache starts.
-    return [] if OPTION.fullmatch(said) else [word for word in OPTION.findall(said) if word not in OPTIONS]
+    return (
+        []
+        if OPTION.fullmatch(said)
+        else [word for word in OPTION.findall(said) if word not in OPTIONS]
+    )
 
 
 def lost_files(text: Text) -> list[str]:
     """Files of the repository that a text names, and that somebody who installed the wheel does not have."""
     found = NOT_INSTALLED.findall(text.example())
-    known = [name for name in found if Path(name).suffix in (".py", ".md") or (ROOT / name).exists()]
+    known = [
+        name for name in found if Path(name).suffix in (".py", ".md") or (ROOT / name).exists()
+    ]
     return [name for name in known if "HOLE" not in name]  # those are of the user's own package
 
 
@@ -199,14 +231,25 @@ def test_hints_about_files_of_any_name_can_be_typed(name: str, tmp_path: Path) -
     folder.mkdir()
     for ending in ("pkl", "mat", "pt"):
         (folder / f"{name}.{ending}").write_bytes(b"nothing that can be read")
-    (folder / f"{name}.csv").write_text("text,number\na sentence,1\nanother one,2\n", encoding="utf-8")
+    (folder / f"{name}.csv").write_text(
+        "text,number\na sentence,1\nanother one,2\n", encoding="utf-8"
+    )
     (folder / "photo.psd").write_bytes(b"no image that is read")
     (folder / f"{name}.zarr").mkdir()
     (folder / f"{name}.zarr" / "manifest.json").write_text("{", encoding="utf-8")
-    calls = [("ingest", folder / f"{name}.{ending}", "--name", "rows") for ending in ("pkl", "mat", "pt", "csv")]
+    calls = [
+        ("ingest", folder / f"{name}.{ending}", "--name", "rows")
+        for ending in ("pkl", "mat", "pt", "csv")
+    ]
     calls += [("ingest", folder, "--name", "rows"), ("verify", folder / f"{name}.zarr")]
-    calls += [("extract", "--dataset", f"folder:{folder}", "--backbones", "pixels"), ("train", "--dataset", folder)]
-    calls += [("train", "fed3r", "--no-extract", f"--dataset={name}"), ("runs", "show", f"tag:{name}")]
+    calls += [
+        ("extract", "--dataset", f"folder:{folder}", "--backbones", "pixels"),
+        ("train", "--dataset", folder),
+    ]
+    calls += [
+        ("train", "fed3r", "--no-extract", f"--dataset={name}"),
+        ("runs", "show", f"tag:{name}"),
+    ]
     calls += [("flower", "server", "--keys", folder), ("train", "fed3r", "--clients-from", folder)]
     with hints_of_the_package() as seen:
         assert all(fedcache(*words).code for words in calls)
@@ -224,7 +267,10 @@ PLANTED = [
     ('"fedcache train --rounds many"', "command lines that cannot be run"),
     ("\"pip install 'fedcache[nosuch]'\"", "command lines that cannot be run"),
     ("\"python -c 'import numpy as'\"", "command lines that cannot be run"),
-    ("f\"fedcache {'extract' if new else 'extrakt'} --dataset digits\"", "command lines that cannot be run"),
+    (
+        "f\"fedcache {'extract' if new else 'extrakt'} --dataset digits\"",
+        "command lines that cannot be run",
+    ),
     ('shlex.join(["fedcache", "train", "--confg", str(path)])', "command lines that cannot be run"),
     ("f'fedcache ingest {path} --name NAME'", "values that are not quoted"),
     ("f'Remove it:  rm {path}'", "values that are not quoted"),

@@ -46,7 +46,9 @@ def test_the_python_api_is_signatures_and_one_call_each(house: ModuleType) -> No
     known = house.modules()
     tree = ast.parse(known["fedcache.api"].read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert {f.name for f in functions} == {n for n, f in vars(fc).items() if n in fc.__all__ and inspect.isfunction(f)}
+    assert {f.name for f in functions} == {
+        n for n, f in vars(fc).items() if n in fc.__all__ and inspect.isfunction(f)
+    }
     for function in functions:
         inside = [n for n in ast.walk(function) if isinstance(n, ast.Import | ast.ImportFrom)]
         assert sum(len(n.names) for n in inside) == 1, function.name
@@ -60,13 +62,17 @@ def test_faults_are_seen(house: ModuleType, tmp_path: Path) -> None:
     many = ", ".join(f"a{i}" for i in range(house.MOST_PARAMETERS + 1))
     for place in (package, package / "store", package / "runs"):
         (place / "__init__.py").touch()
-    (package / "store" / "low.py").write_text("from fedcache.runs import high\n\n\nclass Same:\n    pass\n")
+    (package / "store" / "low.py").write_text(
+        "from fedcache.runs import high\n\n\nclass Same:\n    pass\n"
+    )
     (package / "runs" / "high.py").write_text(
         f"def f({many}):\n    from fedcache.store import low\n\n\nclass Same:\n    pass\n"
     )
     known = house.modules(tmp_path)
     found = house.imports(known)
-    assert house.against_layers(found) == ["fedcache.store.low:1 imports fedcache.runs.high (module)"]
+    assert house.against_layers(found) == [
+        "fedcache.store.low:1 imports fedcache.runs.high (module)"
+    ]
     assert house.circles(found) == [["fedcache.runs.high", "fedcache.store.low"]]
     assert [i.target for i in found if i.kind == "function"] == ["fedcache.store.low"]
     faults = house.sizes(known)
@@ -85,7 +91,13 @@ def test_the_page_on_architecture_names_files_that_are_there() -> None:
     assert len(files) == len(set(files)) <= 25
 
 
-PUBLIC = ("fedcache", "fedcache.config", "fedcache.errors", "fedcache.federate.methods", "fedcache.testing")
+PUBLIC = (
+    "fedcache",
+    "fedcache.config",
+    "fedcache.errors",
+    "fedcache.federate.methods",
+    "fedcache.testing",
+)
 
 
 def test_the_contract_imports_the_public_api_alone() -> None:
@@ -100,5 +112,9 @@ def test_the_contract_imports_the_public_api_alone() -> None:
             else:
                 continue
             inside = [name for name in names if name.split(".")[0] == "fedcache"]
-            wrong += [f"{path.name}: {n}" for n in inside if n not in PUBLIC and not n.startswith("fedcache.testing.")]
+            wrong += [
+                f"{path.name}: {n}"
+                for n in inside
+                if n not in PUBLIC and not n.startswith("fedcache.testing.")
+            ]
     assert not wrong

@@ -36,11 +36,31 @@ IMPORTERS = frozenset(
 )
 BUILT_IN = frozenset({"eval", "exec", "compile"})
 LIBRARIES = frozenset(
-    ["runpy", "imp", "pkg_resources", "yaml", "pickle", "_pickle", "joblib", "dill", "cloudpickle", "marshal", "shelve"]
+    [
+        "runpy",
+        "imp",
+        "pkg_resources",
+        "yaml",
+        "pickle",
+        "_pickle",
+        "joblib",
+        "dill",
+        "cloudpickle",
+        "marshal",
+        "shelve",
+    ]
 )
 # Readers of formats that can hold code, and what hands words to a shell.
 READERS = frozenset(
-    ["torch.load", "torch.jit.load", "torch.export.load", "np.load", "numpy.load", "os.system", "os.popen"]
+    [
+        "torch.load",
+        "torch.jit.load",
+        "torch.export.load",
+        "np.load",
+        "numpy.load",
+        "os.system",
+        "os.popen",
+    ]
 )
 PICKLE = frozenset({"Unpickler", "pickle.load", "pickle.loads"})
 
@@ -98,10 +118,16 @@ def risk_of(node: ast.AST) -> str | None:
         return "shell"
     if isinstance(node, ast.alias) and node.asname and node.name in IMPORTERS | PICKLE:
         return node.name
-    if isinstance(node, ast.ImportFrom) and any(f"{node.module}.{alias.name}" in READERS for alias in node.names):
+    if isinstance(node, ast.ImportFrom) and any(
+        f"{node.module}.{alias.name}" in READERS for alias in node.names
+    ):
         return str(node.module)
     if isinstance(node, ast.Import | ast.ImportFrom):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        names = (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
         found = sorted({name.partition(".")[0] for name in names} & LIBRARIES)
         return found[0] if found else None
     return None
@@ -119,7 +145,9 @@ def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_fro
     found = Counter(
         place
         for path in sorted(PACKAGE.rglob("*.py"))
-        for place in found_in(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix())
+        for place in found_in(
+            path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
+        )
     )
     assert sorted(found) == sorted(KNOWN)
 
@@ -152,7 +180,9 @@ def test_no_reader_is_allowed_objects_and_no_library_remote_code() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load"):
                 given = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 assert given.get("weights_only", "True") == "True"
-                assert "weights_only" in given or given.get("allow_pickle") == "False", f"{path}:{node.lineno}"
+                assert "weights_only" in given or given.get("allow_pickle") == "False", (
+                    f"{path}:{node.lineno}"
+                )
 
 
 def test_plain_reading_is_let_through() -> None:

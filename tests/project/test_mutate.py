@@ -14,7 +14,9 @@ from loaded_files import tool
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("coverage") is None, reason="coverage is not installed"
+)
 
 
 mutants_of = tool("mutants").mutants_of
@@ -54,7 +56,11 @@ def test_a_condition_is_turned_round_and_a_loop_goes_on():
                 if x == 1:
                     continue
     """)
-    assert {("if x == 1:", "if (not (x == 1)):"), ("if x == 1:", "if (x != 1):"), ("continue", "break")} <= made
+    assert {
+        ("if x == 1:", "if (not (x == 1)):"),
+        ("if x == 1:", "if (x != 1):"),
+        ("continue", "break"),
+    } <= made
 
 
 def test_what_is_only_for_people_and_type_checkers_stays():
@@ -153,10 +159,24 @@ def toy(tmp_path):
 
 def mutate(root, *words):
     run = subprocess.run(
-        [sys.executable, TOOLS / "mutate.py", "--root", root, "--package", "toypack", "--cache", root.parent / "cache",
-         "--seed", "0", *map(str, words)],
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            TOOLS / "mutate.py",
+            "--root",
+            root,
+            "--package",
+            "toypack",
+            "--cache",
+            root.parent / "cache",
+            "--seed",
+            "0",
+            *map(str, words),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
     return run.returncode, run.stdout + run.stderr
 
 
@@ -169,9 +189,19 @@ def test_the_tested_is_noticed_and_the_untested_survives(toy):
     assert {f: f.read_bytes() for f in sorted(toy.rglob("*")) if f.is_file()} == before
     survivors = {line.split()[1] for line in said.splitlines() if line.startswith("SURVIVES")}
     assert survivors == {"toypack/loose.py:2", "toypack/untested.py:2"}, said
-    assert "+ pass\n    1 of the 1 tests that execute it ran\n      tests/test_double.py::test_inorder\n" in said
+    assert (
+        "+ pass\n    1 of the 1 tests that execute it ran\n      tests/test_double.py::test_inorder\n"
+        in said
+    )
     assert "no test executes it" in said
-    for noticed in ("tested.py:2", "data.py:2", "shared.py:2", "started.py:5", "limits.py:1", "limits.py:5"):
+    for noticed in (
+        "tested.py:2",
+        "data.py:2",
+        "shared.py:2",
+        "started.py:5",
+        "limits.py:1",
+        "limits.py:5",
+    ):
         assert f"noticed   toypack/{noticed}" in said
     text = report.read_text()
     assert "**nothing**" in text.split("toypack/untested.py:2")[1].splitlines()[0]
@@ -194,5 +224,9 @@ def test_every_accepted_change_has_a_reason_and_is_one_of_the_code_as_it_is():
     for row in tool("mutate").accepted_rows(TOOLS / "mutants-equivalent.toml"):
         assert row.keys() == {"file", "where", "before", "after", "why"}
         assert len(row["why"].split()) >= 4
-        made = tool("mutants").mutants_of((TOOLS.parent / row["file"]).read_text(encoding="utf-8"), row["file"])
-        assert (row["where"], row["before"], row["after"]) in {(m.where, m.before, m.after) for m in made}
+        made = tool("mutants").mutants_of(
+            (TOOLS.parent / row["file"]).read_text(encoding="utf-8"), row["file"]
+        )
+        assert (row["where"], row["before"], row["after"]) in {
+            (m.where, m.before, m.after) for m in made
+        }

@@ -26,7 +26,9 @@ FAMILIES = tool("method_families")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # 69 s on two idle cores; a machine with other work takes many times as long
+@pytest.mark.timeout(
+    1800
+)  # 69 s on two idle cores; a machine with other work takes many times as long
 def test_all_that_readme_and_tutorials_show_runs_and_prints_what_they_show(tmp_path: Path) -> None:
     done = list(RUN.every(tmp_path))
     assert [line.partition(":")[0] for line in done] == [page.name for page in RUN.PAGES]
@@ -40,13 +42,18 @@ def test_every_tutorial_is_one_that_is_run_and_listed() -> None:
     for page in RUN.PAGES:
         shown = list(RUN.pairs(page.read_text(encoding="utf-8")))
         assert any(block.kind == "sh" for block, _ in shown), page.name
-        assert any(output is not None and output.body.strip() not in ("", "?") for _, output in shown), page.name
+        assert any(
+            output is not None and output.body.strip() not in ("", "?") for _, output in shown
+        ), page.name
 
 
 def test_what_a_page_shows_must_be_printed() -> None:
     printed = "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n\nname   rows\n─────\na   12\n"
     shown = "run b911aeeb in 2 s\n  accuracy 88.10 %\n...\na  7\n"
-    assert RUN.matched(shown, printed) == "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n...\na   12\n"
+    assert (
+        RUN.matched(shown, printed)
+        == "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n...\na   12\n"
+    )
     assert RUN.matched("?", printed).count("\n") == 5
     for wrong, why in (
         (shown.replace("88.10", "80.10"), "80.10 %, printed 88.57 %"),
@@ -63,7 +70,9 @@ def test_what_a_page_shows_must_be_printed() -> None:
 
 def test_every_method_has_a_page_of_its_own_that_cites_known_papers() -> None:
     pages = {name: FAMILIES.page_of(name) for name in NAMES}
-    assert len({page.formula + page.when for page in pages.values()}) == len(pages), "a page is inherited by replace()"
+    assert len({page.formula + page.when for page in pages.values()}) == len(pages), (
+        "a page is inherited by replace()"
+    )
     cited = {key for page in pages.values() for key in page.cite}
     assert cited == set(FAMILIES.papers())
     assert all(page.when.strip() and page.cite for page in pages.values())
@@ -97,13 +106,25 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages: dict[st
             continue
         for standing in ranking["standings"]:
             treatment = found["protocol"]["treatments"][standing["treatment"]]
-            table = method_pages[treatment["method"]].partition("## Measured")[2].partition("\n## ")[0]
-            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+            table = (
+                method_pages[treatment["method"]].partition("## Measured")[2].partition("\n## ")[0]
+            )
+            rows = [
+                [cell.strip() for cell in line.strip("|").split("|")]
+                for line in table.splitlines()
+                if "|" in line
+            ]
             column = rows[0].index(part)
-            settings = [f"`{k}={str(v).lower() if isinstance(v, bool) else v}`" for k, v in treatment["set"].items()]
+            settings = [
+                f"`{k}={str(v).lower() if isinstance(v, bool) else v}`"
+                for k, v in treatment["set"].items()
+            ]
             settings += [f"`{key}` chosen" for key in treatment["search"]]
             (row,) = [row for row in rows if row[0] == (", ".join(settings) or "as in the paper")]
-            assert float(row[column]) == pytest.approx(100 * standing["mean"], abs=0.051), (standing["treatment"], part)
+            assert float(row[column]) == pytest.approx(100 * standing["mean"], abs=0.051), (
+                standing["treatment"],
+                part,
+            )
             checked += 1
     assert checked > 100
 
@@ -118,7 +139,11 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path: Path) ->
     again = f"run: python tools/run_notebooks.py --write {path.name}"
     for cell in cells:
         source = "".join(cell["source"])
-        shown = source.partition("\n")[2] if source.startswith("# ") and cell["cell_type"] == "markdown" else source
+        shown = (
+            source.partition("\n")[2]
+            if source.startswith("# ") and cell["cell_type"] == "markdown"
+            else source
+        )
         assert shown in page, again
     assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells), again
     assert page.count("```text\n") >= 4

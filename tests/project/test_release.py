@@ -18,7 +18,14 @@ from loaded_files import tool
 ROOT = Path(__file__).resolve().parents[2]
 GITHUB = ROOT / ".github"
 PUBLIC = {"pypi.org", "files.pythonhosted.org"}
-NAMED = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "uv.lock", "mkdocs.yml", "fedcache/__init__.py")
+NAMED = (
+    "pyproject.toml",
+    "CITATION.cff",
+    "CHANGELOG.md",
+    "uv.lock",
+    "mkdocs.yml",
+    "fedcache/__init__.py",
+)
 
 
 RELEASE = tool("release")
@@ -55,7 +62,9 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Pa
     assert parsed(copy / "CITATION.cff")["date-released"].isoformat() == "2026-12-24"
     RELEASE.set_version("9.2.0.dev0", "2026-12-25", copy)
     assert RELEASE.disagreements(copy) == []
-    assert re.findall(r"^## (.+)$", (copy / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[:2] == [
+    assert re.findall(
+        r"^## (.+)$", (copy / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )[:2] == [
         "Unreleased",
         "9.1.0 - 2026-12-24",
     ]
@@ -88,14 +97,18 @@ def test_a_file_that_was_forgotten_is_named(copy: Path) -> None:
 def test_the_address_of_the_repository_is_written_once(copy: Path) -> None:
     for address in ("https://git.example/a/fedcache", "https://git.example/b/fedcache"):
         RELEASE.set_address(address, copy)
-        urls = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+        urls = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "urls"
+        ]
         assert urls == {
             "Repository": address,
             "Issues": f"{address}/issues",
             "Changelog": f"{address}/blob/main/CHANGELOG.md",
         }
         assert parsed(copy / "CITATION.cff")["repository-code"] == address
-    assert "https://git.example/a" not in "".join((copy / n).read_text(encoding="utf-8") for n in NAMED)
+    assert "https://git.example/a" not in "".join(
+        (copy / n).read_text(encoding="utf-8") for n in NAMED
+    )
 
 
 # the lock file
@@ -106,16 +119,24 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone() 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = next(p for p in locked["package"] if p["name"] == "fedcache")
     declared = [("", line) for line in project["dependencies"]]
-    declared += [(extra, line) for extra, lines in project["optional-dependencies"].items() for line in lines]
+    declared += [
+        (extra, line) for extra, lines in project["optional-dependencies"].items() for line in lines
+    ]
     wanted = {(extra, *requirement(line)) for extra, line in declared}
     held = set()
     for entry in ours["metadata"]["requires-dist"]:
         extra = re.search(r"extra == '(.+?)'", entry.get("marker", ""))
-        held.add((extra[1] if extra else "", *requirement(entry["name"] + entry.get("specifier", ""))))
+        held.add(
+            (extra[1] if extra else "", *requirement(entry["name"] + entry.get("specifier", "")))
+        )
     assert {w for w in wanted ^ held if w[1] != "fedcache"} == set(), "make lock"
     hosts = set(re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text(encoding="utf-8")))
     assert hosts == PUBLIC
-    files = [f for p in locked["package"] for f in [*p.get("wheels", []), *([p["sdist"]] if "sdist" in p else [])]]
+    files = [
+        f
+        for p in locked["package"]
+        for f in [*p.get("wheels", []), *([p["sdist"]] if "sdist" in p else [])]
+    ]
     assert len(files) > 1000
     assert all(f["hash"].startswith("sha256:") for f in files)
 
@@ -124,7 +145,11 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone() 
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    return set(
+        re.findall(
+            r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
 
 
 def steps() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -136,7 +161,9 @@ def steps() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 def made(job: dict[str, Any], line: str) -> list[str]:
     """The targets of a line ``make ...``, those of a matrix written out."""
-    words = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m: " ".join(job["strategy"]["matrix"][m[1]]), line).split()[1:]
+    words = re.sub(
+        r"\$\{\{ matrix\.(\w+) \}\}", lambda m: " ".join(job["strategy"]["matrix"][m[1]]), line
+    ).split()[1:]
     return [word for word in words if "=" not in word]
 
 
@@ -151,9 +178,13 @@ def test_workflows_call_targets_of_the_makefile() -> None:
     assert {n: sorted(found - targets()) for n, found in called.items() if found - targets()} == {}
     assert {"test", "long", "browser"} <= called["test.yml"]
     assert {"smoke-wheel", "sbom"} <= called["wheels.yml"]
-    ci = re.findall(r"^make ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    ci = re.findall(
+        r"^make ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert {"everything", "test", "engines"} <= set(ci) <= targets()
-    phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    phony = re.search(
+        r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert phony is not None
     assert set(phony[1].split()) == targets()
 
@@ -164,14 +195,25 @@ def test_workflows_may_do_no_more_than_they_need() -> None:
         assert all("timeout-minutes" in job for job in parsed(path)["jobs"].values()), path.name
     for name, _, step in steps():
         if "uses" in step:
-            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), (name, step["uses"])
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"]), (
+                name,
+                step["uses"],
+            )
 
 
 def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    copied = [w for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE) for w in line.split()[:-1]]
-    admitted = {n[1:] for n in (ROOT / ".dockerignore").read_text(encoding="utf-8").split() if n.startswith("!")}
+    copied = [
+        w
+        for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)
+        for w in line.split()[:-1]
+    ]
+    admitted = {
+        n[1:]
+        for n in (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+        if n.startswith("!")
+    }
     assert set(copied) == admitted
     assert all((ROOT / name).exists() for name in copied)
     extras = re.search(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
@@ -186,7 +228,9 @@ def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
 def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
     """A wheel and an sdist of this repository without one file."""
     wheel, sdist = folder / "a.whl", folder / "a.tar.gz"
-    package = [p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    package = [
+        p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    ]
     names = {p.relative_to(ROOT).as_posix() for p in package}
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in {*names, "fedcache-1.dist-info/licenses/LICENSE"} - {left_out}:
@@ -200,10 +244,17 @@ def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
 @pytest.mark.slow
 def test_a_file_that_an_archive_lacks_is_named(tmp_path: Path) -> None:
     assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
-    data = {p.suffix: p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    data = {
+        p.suffix: p
+        for p in (ROOT / "fedcache").rglob("*")
+        if p.is_file() and p.suffix not in (".py", ".pyc")
+    }
     for path in (*data.values(), ROOT / "fedcache" / "py.typed"):
         name = path.relative_to(ROOT).as_posix()
-        assert SMOKE.contents_missing(*archives(tmp_path, name)) == [f"sdist: {name}", f"wheel: {name}"]
+        assert SMOKE.contents_missing(*archives(tmp_path, name)) == [
+            f"sdist: {name}",
+            f"wheel: {name}",
+        ]
     assert SMOKE.contents_missing(*archives(tmp_path, "CITATION.cff")) == ["sdist: CITATION.cff"]
 
 
@@ -211,4 +262,6 @@ def requirement(line: str) -> tuple[str, str]:
     """Normalised name and sorted versions of ``Name[extra]>=1,<2``."""
     found = re.match(r"([\w.-]+)(\[.*?\])?(.*)", line)
     assert found is not None
-    return re.sub(r"[-_.]+", "-", found[1]).lower(), ",".join(sorted(found[3].replace(" ", "").split(",")))
+    return re.sub(r"[-_.]+", "-", found[1]).lower(), ",".join(
+        sorted(found[3].replace(" ", "").split(","))
+    )

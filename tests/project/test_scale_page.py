@@ -36,14 +36,22 @@ def test_an_upload_is_as_large_as_the_formula_says(tool, method, numbers, width)
     for D, C in ((16, 3), (33, 5)):
         words = len(tool.pack(tool.SiteMessage({}, [tool.wire(method, D, C).upload])).words)
         told = tool.wire(method, D, C).up - words
-        assert told - width * numbers(D, C) in range(8 * C + 9), "nothing but class counts comes on top"
+        assert told - width * numbers(D, C) in range(8 * C + 9), (
+            "nothing but class counts comes on top"
+        )
 
 
-def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(
+    tool: ModuleType, tmp_path: Path
+) -> None:
     rows = tool.chunk_rows_for(64, 2 * 16)
-    store = fc.Store.from_arrays({"mine": np.zeros((1100, 16), np.float32)}, path=tmp_path / "s.zarr")
+    store = fc.Store.from_arrays(
+        {"mine": np.zeros((1100, 16), np.float32)}, path=tmp_path / "s.zarr"
+    )
     (info,) = store.arrays.values()
     chunks = [p for p in (store.path / "features").rglob("c/*/0/*") if p.is_file()]
     assert info.chunk_rows == rows
     assert len(chunks) == -(-1100 // rows) == 3
-    assert {p.stat().st_size for p in chunks} == {tool.array_bytes((rows, 1, 16), info.dtype) + tool.CRC_BYTES}
+    assert {p.stat().st_size for p in chunks} == {
+        tool.array_bytes((rows, 1, 16), info.dtype) + tool.CRC_BYTES
+    }

@@ -23,7 +23,9 @@ def test_the_example_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     blocks = (ROOT / "docs" / "texts.md").read_text(encoding="utf-8").split("```sh\n")[1:]
-    commands = [shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()]
+    commands = [
+        shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()
+    ]
     assert [words[0] for words in commands].count("fedcache") == len(commands) - 1
     best: dict[str, dict[str, float]] = {}
     topics = runpy.run_path(str(ROOT / "examples" / f"{NAME}.py"))["TOPICS"]
@@ -33,7 +35,9 @@ def test_the_example_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.M
             if command[0] == "python":
                 runpy.run_path(command[1], run_name="__main__")
                 continue
-            if any(word.startswith("hf:") for word in command):  # whose model is not here: a tiny one in its place
+            if any(
+                word.startswith("hf:") for word in command
+            ):  # whose model is not here: a tiny one in its place
                 folder = Path(next(word for word in command if word.startswith("hf:"))[3:])
                 folder.mkdir(parents=True)
                 tiny_hf.sentence_encoder(folder, words)

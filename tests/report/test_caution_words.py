@@ -9,10 +9,20 @@ import pytest
 from fedcache.report.caution_words import caution_lines, drawn_clients
 
 
-def result(zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any) -> Any:
-    return {"method": "tofa", "protocol": protocol, "accuracy": {"mean": 0.75, "zero_shot": zero_shot}, "classes": 10,
-            "seeds": [0], "rounds": 1, "hyperparameters": {}, "classes_owned": owned,
-            "partition": {"test_rows": 220, "args": {"test_protocol": tests}}}  # fmt: skip
+def result(
+    zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any
+) -> Any:
+    return {
+        "method": "tofa",
+        "protocol": protocol,
+        "accuracy": {"mean": 0.75, "zero_shot": zero_shot},
+        "classes": 10,
+        "seeds": [0],
+        "rounds": 1,
+        "hyperparameters": {},
+        "classes_owned": owned,
+        "partition": {"test_rows": 220, "args": {"test_protocol": tests}},
+    }
 
 
 @pytest.mark.parametrize("untrained", [None, 0.6, 0.75, 0.7549])
@@ -27,14 +37,21 @@ def test_a_model_below_its_class_texts_says_by_how_much() -> None:
 
 @pytest.mark.parametrize(
     ("owned", "typical"),
-    [({"per_client": [2.0, 2.0, 3.0, 10.0]}, "2.5"), ({"mean": 4.8, "least": 1.0, "most": 9.0}, "4.8")],
+    [
+        ({"per_client": [2.0, 2.0, 3.0, 10.0]}, "2.5"),
+        ({"mean": 4.8, "least": 1.0, "most": 9.0}, "4.8"),
+    ],
 )
-def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(owned: Any, typical: str) -> None:
+def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(
+    owned: Any, typical: str
+) -> None:
     (line,) = caution_lines(result(protocol="personalised", **owned))
     assert f" {typical}. " in line
 
 
-def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones() -> None:
+def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones() -> (
+    None
+):
     few, most = {"per_client": [2.0, 2.0]}, {"per_client": [9.0, 10.0, 2.0]}
     for fine in (
         result(**few),
@@ -55,7 +72,9 @@ def test_of_how_many_clients_an_accuracy_is_and_its_standard_error() -> None:
     assert who.startswith("500 of 100,000 clients")
     assert errors == [0.004, 0.006]
     assert drawn_clients(drawn(500, 0.004, trained=500)) == (who, [0.004])
-    assert drawn_clients(drawn(500, 0.004, trained=None)) == (who, [0.004]), "who took part may be secret"
+    assert drawn_clients(drawn(500, 0.004, trained=None)) == (who, [0.004]), (
+        "who took part may be secret"
+    )
     some, _ = drawn_clients(drawn(500, 0.004, trained=3)) or ("", [])
     assert some.startswith(f"{who}, 3 ")
     none, _ = drawn_clients(drawn(500, None, trained=0)) or ("", [])

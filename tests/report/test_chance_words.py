@@ -10,11 +10,21 @@ from fedcache.federate.methods import METHODS
 from fedcache.report.chance_words import chance_lines, next_step
 
 
-def result(method: str = "fedavg", accuracy: float = 0.1, rounds: int = 50, **hp: Any) -> dict[str, Any]:
+def result(
+    method: str = "fedavg", accuracy: float = 0.1, rounds: int = 50, **hp: Any
+) -> dict[str, Any]:
     resolved = {**METHODS[method].resolve("paper"), **hp}
-    return {"method": method, "preset": "paper", "hyperparameters": resolved, "accuracy": {"mean": accuracy},
-            "classes": 10, "seeds": [0], "rounds": rounds, "confusion": [[20, *[0] * 9]] * 9 + [[40, *[0] * 9]],
-            "partition": {"test_rows": 220}}  # fmt: skip
+    return {
+        "method": method,
+        "preset": "paper",
+        "hyperparameters": resolved,
+        "accuracy": {"mean": accuracy},
+        "classes": 10,
+        "seeds": [0],
+        "rounds": rounds,
+        "confusion": [[20, *[0] * 9]] * 9 + [[40, *[0] * 9]],
+        "partition": {"test_rows": 220},
+    }
 
 
 def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do() -> None:
@@ -33,15 +43,27 @@ def test_where_a_method_was_tuned_that_comes_first(method: str) -> None:
 
 
 def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
-    heard = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 8}}}
+    heard = {
+        **result(),
+        "protocol": "global",
+        "traffic": {"exact": {"up_bytes": 0, "down_bytes": 8}},
+    }
     assert next_step(heard).startswith("no client sent anything")
     assert "rate" in next_step({**heard, "traffic": {"exact": {"up_bytes": 8, "down_bytes": 8}}})
-    away = {**result(), "protocol": "global", "traffic": {"exact": {"up_bytes": 0, "down_bytes": 0}}}
+    away = {
+        **result(),
+        "protocol": "global",
+        "traffic": {"exact": {"up_bytes": 0, "down_bytes": 0}},
+    }
     assert "rate" in next_step(away), "a method may send nothing by design"
-    assert next_step({**away, "participants": {"availability": 0.1}}).startswith("no client sent anything")
+    assert next_step({**away, "participants": {"availability": 0.1}}).startswith(
+        "no client sent anything"
+    )
 
 
 def test_else_a_larger_rate_more_rounds_or_the_data() -> None:
-    assert next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
+    assert (
+        next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
+    )
     assert "--rounds 200" in next_step(result("fedavg", lr=0.5))
     assert "fedcache inspect" in next_step(result("fedncm", rounds=1))

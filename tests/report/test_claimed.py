@@ -27,12 +27,19 @@ def both_ways(place: Path) -> Path:
         draw = np.random.default_rng(seed)
         y = draw.integers(0, 3, 90)
         x = (draw.standard_normal((3, 6))[y] + draw.standard_normal((90, 6))).astype(np.float32)
-        store = Store.from_arrays({"mine": x}, labels=y, classes=list("abc"), path=place / f"{name}.zarr")
+        store = Store.from_arrays(
+            {"mine": x}, labels=y, classes=list("abc"), path=place / f"{name}.zarr"
+        )
         ok("partition", "--store", store.path, "--scheme", "iid", "--clients", 3, "--name", "three")
         ok("shard", "--store", store.path, "-p", "three", "--out", place / name)
         for method in METHODS:
             asked = Plan(TrainConfig(method=method), sites=3, wait=0.01).checked()
-            federate(asked, grid_of(place / name, place / "state" / name), Home.from_environment(), Silent())
+            federate(
+                asked,
+                grid_of(place / name, place / "state" / name),
+                Home.from_environment(),
+                Silent(),
+            )
             ok("train", "--method", method, "--clients-from", place / name)
     return place
 
@@ -76,7 +83,9 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
     assert len(found) == 4
     for table in found:
         assert len(table["treatments"]) == len(METHODS)
-        assert ("as the sites claim" in table["setting"]) == any("each site scored itself" in n for n in table["notes"])
+        assert ("as the sites claim" in table["setting"]) == any(
+            "each site scored itself" in n for n in table["notes"]
+        )
     assert sum("as the sites claim" in table["setting"] for table in found) == 2
 
 
@@ -94,8 +103,14 @@ def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
 
 @pytest.mark.parametrize(
     ("result", "claimed"),
-    [({}, False), ({"federation": {"claimed": ["accuracy"]}}, True), ({"federation": {}}, True),
-     ({"federation": {"claimed": ["dataset.rows"]}}, False)],
-)  # fmt: skip
-def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(result: dict[str, object], claimed: bool) -> None:
+    [
+        ({}, False),
+        ({"federation": {"claimed": ["accuracy"]}}, True),
+        ({"federation": {}}, True),
+        ({"federation": {"claimed": ["dataset.rows"]}}, False),
+    ],
+)
+def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(
+    result: dict[str, object], claimed: bool
+) -> None:
     assert is_claimed(result) == claimed

@@ -49,21 +49,87 @@ AUTORANK_RANKS = (1.1875, 1.8125, 3.3125, 3.6875)
 AUTORANK_P = 0.00010527618177149795
 AUTORANK_CD = 1.6582924452770451  # its studentized range is an approximation, good to five digits
 AUTORANK_GROUPS = ((0, 1), (1, 2), (2, 3))  # from the worst on there
-AUTORANK_TTEST = {"ab": 0.01944065027751676, "ad": 0.00036705314002813833, "cd": 0.06557745286776755}
+AUTORANK_TTEST = {
+    "ab": 0.01944065027751676,
+    "ad": 0.00036705314002813833,
+    "cd": 0.06557745286776755,
+}
 AUTORANK_WILCOXON = {"ab": 0.015625, "ad": 0.00390625, "cd": 0.0390625}
 
 # Demšar, JMLR 7 (2006), table 6: AUC of C4.5, C4.5+m, C4.5+cf and C4.5+m+cf on 14 datasets. Printed are two 0.975 with
 # the ranks 2 and 3; scipy's own tests write 0.9751 for the first, and have Friedman's 10.228 (with ties) of it.
 DEMSAR = np.array(
     [
-        [0.763, 0.599, 0.954, 0.628, 0.882, 0.936, 0.661, 0.583, 0.775, 1.000, 0.940, 0.619, 0.972, 0.957],
-        [0.768, 0.591, 0.971, 0.661, 0.888, 0.931, 0.668, 0.583, 0.838, 1.000, 0.962, 0.666, 0.981, 0.978],
-        [0.771, 0.590, 0.968, 0.654, 0.886, 0.916, 0.609, 0.563, 0.866, 1.000, 0.965, 0.614, 0.9751, 0.946],
-        [0.798, 0.569, 0.967, 0.657, 0.898, 0.931, 0.685, 0.625, 0.875, 1.000, 0.962, 0.669, 0.975, 0.970],
+        [
+            0.763,
+            0.599,
+            0.954,
+            0.628,
+            0.882,
+            0.936,
+            0.661,
+            0.583,
+            0.775,
+            1.000,
+            0.940,
+            0.619,
+            0.972,
+            0.957,
+        ],
+        [
+            0.768,
+            0.591,
+            0.971,
+            0.661,
+            0.888,
+            0.931,
+            0.668,
+            0.583,
+            0.838,
+            1.000,
+            0.962,
+            0.666,
+            0.981,
+            0.978,
+        ],
+        [
+            0.771,
+            0.590,
+            0.968,
+            0.654,
+            0.886,
+            0.916,
+            0.609,
+            0.563,
+            0.866,
+            1.000,
+            0.965,
+            0.614,
+            0.9751,
+            0.946,
+        ],
+        [
+            0.798,
+            0.569,
+            0.967,
+            0.657,
+            0.898,
+            0.931,
+            0.685,
+            0.625,
+            0.875,
+            1.000,
+            0.962,
+            0.669,
+            0.975,
+            0.970,
+        ],
     ]
 )
 TABLES = arrays(
-    np.float64, st.tuples(st.integers(2, 5), st.integers(2, 9)), elements=st.integers(0, 50).map(lambda i: i / 50)
+    np.float64,
+    st.tuples(st.integers(2, 5), st.integers(2, 9)),
+    elements=st.integers(0, 50).map(lambda i: i / 50),
 )
 
 
@@ -92,7 +158,9 @@ def test_p_of_pairs_is_that_of_autorank() -> None:
     for pair in AUTORANK_TTEST:
         one, other = (FOUR[NAMES.index(name)] for name in pair)
         assert p_value("ttest", one - other) == pytest.approx(AUTORANK_TTEST[pair], rel=1e-9)
-        assert p_value("wilcoxon", one - other) == pytest.approx(2 * AUTORANK_WILCOXON[pair], rel=1e-12)
+        assert p_value("wilcoxon", one - other) == pytest.approx(
+            2 * AUTORANK_WILCOXON[pair], rel=1e-12
+        )
 
 
 def test_ranks_and_critical_difference_are_those_of_demsars_paper() -> None:
@@ -101,7 +169,9 @@ def test_ranks_and_critical_difference_are_those_of_demsars_paper() -> None:
     assert critical_difference(4, 14, 0.95) == pytest.approx(1.25, abs=5e-3)
     # table 5(a) of the paper: q at 0.05 for 2, 3, 5 and 10 classifiers; divided by the root, q is left
     for treatments, q in ((2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)):
-        found = critical_difference(treatments, 1, 0.95) / np.sqrt(treatments * (treatments + 1) / 6)
+        found = critical_difference(treatments, 1, 0.95) / np.sqrt(
+            treatments * (treatments + 1) / 6
+        )
         assert found == pytest.approx(q, abs=1e-3)
 
 
@@ -112,7 +182,9 @@ def test_intervals_of_few_values_are_students_and_cover_what_they_say() -> None:
         found = stats.t.interval(0.95, count - 1, loc=drawn[0].mean(), scale=stats.sem(drawn[0]))
         assert interval(drawn[0], 0.95) == pytest.approx(found, abs=1e-12)
         reach = [interval(values, 0.95) for values in drawn]
-        assert np.mean([r is not None and r[0] < 0 < r[1] for r in reach]) == pytest.approx(0.95, abs=0.015)
+        assert np.mean([r is not None and r[0] < 0 < r[1] for r in reach]) == pytest.approx(
+            0.95, abs=0.015
+        )
 
 
 def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values() -> None:
@@ -120,9 +192,13 @@ def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values() -> None:
     for values in (*many, many[0] - many[3]):
         for level in (0.9, 0.95):
             found = stats.bootstrap(
-                (np.sort(values),), np.mean, n_resamples=9999, confidence_level=level, method="percentile",
+                (np.sort(values),),
+                np.mean,
+                n_resamples=9999,
+                confidence_level=level,
+                method="percentile",
                 random_state=np.random.default_rng(0),
-            ).confidence_interval  # fmt: skip
+            ).confidence_interval
             assert interval(values, level) == (found.low, found.high)
     made = four(level=0.9)
     assert made.treatments[0].interval == interval(FOUR[0], 0.9)
@@ -131,7 +207,11 @@ def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values() -> None:
 
 def test_a_comparison_by_hand() -> None:
     # a: 0.5, 0.7 -> mean 0.6, std sqrt(0.02); b: 0.4, 0.8 -> mean 0.6, std sqrt(0.08); c: 0.1, 0.3
-    made = compared(table(np.array([[0.1, 0.3], [0.5, 0.7], [0.4, 0.8]]), "cab"), over="seeds", metric="accuracy")
+    made = compared(
+        table(np.array([[0.1, 0.3], [0.5, 0.7], [0.4, 0.8]]), "cab"),
+        over="seeds",
+        metric="accuracy",
+    )
     assert [t.name for t in made.treatments] == ["a", "b", "c"]
     assert made.best == ("a", "b")
     assert [t.mean for t in made.treatments] == pytest.approx([0.6, 0.6, 0.2])
@@ -179,7 +259,9 @@ def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, 
     order = np.random.default_rng(seed).permutation(values.shape[1])
     one = compared(table(values), over="clients", metric="accuracy", test=test)
     two = compared(table(values[:, order]), over="clients", metric="accuracy", test=test)
-    assert {t.name: t.mean for t in one.treatments} == pytest.approx({t.name: t.mean for t in two.treatments})
+    assert {t.name: t.mean for t in one.treatments} == pytest.approx(
+        {t.name: t.mean for t in two.treatments}
+    )
     for a, b in zip(one.pairs, two.pairs, strict=True):
         assert (a.difference, a.holm) == pytest.approx((b.difference, b.holm))
         assert a.interval == pytest.approx(b.interval)
@@ -192,9 +274,15 @@ def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test()
     found = compared(table(still), over="seeds", metric="accuracy")
     assert found.ranking is None
     assert found.treatments[0].interval is None
-    assert [p.p is None for p in found.pairs] == [p.other == "t0" and p.one == "t1" for p in found.pairs]
+    assert [p.p is None for p in found.pairs] == [
+        p.other == "t0" and p.one == "t1" for p in found.pairs
+    ]
     # Settings are not repetitions; of one value without a spread, and of two equal ones, no order is counted twice.
-    for values, over in ((still, "settings"), (still[1:].repeat(2, 0)[:3], "seeds"), (np.flipud(FOUR[:3]), "seeds")):
+    for values, over in (
+        (still, "settings"),
+        (still[1:].repeat(2, 0)[:3], "seeds"),
+        (np.flipud(FOUR[:3]), "seeds"),
+    ):
         assert compared(table(values), over=over, metric="accuracy").ranking is not None
 
 
@@ -211,7 +299,11 @@ def test_a_treatment_does_not_differ_from_itself(values: np.ndarray, test: str) 
 @pytest.mark.slow
 @settings(max_examples=50)
 @pytest.mark.cases(50)
-@given(treatments=st.integers(2, 30), blocks=st.integers(2, 50), p=st.lists(st.floats(0.0, 1.0), max_size=8))
+@given(
+    treatments=st.integers(2, 30),
+    blocks=st.integers(2, 50),
+    p=st.lists(st.floats(0.0, 1.0), max_size=8),
+)
 def test_differences_grow_with_treatments_and_corrections_only_raise(
     treatments: int, blocks: int, p: list[float]
 ) -> None:
@@ -248,7 +340,13 @@ def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any)
         "features": ["f" * 64],
         "hyperparameters": more.pop("hyperparameters", {}),
         "dataset": {"slug": dataset, "digest": f"{dataset}-digest"},
-        "partition": {"scheme": "iid", "name": partition, "args": {}, "seed": 0, "digests": [partition] * len(seeds)},
+        "partition": {
+            "scheme": "iid",
+            "name": partition,
+            "args": {},
+            "seed": 0,
+            "digests": [partition] * len(seeds),
+        },
         "seeds": seeds,
         "clients": more.pop("names", list(clients)),
         "accuracy": {
@@ -287,11 +385,17 @@ def test_seeds_are_paired_by_number(own_home: Path) -> None:
     found = within(entries(own_home / "runs"), "here", "accuracy", "seeds")
     assert found.blocks == ("0", "1", "2", "3", "4")
     none = np.nan
-    expected = [[0.1, 0.2, 0.3, none, none], [0.5, 0.6, 0.7, 0.9, none], [none, 0.4, 0.5, none, 0.6]]
+    expected = [
+        [0.1, 0.2, 0.3, none, none],
+        [0.5, 0.6, 0.7, 0.9, none],
+        [none, 0.4, 0.5, none, 0.6],
+    ]
     np.testing.assert_array_equal(found.values, expected)
     made = compared(found, over="seeds", metric="accuracy")
     assert {p.one: p.blocks for p in made.pairs} == {"fedavg": ("0", "1", "2"), "fed3r": ("1", "2")}
-    assert {t.name: t.mean for t in made.treatments} == pytest.approx({"fedavg": 0.2, "fedprox": 0.675, "fed3r": 0.5})
+    assert {t.name: t.mean for t in made.treatments} == pytest.approx(
+        {"fedavg": 0.2, "fedprox": 0.675, "fed3r": 0.5}
+    )
 
 
 def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -> None:
@@ -316,7 +420,9 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
     for i, where in enumerate(("p0", "p1", "p2")):
         write(f"a{i}", "fedavg", [0.1 * i, 0.1 * i + 0.2], partition=where)
         write(f"b{i}", "fedprox", [0.5 + 0.1 * i], partition=where)
-    write("c0", "fed3r", [0.9], partition="p0", rounds=7)  # what it alone has in another way is in no name that is left
+    write(
+        "c0", "fed3r", [0.9], partition="p0", rounds=7
+    )  # what it alone has in another way is in no name that is left
     write("d3", "fedavg", [0.9], dataset="other")
     found = across(entries(own_home / "runs"), "accuracy")
     assert found.names == ("fedavg", "fedprox")
@@ -329,7 +435,11 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
 
 def test_the_complete_part_of_a_table_by_hand() -> None:
     # c lacks two of three settings, which is the most; then a lacks one of three, and p2 one of two methods: p2 goes
-    cells = {"a": {"p0": 1.0, "p1": 1.0}, "b": {"p0": 1.0, "p1": 1.0, "p2": 1.0}, "c": {"p2": 1.0, "p1": None}}
+    cells = {
+        "a": {"p0": 1.0, "p1": 1.0},
+        "b": {"p0": 1.0, "p1": 1.0, "p2": 1.0},
+        "c": {"p2": 1.0, "p1": None},
+    }
     assert complete(cells, ["p0", "p1", "p2"]) == (["a", "b"], ["p0", "p1"])
     assert complete({"a": {}, "b": {}}, ["p0"]) == ([], ["p0"])
 
@@ -342,11 +452,19 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     assert (tmp_path / "ranks.svg").read_text().count("fed3r")
     assert [t["name"] for t in made["treatments"]] == ["fed3r", "fedprox", "fedavg"]
     assert made["treatments"][0]["mean"] == pytest.approx(FOUR[0][:6].mean())
-    expected = [float(stats.ttest_rel(FOUR[0][:6], row).pvalue) for row in (FOUR[2][:6], FOUR[3][:6])]
+    expected = [
+        float(stats.ttest_rel(FOUR[0][:6], row).pvalue) for row in (FOUR[2][:6], FOUR[3][:6])
+    ]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
-    assert made["ranking"]["p"] == pytest.approx(stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue)
-    (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--metric", "macro_f1").data["comparisons"]
-    expected = [float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])]
+    assert made["ranking"]["p"] == pytest.approx(
+        stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue
+    )
+    (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--metric", "macro_f1").data[
+        "comparisons"
+    ]
+    expected = [
+        float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])
+    ]
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
 
 
@@ -384,13 +502,28 @@ def test_wrong_words(three: Path, words: tuple[str, ...], said: str) -> None:
 
 
 def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home: Path) -> None:
-    for name, method, accuracy, validation in (("aa", "fedavg", 0.7, 0.8), ("bb", "fedprox", 0.9, 0.6),
-                                               ("cc", "fed3r", 0.75, 0.8)):  # fmt: skip
+    for name, method, accuracy, validation in (
+        ("aa", "fedavg", 0.7, 0.8),
+        ("bb", "fedprox", 0.9, 0.6),
+        ("cc", "fed3r", 0.75, 0.8),
+    ):
         held = {"mean": validation, "per_seed": [validation] * 3, "std": None}
-        write(name, method, [accuracy, accuracy - 0.01, accuracy + 0.02], seeds=[0, 1, 2], validation=held)
+        write(
+            name,
+            method,
+            [accuracy, accuracy - 0.01, accuracy + 0.02],
+            seeds=[0, 1, 2],
+            validation=held,
+        )
     (made,) = fc.compare().tables
-    assert (made.chosen, made.reference, made.best) == ("fed3r", "fed3r", ("fedprox",)), "of equals the first by method"
-    assert {t.name: t.validation for t in made.treatments} == {"fedavg": 0.8, "fedprox": 0.6, "fed3r": 0.8}
+    assert (made.chosen, made.reference, made.best) == ("fed3r", "fed3r", ("fedprox",)), (
+        "of equals the first by method"
+    )
+    assert {t.name: t.validation for t in made.treatments} == {
+        "fedavg": 0.8,
+        "fedprox": 0.6,
+        "fed3r": 0.8,
+    }
     write("dd", "fedntd", [0.5, 0.5, 0.6], seeds=[0, 1, 2])
     (again,) = fc.compare().tables
     assert (again.chosen, again.reference) == (None, "fedprox")

@@ -13,15 +13,24 @@ A = Treatment("a_1", (0.5, 0.6, 0.7), 0.6, 0.1, (0.5, 0.7), 1.25)
 B = Treatment("b", (0.58, 0.58, 0.58), 0.58, 0.0, None, 1.75)
 C = Treatment("c", (0.1, 0.2, 0.3), 0.2, 0.1, (0.1, 0.3), 3.0)
 THREE = Comparison(
-    setting="x & y", over="seeds", metric="accuracy", test="ttest", level=0.9, blocks=SEEDS,
-    treatments=(A, B, C), reference="a_1",
+    setting="x & y",
+    over="seeds",
+    metric="accuracy",
+    test="ttest",
+    level=0.9,
+    blocks=SEEDS,
+    treatments=(A, B, C),
+    reference="a_1",
     pairs=(
         Pair("b", "a_1", -0.02, (-0.12, 0.08), 0.25, 0.25, blocks=SEEDS),
         Pair("c", "a_1", -0.4, None, 0.0004, 0.0008, blocks=SEEDS),
     ),
-    ranking=Ranking((1.25, 1.75, 3.0), 4.5, 0.105, 1.6, ((0, 1), (1, 2)), 3), notes=("A <note>.",),
-)  # fmt: skip
-EVERY = replace(THREE, pairs=(*THREE.pairs, Pair("b", "c", 0.38, None, None, None, blocks=SEEDS)), notes=())
+    ranking=Ranking((1.25, 1.75, 3.0), 4.5, 0.105, 1.6, ((0, 1), (1, 2)), 3),
+    notes=("A <note>.",),
+)
+EVERY = replace(
+    THREE, pairs=(*THREE.pairs, Pair("b", "c", 0.38, None, None, None, blocks=SEEDS)), notes=()
+)
 
 MARKDOWN = r"""### x &amp; y
 
@@ -79,7 +88,11 @@ def test_the_latex_of_a_comparison_of_all_pairs_has_two_tables() -> None:
 
 def test_the_groups_of_a_ranking_in_words() -> None:
     assert THREE.ranking is not None
-    for groups, words in ((((0, 1, 2),), "none is told"), (((1, 2),), "{b, c}"), ((), "all are told")):
+    for groups, words in (
+        (((0, 1, 2),), "none is told"),
+        (((1, 2),), "{b, c}"),
+        ((), "all are told"),
+    ):
         said = ranking_words(replace(THREE, ranking=replace(THREE.ranking, groups=groups)))
         assert said is not None
         assert words in said
@@ -87,5 +100,13 @@ def test_the_groups_of_a_ranking_in_words() -> None:
 
 
 def test_bars_share_a_level_where_they_are_more_than_a_tenth_apart() -> None:
-    assert stacked([(3.5, 4.0), (1.0, 2.0), (2.0, 3.0)]) == [(1.0, 2.0, 0), (2.0, 3.0, 1), (3.5, 4.0, 0)]
-    assert stacked([(1.0, 2.0), (2.1, 3.0), (2.2, 3.0)]) == [(1.0, 2.0, 0), (2.1, 3.0, 1), (2.2, 3.0, 0)]
+    assert stacked([(3.5, 4.0), (1.0, 2.0), (2.0, 3.0)]) == [
+        (1.0, 2.0, 0),
+        (2.0, 3.0, 1),
+        (3.5, 4.0, 0),
+    ]
+    assert stacked([(1.0, 2.0), (2.1, 3.0), (2.2, 3.0)]) == [
+        (1.0, 2.0, 0),
+        (2.1, 3.0, 1),
+        (2.2, 3.0, 0),
+    ]

@@ -41,13 +41,23 @@ FIGURES = Measures(
 def evaluated(run: str = "r", rows: str = "shapes, split test", **measures: Any) -> RunEvaluation:
     """One model for all, on eight rows of which five are right."""
     return RunEvaluation(
-        run=run, digest="d" * 64, method="fedavg", model="one for all", trained_on="=shapes", backbones=("b",),
-        seeds=(0,), softmax_temperature=1.0, rows=rows, left_out=LeftOutRows(), measures=replace(FIGURES, **measures),
-    )  # fmt: skip
+        run=run,
+        digest="d" * 64,
+        method="fedavg",
+        model="one for all",
+        trained_on="=shapes",
+        backbones=("b",),
+        seeds=(0,),
+        softmax_temperature=1.0,
+        rows=rows,
+        left_out=LeftOutRows(),
+        measures=replace(FIGURES, **measures),
+    )
 
 
 OF_CLIENTS = replace(
-    evaluated("s", all=RightRows(16, 10), temperature=None), clients=ClientSpread({"north": 0.5, "south": 0.75})
+    evaluated("s", all=RightRows(16, 10), temperature=None),
+    clients=ClientSpread({"north": 0.5, "south": 0.75}),
 )
 
 
@@ -59,21 +69,53 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     return made
 
 
-def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path: Path) -> None:
+def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(
+    tmp_path: Path,
+) -> None:
     evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
     with (tmp_path / "e.CSV").open(newline="") as file:
         lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]
     one, other = ([line for line in lines if line["run"] == run] for run in "rs")
-    whose = {"run": "r", "method": "fedavg", "model": "one for all", "rows_of": "shapes, split test"}
+    whose = {
+        "run": "r",
+        "method": "fedavg",
+        "model": "one for all",
+        "rows_of": "shapes, split test",
+    }
     assert one[0] == {
-        **whose, "scope": "all", "rows": "8", "right": "5", "accuracy": "0.625", "low": "0.3057", "high": "0.8632",
-        "f1": "0.619", "ece": "0.1234", "nll": "1.23456", "best_temperature": "2.51239",
-    }  # fmt: skip
+        **whose,
+        "scope": "all",
+        "rows": "8",
+        "right": "5",
+        "accuracy": "0.625",
+        "low": "0.3057",
+        "high": "0.8632",
+        "f1": "0.619",
+        "ece": "0.1234",
+        "nll": "1.23456",
+        "best_temperature": "2.51239",
+    }
     assert [line["scope"] for line in one] == ["all", "domain", "domain", "class", "class"]
-    assert one[2] == {**whose, "scope": "domain", "name": "chalk", "rows": "3", "right": "1", "accuracy": str(1 / 3),
-                      "low": "0.1", "high": "0.8"}  # fmt: skip
-    assert one[3] == {**whose, "scope": "class", "name": "a", "rows": "4", "right": "3", "accuracy": "0.75",
-                      "precision": "0.6", "f1": str(6 / 9)}  # fmt: skip
+    assert one[2] == {
+        **whose,
+        "scope": "domain",
+        "name": "chalk",
+        "rows": "3",
+        "right": "1",
+        "accuracy": str(1 / 3),
+        "low": "0.1",
+        "high": "0.8",
+    }
+    assert one[3] == {
+        **whose,
+        "scope": "class",
+        "name": "a",
+        "rows": "4",
+        "right": "3",
+        "accuracy": "0.75",
+        "precision": "0.6",
+        "f1": str(6 / 9),
+    }
     clients = {line["name"]: line["accuracy"] for line in other if line["scope"] == "client"}
     assert clients == {"north": "0.5", "south": "0.75"}
 
@@ -83,13 +125,22 @@ def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
     assert made.rows == [["fedavg r", 5, 0.85, 0.6], ["fedavg r", 3, 0.97, 2 / 3]]
     assert drawn.lines() == [[(0, 0), (1, 1)], [(0.85, 0.6), (0.97, 2 / 3)]]
     assert drawn.dots() == [[(0.85, 0.6), (0.97, 2 / 3)]]
-    assert drawn.told == [[
-        "fedavg r: 0.600 right at confidence 0.850, 5 rows", "fedavg r: 0.667 right at confidence 0.970, 3 rows",
-    ]]  # fmt: skip
+    assert drawn.told == [
+        [
+            "fedavg r: 0.600 right at confidence 0.850, 5 rows",
+            "fedavg r: 0.667 right at confidence 0.970, 3 rows",
+        ]
+    ]
 
 
 def test_a_table_and_json_have_no_infinity(tmp_path: Path) -> None:
-    evaluation.write_evaluations(tmp_path / "e.json", [evaluated(nll=float("inf"), ece=float("nan"))])
+    evaluation.write_evaluations(
+        tmp_path / "e.json", [evaluated(nll=float("inf"), ece=float("nan"))]
+    )
     (told,) = json.loads((tmp_path / "e.json").read_text(), parse_constant=pytest.fail)
-    assert (told["measures"]["nll"], told["measures"]["ece"], told["measures"]["macro_f1"]) == (None, None, 0.619)
+    assert (told["measures"]["nll"], told["measures"]["ece"], told["measures"]["macro_f1"]) == (
+        None,
+        None,
+        0.619,
+    )
     assert len(told["measures"]["reliability"]) == BINS

@@ -40,7 +40,10 @@ class Drawn:
             self.told.append(list(words))
 
     def lines(self) -> list[list[tuple[float, float]]]:
-        return [[(float(x), pytest.approx(float(y))) for x, y in line.get_xydata()] for line in self.axes.lines]
+        return [
+            [(float(x), pytest.approx(float(y))) for x, y in line.get_xydata()]
+            for line in self.axes.lines
+        ]
 
     def dots(self) -> list[list[tuple[float, float]]]:
         return [[pytest.approx(tuple(at)) for at in c.get_offsets()] for c in self.axes.collections]
@@ -56,7 +59,9 @@ class Drawn:
         return [t.get_text() for t in self.axes.texts]
 
     def ticks(self) -> tuple[list[str], list[str]]:
-        return [t.get_text() for t in self.axes.get_xticklabels()], [t.get_text() for t in self.axes.get_yticklabels()]
+        return [t.get_text() for t in self.axes.get_xticklabels()], [
+            t.get_text() for t in self.axes.get_yticklabels()
+        ]
 
 
 @pytest.fixture
@@ -81,13 +86,20 @@ def stored(method: str = "m", *, measured: Any = (), records: Any = (), **result
 
 
 def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> None:
-    one = stored(records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)])
+    one = stored(
+        records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)]
+    )
     two, short = stored(records=[(0, 1, 0.5), (0, 2, 0.25)]), stored(records=[(0, 1, 0.5)])
     made: Any = runs.curves("c", [("one", one), ("two", two), ("short", short)])
     assert drawn.lines() == [[(1, 30), (2, 60)], [(1, 50), (2, 25)]]
     assert drawn.told[0] == ["one: round 1, 30.00 %", "one: round 2, 60.00 %"]
     (band,) = drawn.axes.collections  # of two seeds; one has no range
-    assert {tuple(map(float, at)) for at in band.get_paths()[0].vertices} == {(1, 20), (1, 40), (2, 40), (2, 80)}
+    assert {tuple(map(float, at)) for at in band.get_paths()[0].vertices} == {
+        (1, 20),
+        (1, 40),
+        (2, 40),
+        (2, 80),
+    }
     assert made.rows[3:6] == [["one", 1, 1, 0.4], ["one", 1, 2, 0.8], ["two", 0, 1, 0.5]]
     assert len(made.rows) == 8
     assert runs.curves("c", [("short", short)]) is None
@@ -96,33 +108,55 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
     def sent(up: int, down: int, mean: float | None, seeds: int = 1, **more: str) -> StoredRun:
         exact = {"up_bytes": up, "down_bytes": down}
-        return stored(traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)), **more)
+        return stored(
+            traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)), **more
+        )
 
     # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are a 50 %,
     # e 52 %, c 90 %; f costs as much as a and is worse. d, which sends nothing, and central are lines and no points.
-    made: Any = costs.against_bytes("p", [
-        ("a", sent(150, 50, 0.5, 2)), ("b", sent(100, 100, 0.4)), ("c", sent(300_000, 100_000, 0.9)),
-        ("d", sent(0, 0, 0.3)), ("central", sent(0, 0, 0.95, protocol="global")),
-        ("e", sent(60, 50, 0.52)), ("f", sent(50, 50, 0.45)), ("unscored", sent(1, 1, None)),
-    ])  # fmt: skip
-    assert made.rows == [["a", 100, 0.5, "front"], ["b", 200, 0.4, ""], ["c", 400_000, 0.9, "front"],
-                         ["d", 0, 0.3, ""], ["central", 0, 0.95, "reference"],
-                         ["e", 110, 0.52, "front"], ["f", 100, 0.45, ""]]  # fmt: skip
+    made: Any = costs.against_bytes(
+        "p",
+        [
+            ("a", sent(150, 50, 0.5, 2)),
+            ("b", sent(100, 100, 0.4)),
+            ("c", sent(300_000, 100_000, 0.9)),
+            ("d", sent(0, 0, 0.3)),
+            ("central", sent(0, 0, 0.95, protocol="global")),
+            ("e", sent(60, 50, 0.52)),
+            ("f", sent(50, 50, 0.45)),
+            ("unscored", sent(1, 1, None)),
+        ],
+    )
+    assert made.rows == [
+        ["a", 100, 0.5, "front"],
+        ["b", 200, 0.4, ""],
+        ["c", 400_000, 0.9, "front"],
+        ["d", 0, 0.3, ""],
+        ["central", 0, 0.95, "reference"],
+        ["e", 110, 0.52, "front"],
+        ["f", 100, 0.45, ""],
+    ]
     staircase, *_ = drawn.lines()
     assert staircase == [(100, 50), (110, 52), (400_000, 90)]
 
 
 def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
-    made: Any = runs.confusion("c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"]))
+    made: Any = runs.confusion(
+        "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
+    )
     # 75 % and 25 % of a, 100 % of b: depths from .06 (25) to .92 (100), .06 + .86 * 2 / 3 between
     assert drawn.squares() == {(0, 0): 0.06 + 0.86 * 2 / 3, (1, 0): 0.06, (1, 1): 0.92}
     written = {t.get_text(): t.get_position() for t in drawn.axes.texts}
     assert written == {"75": (0, 0), "25": (1, 0), "100": (1, 1)}
-    assert drawn.told == [["a taken for a: 3 of 4", "a taken for bbbb: 1 of 4", "bbbb taken for bbbb: 4 of 4"]]
+    assert drawn.told == [
+        ["a taken for a: 3 of 4", "a taken for bbbb: 1 of 4", "bbbb taken for bbbb: 4 of 4"]
+    ]
     assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
     runs.confusion("c", "run", stored(confusion=[[2, 0], [0, 2]]))
     assert drawn.squares() == {(0, 0): 0.5, (1, 1): 0.5}, "equal numbers are of one depth"
-    assert runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None, "no mistake to list"
+    assert runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None, (
+        "no mistake to list"
+    )
 
 
 def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
@@ -130,7 +164,9 @@ def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
 
 
 def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
-    (made,) = grids.sweeps("g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)])
+    (made,) = grids.sweeps(
+        "g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)]
+    )
     assert drawn.lines() == [[(0, 90), (1, 50), (2, 70)], [(0, 90)]]
     assert drawn.told == [["lr=0.02: 90.00 %", "lr=0.1: 50.00 %", "lr=1: 70.00 %"]]
     assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
@@ -138,19 +174,36 @@ def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None
 
 
 def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) -> None:
-    found = {(0.1, 8, 1): 0.3, (0.1, 8, 2): 0.5, (0.1, 4, 1): 0.2, (0.01, 4, 1): 0.6, (0.001, 8, 1): 0.4}
-    (made,) = grids.sweeps("g", [point(a, lr=lr, batch=b, mu=mu) for (lr, b, mu), a in found.items()])
+    found = {
+        (0.1, 8, 1): 0.3,
+        (0.1, 8, 2): 0.5,
+        (0.1, 4, 1): 0.2,
+        (0.01, 4, 1): 0.6,
+        (0.001, 8, 1): 0.4,
+    }
+    (made,) = grids.sweeps(
+        "g", [point(a, lr=lr, batch=b, mu=mu) for (lr, b, mu), a in found.items()]
+    )
     # lr has the most values and goes across: .001, .01, .1; batch goes down: 4, 8. From 20 % to 60 %.
-    assert drawn.squares() == {(0, 1): 0.06 + 0.43, (1, 0): 0.92, (2, 0): 0.06, (2, 1): 0.06 + 0.86 * 0.75}
+    assert drawn.squares() == {
+        (0, 1): 0.06 + 0.43,
+        (1, 0): 0.92,
+        (2, 0): 0.06,
+        (2, 1): 0.06 + 0.86 * 0.75,
+    }
     assert drawn.texts() == ["40.0", "60.0", "20.0", "50.0"]
     assert drawn.ticks() == (["0.001", "0.01", "0.1"], ["4", "8"])
     assert made.rows[1] == ["0.1", "8", "2", 0.5]
 
 
-def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], list[int]]], **more: Any) -> Any:
+def features_of(
+    x: np.ndarray, label: list[int], parts: list[tuple[list[int], list[int]]], **more: Any
+) -> Any:
     """A store of one array ``k`` of backbone ``near`` with these rows, of which clients hold train and test rows."""
     columns = SimpleNamespace(classes=("ink", "chalk", "oil"), label=np.array(label))
-    clients = [Client(f"c{i}", np.array(train), np.array(test)) for i, (train, test) in enumerate(parts)]
+    clients = [
+        Client(f"c{i}", np.array(train), np.array(test)) for i, (train, test) in enumerate(parts)
+    ]
     table = ClientTable.of(clients, np.empty(0, np.int64))
     store = SimpleNamespace(
         readable=lambda: np.array(more.get("ok", [1] * len(x))),
@@ -162,10 +215,13 @@ def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], li
         manifest=more.get("manifest"),
     )
     return SimpleNamespace(
-        columns=columns, store=store, keys=["l", "k"], fused=["k", "l"],
+        columns=columns,
+        store=store,
+        keys=["l", "k"],
+        fused=["k", "l"],
         partition=SimpleNamespace(clients=clients, table=table),
         features=lambda key, rows: (x if key == "k" else more["other"])[rows].astype(np.float32),
-    )  # fmt: skip
+    )
 
 
 LOST = [math.nan, math.nan]
@@ -173,41 +229,68 @@ PLANE = np.array([[3.0, 0], [5, 0], [0, 2], LOST, [0, 9], [2, 0], [0, 7], [8, 0]
 
 
 def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> None:
-    place = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([0, 1, 2, 3], []), ([5, 6, 7], []), ([4], [])])
+    place = features_of(
+        PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([0, 1, 2, 3], []), ([5, 6, 7], []), ([4], [])]
+    )
     found, names, count = data._prototypes(place, "k")
     # ink: 3, 5 and 2 in x; chalk: 2 and 7 in y; row 3 cannot be read and row 7 has no label
-    assert names == ["ink", "chalk", "oil", "c0: ink", "c0: chalk", "c1: ink", "c1: chalk", "c2: oil"]
+    assert names == [
+        "ink",
+        "chalk",
+        "oil",
+        "c0: ink",
+        "c0: chalk",
+        "c1: ink",
+        "c1: chalk",
+        "c2: oil",
+    ]
     assert count == 3
     assert found == pytest.approx(
-        np.array([[10 / 3, 0], [0, 4.5], [0, 9], [4, 0], [0, 2], [2, 0], [0, 7], [0, 9]], np.float32)
+        np.array(
+            [[10 / 3, 0], [0, 4.5], [0, 9], [4, 0], [0, 2], [2, 0], [0, 7], [0, 9]], np.float32
+        )
     )
     many = features_of(PLANE, [0] * 10, [([0], [])] * 13)
     assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
-def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(drawn: Drawn) -> None:
+def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(
+    drawn: Drawn,
+) -> None:
     # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
     place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
     made: Any = data.plane("p", place, "k", "pca")
     assert [row[:2] for row in made.rows] == [
-        ["row", "chalk"], ["row", "ink"], ["row", "chalk"], ["row", "ink"], ["class mean", "ink"],
-        ["class mean", "chalk"], ["client's class mean", "c0: ink"], ["client's class mean", "c0: chalk"],
-    ]  # fmt: skip
+        ["row", "chalk"],
+        ["row", "ink"],
+        ["row", "chalk"],
+        ["row", "ink"],
+        ["class mean", "ink"],
+        ["class mean", "chalk"],
+        ["client's class mean", "c0: ink"],
+        ["client's class mean", "c0: chalk"],
+    ]
     x = np.array([float(row[2]) for row in made.rows])
     assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
 
 
-def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entropy_of_zero_shot_labels_by_hand(
+    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
     # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
     x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
     texts = {"near": np.array([[2.0, 0], [0, 1]])}
-    monkeypatch.setattr(data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None)
+    monkeypatch.setattr(
+        data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None
+    )
     monkeypatch.setattr(data, "read_text", lambda path, backbone, entry: texts[backbone])
     made: Any = data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
     p = math.e / (math.e + 1)
     own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
-    assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + ["scale 100 (CLIP's own)"] * 3
+    assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + [
+        "scale 100 (CLIP's own)"
+    ] * 3
     assert [row[1] for row in made.rows] == pytest.approx([own, 1.0, own, 0.0, 1.0, 0.0], abs=1e-6)
     heights = [round(bar.get_height()) for bar in drawn.axes.patches]
     # 24 bars of 1 / 24 bits a scale: .840 is in the 21st, 1 in the last, 0 in the first
@@ -219,7 +302,9 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
     # Of unit rows k is told apart along one line, l is the same for every row: alone k is all there is, and l nothing.
     rows = [0, 2, 5, 6]
     other = np.ones((10, 2))
-    place = features_of(PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other)
+    place = features_of(
+        PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other
+    )
     made: Any = data.agreement("a", place)
     value = {(row[0], row[1]): float(row[2]) for row in made.rows}
     assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
@@ -229,8 +314,12 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
 def source(counts: np.ndarray) -> Any:
     """Clients with so many rows of each class; row 0 has no label, and everybody holds it."""
     rows = np.split(1 + np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1])
-    clients = [SimpleNamespace(name=f"c{i}", train=np.append(rows[i], 0)) for i in range(len(counts))]
-    label = np.concatenate([[-1], *(np.repeat(np.arange(len(of)), of) for of in counts)]).astype(int)
+    clients = [
+        SimpleNamespace(name=f"c{i}", train=np.append(rows[i], 0)) for i in range(len(counts))
+    ]
+    label = np.concatenate([[-1], *(np.repeat(np.arange(len(of)), of) for of in counts)]).astype(
+        int
+    )
     columns = SimpleNamespace(classes=tuple(f"k{j}" for j in range(counts.shape[1])), label=label)
     return SimpleNamespace(partition=SimpleNamespace(clients=clients), columns=columns)
 
@@ -240,7 +329,9 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
     largest = (0.95 * 72 * 0.3) ** 2
     assert drawn.dots() == [[(0, 0), (1, 0), (1, 1)]]
-    assert drawn.axes.collections[0].get_sizes().tolist() == pytest.approx([largest, largest / 4, largest / 2])
+    assert drawn.axes.collections[0].get_sizes().tolist() == pytest.approx(
+        [largest, largest / 4, largest / 2]
+    )
     assert drawn.told == [["c0, k0: 4 rows", "c1, k0: 1 rows", "c1, k1: 2 rows"]]
     assert made.rows == [["c0", "k0", 4], ["c1", "k0", 1], ["c1", "k1", 2]]
     many: Any = data.dots("d", source(np.ones((61, 62), int)))
@@ -250,8 +341,12 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
 
 
 def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
-    few = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([], [9, 0, 2]), ([], [0, 7, 8])],
-                      ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1])  # fmt: skip
+    few = features_of(
+        PLANE,
+        [0, 0, 1, 0, 2, 0, 1, -1, 0, 0],
+        [([], [9, 0, 2]), ([], [0, 7, 8])],
+        ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1],
+    )
     assert data.sampled(few, "k").tolist() == [0, 2, 9]
     for rows, kept in ((600, 600), (601, 301)):
         place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
@@ -261,20 +356,26 @@ def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
 def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_AVERAGED", 30)
     monkeypatch.setattr(data, "MOST_POINTS", 12)
-    monkeypatch.setattr(data, "READ_BYTES", 3 * 2 * 2 * 4)  # three chunks of two rows of two numbers
+    monkeypatch.setattr(
+        data, "READ_BYTES", 3 * 2 * 2 * 4
+    )  # three chunks of two rows of two numbers
     clients = [([0, 20 + i, 40 + i], list(range(i, 100, 9))) for i in range(9)]
     place = features_of(np.ones((100, 2)), [0] * 100, clients)
     rows = data.sampled(place, "k")
     assert len(rows) == 12
     assert len(np.flatnonzero(np.diff(rows) > 1)) == 2, "three blocks of neighbours"
     read: list[int] = []
-    place.features = lambda key, rows: read.extend(rows.tolist()) or np.ones((len(rows), 2), np.float32)
+    place.features = lambda key, rows: (
+        read.extend(rows.tolist()) or np.ones((len(rows), 2), np.float32)
+    )
     _, names, _ = data._prototypes(place, "k")
     # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
     assert names == ["ink", "c0: ink", "c1: ink"]
     assert len({row // 2 for row in read}) <= 3 + 3 * (data.MOST_AVERAGED // 3 // 2 + 1)
     monkeypatch.setattr(data, "READ_BYTES", 1)
-    assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], "the first client is shown all the same"
+    assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], (
+        "the first client is shown all the same"
+    )
 
 
 def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
@@ -282,8 +383,11 @@ def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) ->
     table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
     runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
-    assert drawn.told == [["7 taken for 3: 3 rows, 25.0 %"], ["0 taken for 30: 1 rows, 10.0 %"],
-                          ["3 taken for 7: 1 rows, 10.0 %"]]  # fmt: skip
+    assert drawn.told == [
+        ["7 taken for 3: 3 rows, 25.0 %"],
+        ["0 taken for 30: 1 rows, 10.0 %"],
+        ["3 taken for 7: 1 rows, 10.0 %"],
+    ]
     table[1, :30] = 5
     runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert len(drawn.axes.patches) == 15

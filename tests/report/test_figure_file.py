@@ -19,7 +19,15 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
 
     def extracted(place: Path) -> Path:
         images = folder(place / "shapes", train=12, test=6)
-        done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
+        done = ok(
+            "extract",
+            "--dataset",
+            f"folder:{images}",
+            "--backbones",
+            "random-projection",
+            "--size",
+            8,
+        )
         return Path(done.data["path"])
 
     store = once(extracted)
@@ -36,10 +44,34 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
         "--name",
         "own",
     )
-    words = ("--store", store.name, "--backbones", "random-projection", "--partition", "own", "--participation", "all",
-             "--seeds", "0-2")  # fmt: skip
-    ok("grid", "--method", "fedavg", *words, "--rounds", 2, "--eval-every", 1, "--set", "batch=4",
-       "--sweep", "lr=0.3,0.1,0.01,0.001", "--sweep", "wd=0,0.1")  # fmt: skip
+    words = (
+        "--store",
+        store.name,
+        "--backbones",
+        "random-projection",
+        "--partition",
+        "own",
+        "--participation",
+        "all",
+        "--seeds",
+        "0-2",
+    )
+    ok(
+        "grid",
+        "--method",
+        "fedavg",
+        *words,
+        "--rounds",
+        2,
+        "--eval-every",
+        1,
+        "--set",
+        "batch=4",
+        "--sweep",
+        "lr=0.3,0.1,0.01,0.001",
+        "--sweep",
+        "wd=0,0.1",
+    )
     ok("train", "--method", "fed3r", *words)
     return own_home / "runs"
 
@@ -64,7 +96,9 @@ def test_every_kind_is_drawn_or_says_what_it_takes(runs: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(runs: Path, tmp_path: Path) -> None:
+def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(
+    runs: Path, tmp_path: Path
+) -> None:
     for columns, width in ((1, 3.4), (2, 7.0)):
         out = tmp_path / f"{columns}.svg"
         ok("figure", "clients", "-o", out, "--columns", columns, "--runs", runs)

@@ -29,11 +29,25 @@ def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path:
     def record(seed: int, number: int, **noted: float | None) -> dict[str, Any]:
         return {"seed": seed, "round": number, "diagnostics": noted}
 
-    one = stored(tmp_path / "a", [record(0, 1, entropy_bits=2.0, kept=1.0), record(0, 2, entropy_bits=1.0, kept=None),
-                                  record(1, 1, entropy_bits=4.0), record(1, 2, entropy_bits=2.0)])  # fmt: skip
-    two = stored(tmp_path / "b", [record(0, 1, agreement_share=0.5), record(0, 2, agreement_share=0.75)])
+    one = stored(
+        tmp_path / "a",
+        [
+            record(0, 1, entropy_bits=2.0, kept=1.0),
+            record(0, 2, entropy_bits=1.0, kept=None),
+            record(1, 1, entropy_bits=4.0),
+            record(1, 2, entropy_bits=2.0),
+        ],
+    )
+    two = stored(
+        tmp_path / "b", [record(0, 1, agreement_share=0.5), record(0, 2, agreement_share=0.75)]
+    )
     entropy, _ = own_numbers("n", [("first", one), ("second", two)])
-    assert entropy.rows == [["first", 0, 1, 2.0], ["first", 0, 2, 1.0], ["first", 1, 1, 4.0], ["first", 1, 2, 2.0]]
+    assert entropy.rows == [
+        ["first", 0, 1, 2.0],
+        ["first", 0, 2, 1.0],
+        ["first", 1, 1, 4.0],
+        ["first", 1, 2, 2.0],
+    ]
     assert re.findall(r"first: ([\d.]+) in round (\d)", entropy.svg) == [("3", "1"), ("1.5", "2")]
 
 
@@ -48,7 +62,9 @@ def test_numbers_at_the_end_alone_are_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 9), (7, 1)])
-def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape: tuple[int, int]) -> None:
+def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(
+    shape: tuple[int, int],
+) -> None:
     rng = np.random.default_rng(sum(shape))
     x, y = rng.normal(size=shape), rng.normal(size=(shape[0], 4))
     x[0] = 0.0  # a row without a direction
@@ -56,9 +72,13 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape
     flat = data._project(x.astype(np.float32), "pca")
     unit = torch.nn.functional.normalize(torch.from_numpy(x), dim=1).numpy()
     assert np.abs(data._unit_rows(x) - unit).max() < 1e-15
-    assert flat[:, :axes] == pytest.approx(PCA(axes, svd_solver="full").fit_transform(unit), abs=1e-5)
+    assert flat[:, :axes] == pytest.approx(
+        PCA(axes, svd_solver="full").fit_transform(unit), abs=1e-5
+    )
     assert not flat[:, axes:].any()
-    assert data._linear_cka(x, y) == pytest.approx(linear_cka(torch.from_numpy(x), torch.from_numpy(y)))
+    assert data._linear_cka(x, y) == pytest.approx(
+        linear_cka(torch.from_numpy(x), torch.from_numpy(y))
+    )
     assert np.isnan(data._linear_cka(np.ones(shape), y))
     text = rng.normal(size=(3, shape[1]))
     for scale in (1.0, 100.0, 1e4):

@@ -12,7 +12,13 @@ import pytest
 
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.grids import sweeps
-from fedcache.report.figures.hyperparameters import hyperparameters, importance, importances, levels_of, swept_points
+from fedcache.report.figures.hyperparameters import (
+    hyperparameters,
+    importance,
+    importances,
+    levels_of,
+    swept_points,
+)
 from fedcache.report.figures.paired import differences
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.paired_blocks import PairedBlocks
@@ -23,7 +29,13 @@ NUMBERS = itertools.count()
 
 
 def point(mean: float, validation: float | None = None, **settings: object) -> StoredRun:
-    result = {"method": "m", "backbones": ["b"], "hyperparameters": settings, "seeds": [0], "accuracy": {"mean": mean}}
+    result = {
+        "method": "m",
+        "backbones": ["b"],
+        "hyperparameters": settings,
+        "seeds": [0],
+        "accuracy": {"mean": mean},
+    }
     if validation is not None:
         result["validation"] = {"mean": validation}
     return StoredRun(Path(f"{next(NUMBERS):010}"), result, {})
@@ -69,7 +81,9 @@ def test_a_grid_is_bars_and_lines_that_carry_their_runs() -> None:
     for entry in entries:
         assert lines.svg.count(f'data-run="{entry.key}"') == 1
     assert hyperparameters("g", entries[:7]) == [], "seven points are too few"
-    assert hyperparameters("g", [point(0.1 * i, lr=i) for i in range(9)]) == [], "one setting is a line of its own"
+    assert hyperparameters("g", [point(0.1 * i, lr=i) for i in range(9)]) == [], (
+        "one setting is a line of its own"
+    )
 
 
 def test_frames_and_rings_mark_what_validation_chose() -> None:
@@ -78,7 +92,9 @@ def test_frames_and_rings_mark_what_validation_chose() -> None:
     assert chosen.columns == ["lr", "validation accuracy"]
     points = swept_points(grid(held=True))
     assert points is not None
-    assert points.values[int(points.scores.argmax())][points.names.index("lr")] == "0", "the lowest of the test"
+    assert points.values[int(points.scores.argmax())][points.names.index("lr")] == "0", (
+        "the lowest of the test"
+    )
 
 
 def blocks(*rows: list[float]) -> Any:

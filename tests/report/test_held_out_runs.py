@@ -24,13 +24,21 @@ VALUES = ("zebra", "ant", "10", "9")
 
 def held_out(method: str, value: str, accuracy: float, **more: Any) -> Any:
     """A run of seeds 3 and 1 that holds out a value of ``site``."""
-    part = {"scheme": "natural", "args": {"by": "site", "hold_out": [value], "tests": "within"}, "name": None,
-            "seed": 0, "clients": 3, "digests": [f"p-{value}"] * 2}  # fmt: skip
+    part = {
+        "scheme": "natural",
+        "args": {"by": "site", "hold_out": [value], "tests": "within"},
+        "name": None,
+        "seed": 0,
+        "clients": 3,
+        "digests": [f"p-{value}"] * 2,
+    }
     return run(f"{method}{value}", {3: accuracy, 1: accuracy}, method, partition=part, **more)
 
 
 def group_of(**methods: tuple[float, ...]) -> HeldOutGroup:
-    runs = [held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=False)]
+    runs = [
+        held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=False)
+    ]
     (group,) = held_out_groups(runs)
     return group
 
@@ -58,7 +66,9 @@ def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_c
 
 
 def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike() -> None:
-    group = group_of(fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2))
+    group = group_of(
+        fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2)
+    )
     made = compared(over_held_out(group, "accuracy"), over=HELD_OUT, metric="accuracy")
     assert min(p.p for p in made.pairs if p.p is not None) == 0.125
     assert made.too_few
@@ -78,7 +88,18 @@ def trained(folder: Path) -> Path:
     site = np.array(VALUES)[np.arange(240) // 3 % 4]
     np.savez(folder / "d.npz", **{"features/mine": x, "labels": y, "site": site})
     ok("ingest", folder / "d.npz", "--name", "sites")
-    ok("grid", "fed3r,fedncm,fedavg", "--by", "site", "--hold-out", "each", "--rounds", 1, "--sweep", "lr=0.1,0.01")
+    ok(
+        "grid",
+        "fed3r,fedncm,fedavg",
+        "--by",
+        "site",
+        "--hold-out",
+        "each",
+        "--rounds",
+        1,
+        "--sweep",
+        "lr=0.1,0.01",
+    )
     return folder
 
 
@@ -105,7 +126,9 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     assert grid["mean"] == pytest.approx(row["mean"])
     ok("report", "-o", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
-    assert text.count('class="verdict"') == 1, "one answer for the group, and not one for each value"
+    assert text.count('class="verdict"') == 1, (
+        "one answer for the group, and not one for each value"
+    )
     for entry in listed.data["entries"]:
         facts = read_run(Path(entry["path"]))
         assert facts is not None
@@ -116,12 +139,27 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
 def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) -> None:
     entries = ok("runs", "list").data["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
-    assert sorted(with_model) == sorted((m, v) for m in ("fed3r", "fedncm", "fedavg") for v in VALUES)
+    assert sorted(with_model) == sorted(
+        (m, v) for m in ("fed3r", "fedncm", "fedavg") for v in VALUES
+    )
 
 
 @pytest.mark.usefixtures("home")
 def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home: Path) -> None:
-    ok("grid", "fedavg", "--by", "site", "--hold-out", "each", "--rounds", 1, "--set", "lr=0.1", "--seeds", "3,1")
+    ok(
+        "grid",
+        "fedavg",
+        "--by",
+        "site",
+        "--hold-out",
+        "each",
+        "--rounds",
+        1,
+        "--set",
+        "lr=0.1",
+        "--seeds",
+        "3,1",
+    )
     tables = fc.compare("method:fedavg").tables
     (row,) = [t for t in tables[0].treatments if "0.1" in t.name]
     assert len(row.known) == 4

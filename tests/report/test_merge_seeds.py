@@ -44,28 +44,51 @@ def run(name: str, by_seed: dict[int, float], method: str = "fedavg", **more: An
         "protocol": "global",
         "hyperparameters": {"lr": 0.1},
         "accuracy": {
-            "mean": mean, "std": float(np.std(values, ddof=1)) if len(values) > 1 else None, "per_seed": values,
-            "per_client": [mean - 0.1, mean, mean + 0.1], "client_mean": mean, "client_mean_per_seed": values,
-            "pooled": mean, "pooled_per_seed": values,
+            "mean": mean,
+            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            "per_seed": values,
+            "per_client": [mean - 0.1, mean, mean + 0.1],
+            "client_mean": mean,
+            "client_mean_per_seed": values,
+            "pooled": mean,
+            "pooled_per_seed": values,
         },
         "macro_f1": {"mean": mean, "std": None, "per_seed": values},
         "fairness": {"worst10": mean - 0.1},
-        "confusion": [[round(100 * v) for v in [sum(values)]] + [100 * len(seeds) - round(100 * sum(values))]] * 1,
+        "confusion": [
+            [round(100 * v) for v in [sum(values)]] + [100 * len(seeds) - round(100 * sum(values))]
+        ]
+        * 1,
         "clients": ["zebra", "ant", "10"],
         "classes_owned": {"per_client": [1, 1, 1], "mean": 1.0},
         "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 200},
-        "partition": {"scheme": "iid", "args": {"clients": 3}, "name": "p", "seed": 0, "clients": 3, "digest": "p",
-                      "digests": ["p"] * len(seeds)},
-        "traffic": {"up": 10 * len(seeds), "down": 0,
-                    "exact": {"up_bytes": 600 * len(seeds), "down_bytes": 60 * len(seeds),
-                              "per_client_round": {"up": 40, "down": 4}}},
+        "partition": {
+            "scheme": "iid",
+            "args": {"clients": 3},
+            "name": "p",
+            "seed": 0,
+            "clients": 3,
+            "digest": "p",
+            "digests": ["p"] * len(seeds),
+        },
+        "traffic": {
+            "up": 10 * len(seeds),
+            "down": 0,
+            "exact": {
+                "up_bytes": 600 * len(seeds),
+                "down_bytes": 60 * len(seeds),
+                "per_client_round": {"up": 40, "down": 4},
+            },
+        },
         "fidelity": "exact",
         "code": "c",
         **more,
-    }  # fmt: skip
+    }
     made = StoredRun(Path(f"{name:0<16}"), result, {"seconds": {"train": 2.0 * len(seeds)}})
     made.__dict__["test_rows"] = {seed: rows_of(value) for seed, value in by_seed.items()}
-    made.__dict__["rounds"] = [{"seed": seed, "round": 4, "accuracy": value} for seed, value in by_seed.items()]
+    made.__dict__["rounds"] = [
+        {"seed": seed, "round": 4, "accuracy": value} for seed, value in by_seed.items()
+    ]
     return made
 
 
@@ -93,10 +116,14 @@ SPLITS = {"disjoint": [(3, 1), (0, 2, 4)], "one contains the other": [(0, 1, 2),
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
-def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split: list[tuple[int, ...]]) -> None:
+def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(
+    split: list[tuple[int, ...]],
+) -> None:
     runs = [run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)]
     made, whole = one_run(*runs), run("whole", BY_SEED)
-    assert dict(zip(made.result["seeds"], made.result["accuracy"]["per_seed"], strict=True)) == BY_SEED
+    assert (
+        dict(zip(made.result["seeds"], made.result["accuracy"]["per_seed"], strict=True)) == BY_SEED
+    )
     for part, name in (("accuracy", "mean"), ("macro_f1", "mean"), ("fairness", "worst10")):
         assert made.result[part][name] == pytest.approx(whole.result[part][name]), part
     assert made.result["accuracy"]["std"] == pytest.approx(whole.result["accuracy"]["std"])
@@ -110,7 +137,10 @@ def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split: list[tuple
 
 
 @pytest.mark.slow
-@given(st.lists(st.sets(st.sampled_from(list(BY_SEED)), min_size=1), min_size=1, max_size=4), st.randoms())
+@given(
+    st.lists(st.sets(st.sampled_from(list(BY_SEED)), min_size=1), min_size=1, max_size=4),
+    st.randoms(),
+)
 def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], random: Any) -> None:
     runs = []
     for i, seeds in enumerate(lists):
@@ -120,7 +150,9 @@ def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], r
     made = one_run(*runs)
     union = set().union(*lists)
     assert sorted(made.result["seeds"]) == sorted(union)
-    assert made.result["accuracy"]["mean"] == pytest.approx(np.mean([BY_SEED[seed] for seed in union]))
+    assert made.result["accuracy"]["mean"] == pytest.approx(
+        np.mean([BY_SEED[seed] for seed in union])
+    )
     assert made.result["traffic"]["exact"]["up_bytes"] == 600 * len(union)
 
 
@@ -130,7 +162,16 @@ def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], r
         {"hyperparameters": {"lr": 0.2}},
         {"rounds": 6},
         {"code": "later"},
-        {"partition": {"scheme": "iid", "args": {}, "name": "q", "seed": 1, "clients": 3, "digests": ["q", "q"]}},
+        {
+            "partition": {
+                "scheme": "iid",
+                "args": {},
+                "name": "q",
+                "seed": 1,
+                "clients": 3,
+                "digests": ["q", "q"],
+            }
+        },
         {"participants": {"client_sampling": "weighted"}},
         {"trust": {"dp_noise": 1.0, "privacy": {"noise": 1.0, "simulation": True}}},
     ],
@@ -177,7 +218,9 @@ def test_a_run_of_one_seed_that_draws_something_depends_on_it(more: dict[str, An
     assert depends_on_seed(entry)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if draws_nothing(n, METHODS[n].resolve("paper"))])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if draws_nothing(n, METHODS[n].resolve("paper"))]
+)
 def test_a_method_that_draws_nothing_gives_the_same_for_every_seed(name: str) -> None:
     """What the report takes for granted of a run of one seed."""
     tried = trial_of_case((name, {}), "sequential")
@@ -189,7 +232,9 @@ def test_a_method_that_draws_nothing_gives_the_same_for_every_seed(name: str) ->
 
 
 def comparison(*entries: StoredRun) -> Any:
-    return compared(within(list(entries), "here", "accuracy", "seeds"), over="seeds", metric="accuracy")
+    return compared(
+        within(list(entries), "here", "accuracy", "seeds"), over="seeds", metric="accuracy"
+    )
 
 
 def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other() -> None:
@@ -197,7 +242,9 @@ def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other
     other = run("a", some(3, 1, 0))
     mean = np.mean([BY_SEED[seed] for seed in (3, 1, 0)])
     for made in (comparison(fixed(0), other), comparison(fixed(7), other)):
-        assert {t.name: t.mean for t in made.treatments} == pytest.approx({"fed3r": 0.89, "fedavg": mean})
+        assert {t.name: t.mean for t in made.treatments} == pytest.approx(
+            {"fed3r": 0.89, "fedavg": mean}
+        )
         (pair,) = made.pairs
         assert pair.difference == pytest.approx(mean - 0.89)
         assert pair.blocks == ("3", "1", "0")
@@ -222,7 +269,9 @@ def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_mean
 
 @pytest.mark.slow
 @given(st.permutations([3, 1, 0, 4, 2]), st.permutations([3, 1, 0, 4, 2]))
-def test_the_order_of_seeds_in_a_run_changes_no_difference(first: list[int], second: list[int]) -> None:
+def test_the_order_of_seeds_in_a_run_changes_no_difference(
+    first: list[int], second: list[int]
+) -> None:
     other = {seed: BY_SEED[seed] ** 2 for seed in BY_SEED}
     one, two = run("a", some(*first)), run("b", {s: other[s] for s in second}, "fedprox")
     (pair,) = comparison(one, two).pairs

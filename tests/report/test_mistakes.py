@@ -38,7 +38,9 @@ def extracted(place: Path) -> Path:
         first = sorted((images / split).iterdir())[0]
         first.rename(images / split / HOSTILE.replace("/", "∕"))
     (images / "kept").rename(images / "train")
-    return Path(ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"])
+    return Path(
+        ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"]
+    )
 
 
 @pytest.fixture
@@ -55,12 +57,21 @@ def shown(text: str) -> list[tuple[str, str, str, str, str, Image.Image]]:
     found = re.findall(pattern, text)
     assert len(found) == text.count("<img ")
     return [
-        (unescape(name), unescape(truth), unescape(other), p, client, Image.open(io.BytesIO(base64.b64decode(raw))))
+        (
+            unescape(name),
+            unescape(truth),
+            unescape(other),
+            p,
+            client,
+            Image.open(io.BytesIO(base64.b64decode(raw))),
+        )
         for raw, name, truth, other, p, client in found
     ]
 
 
-def wrong_rows(model: fc.Model, store: Store, rows: np.ndarray) -> list[tuple[float, str, str, str]]:
+def wrong_rows(
+    model: fc.Model, store: Store, rows: np.ndarray
+) -> list[tuple[float, str, str, str]]:
     """(-probability, name, class, taken for) of the rows that a model gets wrong, by its own figures."""
     x = store.reader(next(iter(store.arrays))).rows(rows)[:, 0]
     p, s = model.probabilities(x), store.samples
@@ -79,21 +90,52 @@ def page_of(tmp_path: Path, *words: object) -> str:
 
 
 @pytest.mark.slow
-def test_the_most_confident_mistakes_of_one_model_with_their_images(store: Path, tmp_path: Path) -> None:
+def test_the_most_confident_mistakes_of_one_model_with_their_images(
+    store: Path, tmp_path: Path
+) -> None:
     run = ok("train", "--method", "fed3r", *IID).data
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
     found, held = shown(text), Store.open(store)
-    expected = sorted(wrong_rows(fc.load_model(run["path"]), held, np.flatnonzero(held.samples.split == 1)))
+    expected = sorted(
+        wrong_rows(fc.load_model(run["path"]), held, np.flatnonzero(held.samples.split == 1))
+    )
     assert 3 < len(expected) <= 24
-    assert [(n, t, o, p) for n, t, o, p, *_ in found] == [(n, t, o, f"{-100 * p:.2f}") for p, n, t, o in expected]
+    assert [(n, t, o, p) for n, t, o, p, *_ in found] == [
+        (n, t, o, f"{-100 * p:.2f}") for p, n, t, o in expected
+    ]
     assert HOSTILE not in text
 
 
 @pytest.mark.slow
-def test_of_clients_own_models_each_is_asked_about_its_own_rows(store: Path, tmp_path: Path) -> None:
-    ok("partition", "--store", store, "--scheme", "dirichlet", "--clients", 4, "--alpha", 1, "--name", "four")
-    words = ("--partition", "four", "--participation", "all", "--rounds", 2, "--set", "batch=4", "--seeds", "0,1")
+def test_of_clients_own_models_each_is_asked_about_its_own_rows(
+    store: Path, tmp_path: Path
+) -> None:
+    ok(
+        "partition",
+        "--store",
+        store,
+        "--scheme",
+        "dirichlet",
+        "--clients",
+        4,
+        "--alpha",
+        1,
+        "--name",
+        "four",
+    )
+    words = (
+        "--partition",
+        "four",
+        "--participation",
+        "all",
+        "--rounds",
+        2,
+        "--set",
+        "batch=4",
+        "--seeds",
+        "0,1",
+    )
     run = ok("train", "--method", "fedrep", *words).data
     held, expected = Store.open(store), []
     parts = load_partition(held, "four").to_payload()
@@ -116,7 +158,9 @@ def test_a_thumbnail_is_the_image_of_its_row(tmp_path: Path) -> None:
     assert last is not None
     root = Path(last[1].removeprefix("folder:"))
     for name, *_, image in shown(page_of(tmp_path, "--with-images")):
-        assert np.array_equal(np.asarray(image.convert("RGB")), np.asarray(Image.open(root / name).convert("RGB")))
+        assert np.array_equal(
+            np.asarray(image.convert("RGB")), np.asarray(Image.open(root / name).convert("RGB"))
+        )
 
 
 def copied(tmp_path: Path) -> Path:
@@ -152,13 +196,23 @@ def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store: Path, tmp_path: Path) -> None:
-    simulated = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-seed", 0).data["path"]
+def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(
+    store: Path, tmp_path: Path
+) -> None:
+    simulated = ok(
+        "train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-seed", 0
+    ).data["path"]
     assert shown(page_of(tmp_path, simulated, "--with-images"))
-    private = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-allow", "evaluation").data["path"]
+    private = ok(
+        "train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-allow", "evaluation"
+    ).data["path"]
     model = f"{private}/models/seed-0.safetensors"
-    for words in (("report", private), ("report",), ("evaluate", private, "--store", store),
-                  ("evaluate", model, "--store", store)):  # fmt: skip
+    for words in (
+        ("report", private),
+        ("report",),
+        ("evaluate", private, "--store", store),
+        ("evaluate", model, "--store", store),
+    ):
         done = fedcache(*words, "--with-images", "-o", tmp_path / "no.html")
         assert done.code == Exit.USAGE, done.err
 
@@ -173,10 +227,16 @@ def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path)
     assert len(found) == min(24, told["rows"] - told["right"]) > 0
     for name, truth, predicted, _, _, image in found:
         assert name.split("/")[1] == truth != predicted
-        assert np.array_equal(np.asarray(image.convert("RGB")), np.asarray(Image.open(other / name)))
+        assert np.array_equal(
+            np.asarray(image.convert("RGB")), np.asarray(Image.open(other / name))
+        )
 
 
-@given(width=st.integers(1, 300), height=st.integers(1, 300), mode=st.sampled_from(["RGB", "L", "RGBA", "P"]))
+@given(
+    width=st.integers(1, 300),
+    height=st.integers(1, 300),
+    mode=st.sampled_from(["RGB", "L", "RGBA", "P"]),
+)
 @examples(30, 300)
 def test_a_thumbnail_is_small_and_pixels_alone(width: int, height: int, mode: str) -> None:
     image = Image.new(mode, (width, height))
@@ -188,6 +248,8 @@ def test_a_thumbnail_is_small_and_pixels_alone(width: int, height: int, mode: st
     made = Image.open(io.BytesIO(found))
     made.load()
     assert max(made.size) == min(SIDE, max(width, height))
-    assert head == ("data:image/png;base64" if max(width, height) <= SIDE else "data:image/jpeg;base64")
+    assert head == (
+        "data:image/png;base64" if max(width, height) <= SIDE else "data:image/jpeg;base64"
+    )
     assert not dict(made.getexif())
     assert not {"icc_profile", "comment", "exif"} & set(made.info)

@@ -9,13 +9,17 @@ import pytest
 from fedcache.report.model_card import accuracy_lines
 
 
-def result(protocol: str, values: list[float | None], confusion: list[list[int]] | None) -> dict[str, Any]:
+def result(
+    protocol: str, values: list[float | None], confusion: list[list[int]] | None
+) -> dict[str, Any]:
     known = [v for v in values if v is not None]
     mean = sum(known) / len(known) if known else None
     return {
-        "protocol": protocol, "seeds": list(range(len(values))), "confusion": confusion,
+        "protocol": protocol,
+        "seeds": list(range(len(values))),
+        "confusion": confusion,
         "accuracy": {"per_seed": values, "mean": mean, "std": 0.125 if len(known) > 1 else None},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,10 @@ def result(protocol: str, values: list[float | None], confusion: list[list[int]]
         # three quarters of four rows are three of them, and of five they are no count
         (result("global", [0.75], [[3, 1], [0, 0]]), [("75.00 %", "30.06 to 95.44 %")]),
         (result("global", [0.75], [[3, 1], [0, 1]]), [("75.00 %", "one model")]),
-        (result("global", [0.5, None, 0.75], None), [("Seed 0", "50.00"), ("Seed 2", "75.00"), ("62.50", "12.50")]),
+        (
+            result("global", [0.5, None, 0.75], None),
+            [("Seed 0", "50.00"), ("Seed 2", "75.00"), ("62.50", "12.50")],
+        ),
     ],
     ids=["own rows", "interval", "no whole number", "several seeds"],
 )

@@ -25,7 +25,13 @@ def run(seeds: dict[int, TestRows] | None, protocol: str = "global") -> StoredRu
 def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
     """One model, each row tested by one of as many clients with one row each."""
     r, n = np.array(right), len(right)
-    return TestRows(np.arange(n) if rows is None else np.array(rows), r, np.ones(n, np.int64), r / n, np.full(n, 1 / n))
+    return TestRows(
+        np.arange(n) if rows is None else np.array(rows),
+        r,
+        np.ones(n, np.int64),
+        r / n,
+        np.full(n, 1 / n),
+    )
 
 
 def test_mcnemar_by_hand() -> None:
@@ -34,26 +40,34 @@ def test_mcnemar_by_hand() -> None:
     assert found is not None
     assert (found.rows, found.gained, found.lost, found.test) == (8, 4, 1, "mcnemar")
     assert found.difference == pytest.approx(3 / 8)
-    assert found.p == pytest.approx(2 * (5 + 1) / 32)  # two-sided binomial of 4 or more, or 1 or fewer, among 5
+    assert found.p == pytest.approx(
+        2 * (5 + 1) / 32
+    )  # two-sided binomial of 4 or more, or 1 or fewer, among 5
     e = np.array([1, 1, 1, 1, 0, 0, -1, 0]) / 8 - 3 / 64
     half = 1.959963984540054 * np.sqrt(8 / 7 * (e**2).sum())
     assert found.interval == pytest.approx((3 / 8 - half, 3 / 8 + half))
 
 
 @pytest.mark.parametrize("throws", [0, 7, MOST_EXACT, MOST_EXACT + 1, 50_000])
-def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(throws: int) -> None:
+def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(
+    throws: int,
+) -> None:
     for gained in sorted({0, 1, throws // 3, throws // 2, throws - throws // 2, throws}):
         if gained <= throws:
             # scipy's underflows to 0 where 2^-n does
             expected = stats.binomtest(gained, throws).pvalue if throws else 1.0
-            assert sign_test(gained, throws - gained) == pytest.approx(expected, rel=1e-10, abs=1e-300)
+            assert sign_test(gained, throws - gained) == pytest.approx(
+                expected, rel=1e-10, abs=1e-300
+            )
             assert sign_test(throws - gained, gained) == sign_test(gained, throws - gained)
 
 
 def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image() -> None:
     one, other = of_one([1, 1, 1, 0, 1, 0]), of_one([0, 1, 0, 0, 1, 1])
     once = row_difference(run({0: one}), run({0: other}), "pooled", 0.95)
-    thrice = row_difference(run(dict.fromkeys(range(3), one)), run(dict.fromkeys(range(3), other)), "pooled", 0.95)
+    thrice = row_difference(
+        run(dict.fromkeys(range(3), one)), run(dict.fromkeys(range(3), other)), "pooled", 0.95
+    )
     assert once is not None
     assert thrice is not None
     assert (thrice.rows, thrice.p, thrice.test) == (6, once.p, "mcnemar")
@@ -84,7 +98,10 @@ def test_intervals_cover_and_the_test_keeps_its_level() -> None:
         weight = scored / scored.sum()
         first, second = rng.binomial(scored, 0.8), rng.binomial(scored, 0.76)
         third = rng.binomial(scored, 0.8)
-        a, b, c = (TestRows(np.arange(300), r, scored, r / scored.sum(), weight) for r in (first, second, third))
+        a, b, c = (
+            TestRows(np.arange(300), r, scored, r / scored.sum(), weight)
+            for r in (first, second, third)
+        )
         runs = [run({0: rows}, "personalised") for rows in (a, b, c)]
         found = row_difference(runs[0], runs[1], "client_mean", 0.95)
         same = row_difference(runs[0], runs[2], "client_mean", 0.95)
@@ -109,8 +126,21 @@ def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.Monke
     x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
     np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
     ok("ingest", tmp_path / "rows.npz", "--name", "rows")
-    ok("grid", "--method", "fed3r,fedncm,fedrep", "--store", "rows", "--scheme", "iid", "--clients", 4,
-       "--rounds", 2, "--seeds", 0)  # fmt: skip
+    ok(
+        "grid",
+        "--method",
+        "fed3r,fedncm,fedrep",
+        "--store",
+        "rows",
+        "--scheme",
+        "iid",
+        "--clients",
+        4,
+        "--rounds",
+        2,
+        "--seeds",
+        0,
+    )
     (table,) = ok("compare", "--against", "fed3r").data["comparisons"]
     by: dict[str, Any] = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
     assert by["fedncm"]["test"] == "mcnemar"

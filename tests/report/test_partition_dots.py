@@ -21,12 +21,16 @@ def drawn(monkeypatch, partition, columns, tmp_path):
     """The axes that ``draw`` fills."""
     seen = []
     fill = partition_dots._fill
-    monkeypatch.setattr(partition_dots, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest)))
+    monkeypatch.setattr(
+        partition_dots, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest))
+    )
     draw(partition, columns, tmp_path / "p.svg")
     return seen[0]
 
 
-@pytest.mark.parametrize(("kind", "head"), [("PNG", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("kind", "head"), [("PNG", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
 def test_the_ending_chooses_the_format_and_equal_partitions_give_equal_files(kind, head, tmp_path):
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
@@ -44,7 +48,9 @@ def test_a_dot_for_each_class_a_client_owns_and_its_area_is_the_count(monkeypatc
     assert len(axes.collections) == 1  # clients mix domains: one colour
     dots = axes.collections[0]
     places = dots.get_offsets().astype(int)
-    assert sorted(map(tuple, places.tolist())) == sorted(zip(*map(np.ndarray.tolist, np.nonzero(counts)), strict=True))
+    assert sorted(map(tuple, places.tolist())) == sorted(
+        zip(*map(np.ndarray.tolist, np.nonzero(counts)), strict=True)
+    )
     assert dots.get_sizes() == pytest.approx(counts[places[:, 0], places[:, 1]] * dot_scale(counts))
     assert not any(dots.get_linewidths())  # an outline would add to the area
     assert axes.get_legend() is None

@@ -73,7 +73,13 @@ def extracted(place: Path) -> Path:
         first.rename(images / split / HOSTILE.replace("/", "∕"))
     (images / "kept").rename(images / "train")
     done = ok(
-        "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,random-projection:16", "--size", 8
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection,random-projection:16",
+        "--size",
+        8,
     )
     return Path(done.data["path"])
 
@@ -93,16 +99,32 @@ def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path: Path) -> None:
-    run = ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
-             "--seeds", "0,1").data  # fmt: skip
-    closed = ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID).data
+    run = ok(
+        "train",
+        "--method",
+        "fedavg",
+        "--backbones",
+        "random-projection",
+        *IID,
+        "--rounds",
+        3,
+        "--eval-every",
+        1,
+        "--seeds",
+        "0,1",
+    ).data
+    closed = ok(
+        "train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID
+    ).data
     page, text, _ = made(tmp_path)
     assert "<img" not in text
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
     links = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href") and v]
     assert all(v.startswith("#") for v in links)
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", text)
-    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert "default-src 'none'" in policy
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
@@ -113,7 +135,9 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
     last = {int(s): float(a) for _, s, r, a in curves if r == "3"}
     assert [last[0], last[1]] == pytest.approx(run["accuracy"]["per_seed"], rel=1e-5)
     confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
-    best = max(closed, run, key=lambda r: r["accuracy"]["mean"])  # of equals fed3r, the first by name
+    best = max(
+        closed, run, key=lambda r: r["accuracy"]["mean"]
+    )  # of equals fed3r, the first by name
     assert sum(int(n) for *_, n in confusion) == sum(map(sum, best["confusion"]))
     assert sum(int(row[-1]) for row in found["s0-dots"][1:]) == 36  # training rows: 3 classes of 12
     cost = {row[0]: float(row[1]) for row in found["s0-bytes"][1:]}
@@ -124,9 +148,33 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) -> None:
-    ok("train", "--method", "fedavg", "--backbones", "random-projection", "--scheme", "dirichlet", "--alpha", 0.5,
-       "--clients", 3, "--participation", 2, "--rounds", 2, "--set", "lr=0.02", "--set", "batch=4", "--seeds", "1,2",
-       "--preset", "official", "--attack", "sign-flip:0.4")  # fmt: skip
+    ok(
+        "train",
+        "--method",
+        "fedavg",
+        "--backbones",
+        "random-projection",
+        "--scheme",
+        "dirichlet",
+        "--alpha",
+        0.5,
+        "--clients",
+        3,
+        "--participation",
+        2,
+        "--rounds",
+        2,
+        "--set",
+        "lr=0.02",
+        "--set",
+        "batch=4",
+        "--seeds",
+        "1,2",
+        "--preset",
+        "official",
+        "--attack",
+        "sign-flip:0.4",
+    )
     spec = json.loads((own_home / "last.json").read_text())["content"]["spec"]
     ok("train", "--method", "fedncm", "--dataset", spec, "--backbones", "random-projection", *IID)
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
@@ -143,7 +191,18 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
 @pytest.mark.usefixtures("store")
 def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home: Path) -> None:
     for lr in (0.1, 0.2, 0.3):
-        ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 1, "--set", f"lr={lr}")
+        ok(
+            "train",
+            "--method",
+            "fedavg",
+            "--backbones",
+            "random-projection",
+            *IID,
+            "--rounds",
+            1,
+            "--set",
+            f"lr={lr}",
+        )
     damaged, unfinished, whole = sorted((own_home / "runs").iterdir())
     raw = bytearray((damaged / "result.json").read_bytes())
     raw[40] ^= 1
@@ -158,8 +217,19 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home:
 
 
 @pytest.mark.slow
-def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Path, store: Path, own_home: Path) -> None:
-    words = ("train", "--method", "fed3r", "--store", store.name, "--backbones", "random-projection", *IID)
+def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(
+    tmp_path: Path, store: Path, own_home: Path
+) -> None:
+    words = (
+        "train",
+        "--method",
+        "fed3r",
+        "--store",
+        store.name,
+        "--backbones",
+        "random-projection",
+        *IID,
+    )
     new = Path(ok(*words).data["path"])
     old = own_home / "runs" / ("0" * 16)
     shutil.copytree(new, old)
@@ -173,12 +243,24 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(("noise", "drawn"), [(("--dp-allow", "evaluation"), False), (("--dp-seed", "0"), True)])
+@pytest.mark.parametrize(
+    ("noise", "drawn"), [(("--dp-allow", "evaluation"), False), (("--dp-seed", "0"), True)]
+)
 def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulation(
     tmp_path: Path, noise: tuple[str, str], drawn: bool
 ) -> None:
     private = ("--dp-clip", 1, "--dp-noise", 1, *noise)
-    ok("train", "--method", "fedavg", "--backbones", "random-projection", "--rounds", 1, *IID, *private)
+    ok(
+        "train",
+        "--method",
+        "fedavg",
+        "--backbones",
+        "random-projection",
+        "--rounds",
+        1,
+        *IID,
+        *private,
+    )
     page, text, _ = made(tmp_path)
     assert ("s0-dots" in page.figures(), "s0-plane0" in page.figures()) == (drawn, drawn)
     assert ("its epsilon covers neither who holds which rows" in text) is not drawn
@@ -208,7 +290,9 @@ def test_wrong_words_are_answered(
 def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -> None:
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fed3r", store, parts, backbones=["random-projection:16"])
-    grid = fc.grid("fed3r", store, parts, lam=[0.1, 1.0], options={"backbones": ("random-projection:16",)})
+    grid = fc.grid(
+        "fed3r", store, parts, lam=[0.1, 1.0], options={"backbones": ("random-projection:16",)}
+    )
     out = tmp_path / "report.html"
     done = fc.report([run, grid.best(), grid, run.path], out, title="Mine & yours", embed="tsne")
     assert done.runs == 3

@@ -18,7 +18,12 @@ from fedcache.report.table import table_of
 
 
 def run(
-    method: str, mean: float | None = 0.5, *, name: str = "", seconds: float | None = None, **changed: Any
+    method: str,
+    mean: float | None = 0.5,
+    *,
+    name: str = "",
+    seconds: float | None = None,
+    **changed: Any,
 ) -> StoredRun:
     made = {
         "method": method,
@@ -27,25 +32,55 @@ def run(
         "hyperparameters": {},
         "seeds": [0, 1],
         "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 1797},
-        "partition": {"scheme": "iid", "name": "", "args": {"clients": 3}, "seed": 0, "digests": ["p" * 64],
-                      "digest": "p" * 64, "clients": 3},
-        "accuracy": {"mean": mean, "std": 0.0125, "client_mean": 0.4, "per_seed": [mean, mean], "per_client": [None]},
+        "partition": {
+            "scheme": "iid",
+            "name": "",
+            "args": {"clients": 3},
+            "seed": 0,
+            "digests": ["p" * 64],
+            "digest": "p" * 64,
+            "clients": 3,
+        },
+        "accuracy": {
+            "mean": mean,
+            "std": 0.0125,
+            "client_mean": 0.4,
+            "per_seed": [mean, mean],
+            "per_client": [None],
+        },
         "fairness": {},
         "macro_f1": {"mean": None},
-        "traffic": {"exact": {"up_bytes": 2_500_000, "down_bytes": 1_000_000, "per_client_round": {"up": 1500}}},
+        "traffic": {
+            "exact": {
+                "up_bytes": 2_500_000,
+                "down_bytes": 1_000_000,
+                "per_client_round": {"up": 1500},
+            }
+        },
         "fidelity": "exact",
         "clients": ["c0"],
         "confusion": [[1]],
-    }  # fmt: skip
-    return StoredRun(Path(name or f"{method:0<12}"), {**made, **changed}, {"seconds": {"train": seconds}})
+    }
+    return StoredRun(
+        Path(name or f"{method:0<12}"), {**made, **changed}, {"seconds": {"train": seconds}}
+    )
 
 
 def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost() -> None:
-    entries = [run("a", 0.75, seconds=1234.5, hyperparameters={"lr": 0.1}), run("b", None, backbones=["x", "y"])]
+    entries = [
+        run("a", 0.75, seconds=1234.5, hyperparameters={"lr": 0.1}),
+        run("b", None, backbones=["x", "y"]),
+    ]
     columns, rows = table_of(entries, ["method", "backbones", "set.lr"], "own", "")
     assert [c.name for c in columns if c.shown] == [
-        "method", "accuracy %", "backbones", "lr", "95 % interval", "a client sends", "seconds a seed",
-    ]  # fmt: skip
+        "method",
+        "accuracy %",
+        "backbones",
+        "lr",
+        "95 % interval",
+        "a client sends",
+        "seconds a seed",
+    ]
     cells = {c.name: (cell.text, cell.sort) for c, cell in zip(columns, rows[0], strict=True)}
     # 2.5 MB up over two seeds and three clients; 1,234.5 s over two seeds
     assert cells["a client sends"] == ("417 kB", repr(2_500_000 / 6))
@@ -64,12 +99,15 @@ def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test() -> No
     columns, rows = table_of(entries, ["method"], "own", entries[0].digest)
     assert [c.name for c in columns[:3]] == ["method", "accuracy %", "validation %"]
     assert [[(cell.text, cell.best) for cell in row[1:3]] for row in rows] == [
-        [("70.00", True), ("60.00", True)], [("75.00", False), ("50.00", False)],
-    ]  # fmt: skip
+        [("70.00", True), ("60.00", True)],
+        [("75.00", False), ("50.00", False)],
+    ]
 
 
 def section(number: int, entries: list[StoredRun], score: str | None = None) -> Section:
-    return section_of(number, "t", entries, "no store is here", Shown("none", score, None, ToShow()))[1]
+    return section_of(
+        number, "t", entries, "no store is here", Shown("none", score, None, ToShow())
+    )[1]
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
@@ -94,10 +132,14 @@ def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
         return run(method, name=name, hyperparameters=hyperparameters)
 
     entries = [
-        tried("a", "0" * 12, lr=0.1, mu=1), tried("a", "1" * 12, lr=0.2, mu=1), tried("a", "2" * 12, lr=0.2, mu=1),
+        tried("a", "0" * 12, lr=0.1, mu=1),
+        tried("a", "1" * 12, lr=0.2, mu=1),
+        tried("a", "2" * 12, lr=0.2, mu=1),
         tried("b", "3" * 12, lr=0.5, flag=True),
-    ]  # fmt: skip
-    assert differing(entries) == ["method", "set.lr"], "mu is the same wherever it is, and b has one flag"
+    ]
+    assert differing(entries) == ["method", "set.lr"], (
+        "mu is the same wherever it is, and b has one flag"
+    )
     assert labels(entries) == ["a lr=0.1", "a lr=0.2 (11111111)", "a lr=0.2 (22222222)", "b"]
     assert label_of(entries[3], ["set.flag", "backbones"]) == "b flag=true b"
     assert label_of(entries[3], ["method", "set.none"]) == "b"
@@ -105,16 +147,31 @@ def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
 
 def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> None:
     def dealt(digest: str, *more: str, name: str = "mine", scheme: str = "iid") -> StoredRun:
-        part = {"scheme": scheme, "name": name, "args": {"clients": 3}, "seed": 0, "digests": [digest, *more]}
+        part = {
+            "scheme": scheme,
+            "name": name,
+            "args": {"clients": 3},
+            "seed": 0,
+            "digests": [digest, *more],
+        }
         return run("a", partition=part)
 
     assert setting_name(dealt("p", name="")) == "digits, iid-m3-s0"
-    assert setting_name(dealt("p", "q", name="", scheme="gone")) == "digits, gone, redrawn for every seed"
+    assert (
+        setting_name(dealt("p", "q", name="", scheme="gone"))
+        == "digits, gone, redrawn for every seed"
+    )
     groups = [[dealt("p" * 20)], [dealt("q" * 20)], [dealt("r" * 20, name="other")]]
     one, two = (f"digits, mine (dataset dddddddd, partition {letter * 8})" for letter in "pq")
     assert setting_names(groups) == [one, two, "digits, other"]
-    assert dealt("p", "p").setting == ("d" * 64, "p", False)  # measured here, and not claimed by sites
-    assert dealt("p", "q").setting == dealt("q", "r", "p").setting, "each seed has its own, by the same scheme"
+    assert dealt("p", "p").setting == (
+        "d" * 64,
+        "p",
+        False,
+    )  # measured here, and not claimed by sites
+    assert dealt("p", "q").setting == dealt("q", "r", "p").setting, (
+        "each seed has its own, by the same scheme"
+    )
     assert dealt("p", "q").setting != dealt("p", "q", scheme="shards").setting
 
 
@@ -127,7 +184,12 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
     def found(*asked: str | Path) -> list[str]:
         return [left.path.name for left in gather(list(asked), tmp_path).left_out]
 
-    assert found("abc") == found(tmp_path / "abc1") == found(tmp_path / "abc1" / "config.toml") == ["abc1"]
+    assert (
+        found("abc")
+        == found(tmp_path / "abc1")
+        == found(tmp_path / "abc1" / "config.toml")
+        == ["abc1"]
+    )
     assert sorted(found(tmp_path)) == sorted(found()) == ["abc1", "abd2"]
     assert found("abc", "abc1") == ["abc1"], "once, however often it is named"
     for wrong in ("x", "ab", tmp_path / "abc1" / "notes.txt", tmp_path / "abc1" / "result.json"):

@@ -20,7 +20,9 @@ from fedcache.report.drawing import Draw, Plot
 from fedcache.report.side_by_side import draw_all
 
 HERE = os.getpid()
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere figures are drawn one after another")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere figures are drawn one after another"
+)
 
 
 class Told(Silent):
@@ -97,14 +99,19 @@ FAULTS = {
 @pytest.mark.usefixtures("three_cores")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
-    fault: Any, forked: list[int], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fault: Any,
+    forked: list[int],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(side_by_side, "PATIENCE", 1.0)
     many, told = plots(8, fault), Told()
     sys.stdout.write("in the buffer ")  # a process that is copied has it too, and must not write it
     draw_all(many, told)
     sys.stdout.flush()
-    assert [("svg" in vars(p)) for p in many] == ([True] * 8 if fault is None else [i % 3 == 0 for i in range(8)])
+    assert [("svg" in vars(p)) for p in many] == (
+        [True] * 8 if fault is None else [i % 3 == 0 for i in range(8)]
+    )
     assert [p.svg for p in many] == [p.svg for p in plots(8)]
     assert told.said == [("drawing", 8, "figures"), 3, 3, 2, "stop"]
     assert capfd.readouterr() == ("in the buffer ", "")
@@ -113,7 +120,9 @@ def test_drawings_are_the_same_bytes_whatever_becomes_of_a_process(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three_cores")
-def test_where_there_is_no_room_for_a_process_figures_are_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_room_for_a_process_figures_are_drawn_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fork() -> int:
         raise BlockingIOError("too many processes")
 
@@ -139,7 +148,9 @@ def test_an_error_of_a_figure_is_raised_and_no_process_is_left(
 
 
 @pytest.mark.slow
-def test_no_process_is_made_while_another_thread_may_hold_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_made_while_another_thread_may_hold_a_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only the thread that tells a terminal that a command is at work may run."""
     names: list[str] = []
     threads = [threading.current_thread()]
@@ -177,7 +188,9 @@ draw_all([Plot(f"p{{i}}", "", "a cloud", ("x",), [], fill_of(i)) for i in range(
 @pytest.mark.slow
 def test_what_draws_ends_when_the_command_is_killed() -> None:
     code = KILLED.format(path=[str(Path(__file__).parent), *sys.path])
-    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert command.stdout is not None
     assert command.stdout.readline() == "drawing\n"
     assert len(_of_session(command.pid)) == 3

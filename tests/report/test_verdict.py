@@ -15,7 +15,9 @@ from fedcache.report.verdict import lead, ranked, sent_bytes, uncertainty, verdi
 SEEDS = (3, 1, 12, 7)
 
 
-def run(name: str, *per_seed: float, up: int = 6000, down: int = 600, seconds: float = 3.0, **more: Any) -> StoredRun:
+def run(
+    name: str, *per_seed: float, up: int = 6000, down: int = 600, seconds: float = 3.0, **more: Any
+) -> StoredRun:
     """A run of three clients; 0.8 of 100 test rows is 80 of them right.
 
     ``per_seed`` are the accuracies of seeds 3, 1, 12, 7. A result lists them from a place that its name decides, so
@@ -74,27 +76,43 @@ def test_a_lead_is_paired_over_seeds_and_else_over_test_rows() -> None:
     half = 1.959964 * math.sqrt((0.09 + 0.16) / 100)
     assert gap is not None
     assert (gap.value, gap.low, gap.high, gap.over) == (
-        pytest.approx(0.1), pytest.approx(0.1 - half), pytest.approx(0.1 + half), "100 test rows"
-    )  # fmt: skip
+        pytest.approx(0.1),
+        pytest.approx(0.1 - half),
+        pytest.approx(0.1 + half),
+        "100 test rows",
+    )
     assert lead(fixed, run("alone", 0.7, protocol="personalised"), "own") is None
 
 
 def test_a_lead_of_personal_models_is_paired_over_clients() -> None:
     def personal(name: str, *clients: float) -> StoredRun:
         mean = sum(clients) / len(clients)
-        accuracy = {"mean": mean, "per_seed": [mean], "client_mean": mean, "per_client": list(clients)}
+        accuracy = {
+            "mean": mean,
+            "per_seed": [mean],
+            "client_mean": mean,
+            "per_client": list(clients),
+        }
         return run(name, mean, protocol="personalised", accuracy=accuracy)
 
     gap = lead(personal("a", 0.9, 0.8, 0.6), personal("b", 0.8, 0.75, 0.58), "own")
     found = stats.ttest_rel([0.9, 0.8, 0.6], [0.8, 0.75, 0.58]).confidence_interval(0.95)
     assert gap is not None
-    assert (gap.low, gap.high, gap.over) == (pytest.approx(found.low), pytest.approx(found.high), "3 clients")
+    assert (gap.low, gap.high, gap.over) == (
+        pytest.approx(found.low),
+        pytest.approx(found.high),
+        "3 clients",
+    )
 
 
 def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero() -> None:
     fixed = uncertainty(run("fixed", 0.9, 0.9, 0.9), "own")
     assert fixed is not None
-    assert (round(fixed.low, 4), round(fixed.high, 4), fixed.over) == (0.8256, 0.9448, "100 test rows")
+    assert (round(fixed.low, 4), round(fixed.high, 4), fixed.over) == (
+        0.8256,
+        0.9448,
+        "100 test rows",
+    )
     varied = uncertainty(run("varied", 0.8, 0.9, 0.85), "own")
     assert varied is not None
     assert varied.over == "3 seeds"
@@ -102,7 +120,10 @@ def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero
 
 
 def test_rows_in_one_place_are_a_reference_and_not_what_to_take() -> None:
-    central, solo = run("central", 0.99, up=0, down=0), run("solo", 0.7, up=0, down=0, protocol="personalised")
+    central, solo = (
+        run("central", 0.99, up=0, down=0),
+        run("solo", 0.7, up=0, down=0, protocol="personalised"),
+    )
     assert [e.pooled_rows for e in (central, solo, run("a", 0.8))] == [True, False, False]
     said = told(central, run("a", 0.8), solo)
     assert said.label == "a"

@@ -19,21 +19,34 @@ from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, 
 from fedcache.reproduce.frozen_bench.table import rankings
 
 TINY = {
-    "title": "Which?", "rounds": 2, "participation": "all", "seeds": "0-1", "search_seeds": "0", "validation": "0.5",
-    "limit": 100, "data": {"shapes": {"dataset": "digits"}}, "backbones": {"glyph-clip": {}},
-    "partitions": {"iid": {"scheme": "iid", "clients": 2}, "skewed": {"scheme": "dirichlet", "clients": 2}},
+    "title": "Which?",
+    "rounds": 2,
+    "participation": "all",
+    "seeds": "0-1",
+    "search_seeds": "0",
+    "validation": "0.5",
+    "limit": 100,
+    "data": {"shapes": {"dataset": "digits"}},
+    "backbones": {"glyph-clip": {}},
+    "partitions": {
+        "iid": {"scheme": "iid", "clients": 2},
+        "skewed": {"scheme": "dirichlet", "clients": 2},
+    },
     "treatments": {
         "fed3r": {"family": "one round", "search": {"lam": ["0.1", "1"]}},
         "ncm": {"method": "fedncm", "family": "one round"},
         "fedavg": {"family": "many rounds"},
         "clip-zs": {"family": "class texts"},
     },
-}  # fmt: skip
+}
 HERE = Path(__file__).parents[2]
 
 
 def blocks(count: int) -> list[Block]:
-    return [Block("shapes", "glyph-clip" if i % 2 else "pixels", "iid" if i < 2 else "skewed") for i in range(count)]
+    return [
+        Block("shapes", "glyph-clip" if i % 2 else "pixels", "iid" if i < 2 else "skewed")
+        for i in range(count)
+    ]
 
 
 def scores(*table: tuple[str, tuple[float | None, ...]]) -> list[BenchScore]:
@@ -55,7 +68,11 @@ def test_the_methods_that_read_stored_features_are_compared() -> None:
     # A new method is compared when the study is run again, which takes hours.
     assert len(features - compared) <= 3
     assert len(study.treatments) >= 55
-    fixed = {label for label, t in study.treatments.items() if t.points == 1 and METHODS[t.method].gradient}
+    fixed = {
+        label
+        for label, t in study.treatments.items()
+        if t.points == 1 and METHODS[t.method].gradient
+    }
     assert fixed <= {"lp-plus-plus"}, "rates are chosen, where there are some"
 
 
@@ -74,7 +91,10 @@ def test_a_wrong_file_is_named(change: dict[str, object], words: str) -> None:
 
 def test_data_have_short_names_and_parts_are_chosen_by_them() -> None:
     study = read_study()
-    found = {spec: label_of(spec) for spec in ("digits", "folder:/a/pacs/", "arrays:b/medical.npz", "paper:office10")}
+    found = {
+        spec: label_of(spec)
+        for spec in ("digits", "folder:/a/pacs/", "arrays:b/medical.npz", "paper:office10")
+    }
     assert list(found.values()) == ["digits", "pacs", "medical", "office10"]
     assert list(study.with_data(["digits", "mine=folder:/a/pacs"]).data) == ["digits", "mine"]
     with pytest.raises(FedcacheError, match="pacs"):
@@ -84,7 +104,11 @@ def test_data_have_short_names_and_parts_are_chosen_by_them() -> None:
 
 
 def test_ranks_by_hand() -> None:
-    rows = scores(("fed3r", (0.9, 0.8, 0.7, 0.6)), ("ncm", (0.8, 0.8, 0.6, 0.5)), ("fedavg", (0.7, 0.9, None, 0.4)))
+    rows = scores(
+        ("fed3r", (0.9, 0.8, 0.7, 0.6)),
+        ("ncm", (0.8, 0.8, 0.6, 0.5)),
+        ("fedavg", (0.7, 0.9, None, 0.4)),
+    )
     found = rankings(parse_study(TINY), rows)
     whole = found[0]
     # ranks: block 1: 1 2 3; block 2: 2.5 2.5 1; block 3: 1 2 3 (not trained is last); block 4: 1 2 3
@@ -111,7 +135,9 @@ def test_texts_are_ranked_where_there_are_some_and_nowhere_else() -> None:
 
 def test_the_page_is_made_of_the_values_alone() -> None:
     study = parse_study(TINY)
-    rows = scores(("fed3r", (0.9, 0.8, 0.7)), ("ncm", (0.8, 0.7, None)), ("fedavg", (0.7, 0.6, 0.5)))
+    rows = scores(
+        ("fed3r", (0.9, 0.8, 0.7)), ("ncm", (0.8, 0.7, None)), ("fedavg", (0.7, 0.6, 0.5))
+    )
     data = study_data(study, rows, {"command": "C", "version": "V", "runs_seconds": 1.0})
     again = json.loads(as_json(data))
     assert markdown(again) == markdown(data)
@@ -139,12 +165,29 @@ def test_wrong_words_are_answered(words: tuple[str, ...], expected: str) -> None
 
 
 @pytest.mark.slow
-def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_home: Path, tmp_path: Path) -> None:
-    images = f"shapes=folder:{folder(tmp_path / 'shapes', train=20, test=8, domains=('chalk', 'ink'))}"
+def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(
+    own_home: Path, tmp_path: Path
+) -> None:
+    images = (
+        f"shapes=folder:{folder(tmp_path / 'shapes', train=20, test=8, domains=('chalk', 'ink'))}"
+    )
     only = [f"--only=treatment={name}" for name in ("fed3r", "fedncm", "solo linear")]
     only += [f"--only=partition={name}" for name in ("iid", "domains")]
-    words = ("reproduce", "frozen-bench", "--on", images, "--backbones", "random-projection:16", "--rounds", 1,
-             "--seeds", "0,1", *only, "-o", tmp_path / "page.md")  # fmt: skip
+    words = (
+        "reproduce",
+        "frozen-bench",
+        "--on",
+        images,
+        "--backbones",
+        "random-projection:16",
+        "--rounds",
+        1,
+        "--seeds",
+        "0,1",
+        *only,
+        "-o",
+        tmp_path / "page.md",
+    )
     done = ok(*words)
     data = json.loads((tmp_path / "page.json").read_text())
     assert (tmp_path / "page.md").read_text() == markdown(data)
@@ -158,7 +201,9 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
         assert score["values"] == [r["accuracy"]["client_mean"] for r in found]
         assert score["pooled"] == pytest.approx(sum(r["accuracy"]["pooled"] for r in found) / 2)
         assert [r["seeds"] for r in found] == [[0], [1]]
-        assert all("validation" not in r for r in found), "the runs that are compared train on all training rows"
+        assert all("validation" not in r for r in found), (
+            "the runs that are compared train on all training rows"
+        )
         method, scheme = found[0]["method"], found[0]["partition"]["scheme"]
         tried = [r for r in results.values() if "validation" in r and r["method"] == method]
         tried = [r for r in tried if r["partition"]["scheme"] == scheme]
@@ -169,7 +214,11 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
             assert chosen["validation"]["mean"] == max(r["validation"]["mean"] for r in tried)
     # All treatments of a block and seed have one partition.
     for part in ("iid", "domains"):
-        runs = [[results[d] for d in s["runs"]] for s in data["scores"] if s["block"]["partition"] == part]
+        runs = [
+            [results[d] for d in s["runs"]]
+            for s in data["scores"]
+            if s["block"]["partition"] == part
+        ]
         for seed in (0, 1):
             assert len({r[seed]["partition"]["digest"] for r in runs}) == 1
     before = {p: p.stat().st_mtime_ns for p in (own_home / "runs").glob("*/result.json")}

@@ -77,7 +77,9 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_way(images: str) -> None:
+def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_way(
+    images: str,
+) -> None:
     words = (
         "reproduce",
         "fedpcl-table5",
@@ -92,7 +94,9 @@ def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_
     done = ok(*words, "--recipe", "random-projection:16:size=16").data
     assert [c["labels"]["loss"] for c in done["cells"]] == ["Cross Entropy", "FedPCL"]
     assert "images: random-projection:16:size 16" in done["departures"]
-    assert all(c["protocol"]["recipe"] == {"random-projection:16:size": "16"} for c in done["cells"])
+    assert all(
+        c["protocol"]["recipe"] == {"random-projection:16:size": "16"} for c in done["cells"]
+    )
 
 
 def test_a_run_of_a_cell_is_an_ordinary_run(images: str) -> None:
@@ -101,11 +105,15 @@ def test_a_run_of_a_cell_is_an_ordinary_run(images: str) -> None:
     path = Path(cell["runs"][0])
     assert path.parent == Path(os.environ["FEDCACHE_HOME"]) / "runs"
     again = ok("train", "--config", path / "config.toml").data
-    assert 100 * again["accuracy"]["client_mean"] == pytest.approx(cell["values"]["client_mean"]["got"]["mean"])
+    assert 100 * again["accuracy"]["client_mean"] == pytest.approx(
+        cell["values"]["client_mean"]["got"]["mean"]
+    )
 
 
 @pytest.mark.slow
-def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, own_home: Path) -> None:
+def test_the_papers_own_data_is_no_proxy_and_departures_are_said(
+    images: str, own_home: Path
+) -> None:
     e = parse(SMALL.replace("DATA", images), "small")
     report = reproduce(e, Home(own_home))
     a, b = report.lines
@@ -145,7 +153,9 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
         (("fedpcl-table5",), 6, "--on digits"),
     ],
 )
-def test_wrong_words_and_missing_things_get_the_next_command(words: tuple[str, ...], code: int, expected: str) -> None:
+def test_wrong_words_and_missing_things_get_the_next_command(
+    words: tuple[str, ...], code: int, expected: str
+) -> None:
     must_fail(expected, "reproduce", *words, code=code)
 
 
@@ -159,11 +169,15 @@ def test_list_tells_the_truth(own_home: Path) -> None:
     for name, found in before.items():
         needs = {(n["kind"], n["name"]) for n in found["missing"]}  # type: ignore[attr-defined]
         assert found["ready"] == (not needs) == (found["status"] == "ready")
-        methods = {c.method for c in entry(name).cells} if "method" in READS[entry(name).kind] else set()
+        methods = (
+            {c.method for c in entry(name).cells} if "method" in READS[entry(name).kind] else set()
+        )
         assert {n for k, n in needs if k == "method"} == methods - set(METHODS)
         assert all(n["command"] for n in found["missing"])  # type: ignore[attr-defined]
     assert before["fedpcl-table7"]["ready"]
-    lacked = [n for n in before["fedpcl-table12"]["missing"] if n["name"] == "resnet18-birds-maxpool"]  # type: ignore[attr-defined]
+    lacked = [
+        n for n in before["fedpcl-table12"]["missing"] if n["name"] == "resnet18-birds-maxpool"
+    ]  # type: ignore[attr-defined]
     assert "fedcache backbones import FILE --as resnet18-birds" in lacked[0]["command"]
     (own_home / "weights").mkdir(parents=True)
     (own_home / "weights" / "resnet18-birds.pth.tar").write_bytes(b"weights")
@@ -181,7 +195,9 @@ def test_tables_of_sizes_and_the_dots_need_no_backbone(images: str) -> None:
     sizes = ok("reproduce", "fedpcl-table8", "--on", images).data["cells"]
     measured = {c["labels"]["dataset"]: c["values"]["per_class"]["got"]["mean"] for c in sizes}
     assert (measured["MNIST"], measured["MNIST-M"], measured["SVHN"]) == (10, 10, None)
-    dots = ok("reproduce", "fedpcl-fig4", "--on", images, "--only", "setting=feature shift").data["cells"][0]["values"]
+    dots = ok("reproduce", "fedpcl-fig4", "--on", images, "--only", "setting=feature shift").data[
+        "cells"
+    ][0]["values"]
     assert dots["sizes"]["got"]["text"] == "30, 30, 30"
     assert Path(dots["dots"]["got"]["text"]).read_bytes().startswith(b"\x89PNG")
 
@@ -189,12 +205,18 @@ def test_tables_of_sizes_and_the_dots_need_no_backbone(images: str) -> None:
 def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) -> None:
     cells = ok("reproduce", "fedpcl-fig6", "--on", images).data["cells"]
     drawn = {
-        tuple(c["labels"].values()): np.asarray(Image.open(c["values"]["picture"]["got"]["text"]), np.float64) / 255
+        tuple(c["labels"].values()): np.asarray(
+            Image.open(c["values"]["picture"]["got"]["text"]), np.float64
+        )
+        / 255
         for c in cells
     }
     root = Path(images.removeprefix("folder:")) / "train"
     clean = drawn["none", "0"]
-    assert any(np.array_equal(np.asarray(Image.open(p), np.float64) / 255, clean) for p in root.rglob("*.png"))
+    assert any(
+        np.array_equal(np.asarray(Image.open(p), np.float64) / 255, clean)
+        for p in root.rglob("*.png")
+    )
     inside = (clean > 0.3) & (clean < 0.5)  # clipping at 0 and 1 biases the rest
     for kind, p in (("Gaussian", 0.1), ("Gaussian", 0.2), ("Laplace", 0.1), ("Laplace", 0.2)):
         e = drawn[kind, str(p)] - (1 - p) * clean
@@ -214,7 +236,11 @@ def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) ->
 def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
     values = ok("reproduce", "fst-fig2", "--on", images).data["cells"][0]["values"]
     assert values["entropy_bound"]["got"]["mean"] == pytest.approx(math.log2(3))
-    assert 0.9 * math.log2(3) < values["entropy_least"]["got"]["mean"] <= values["entropy_mean"]["got"]["mean"]
+    assert (
+        0.9 * math.log2(3)
+        < values["entropy_least"]["got"]["mean"]
+        <= values["entropy_mean"]["got"]["mean"]
+    )
     assert values["entropy_mean"]["got"]["mean"] <= math.log2(3)
 
 
@@ -236,7 +262,10 @@ def test_the_bound_of_theorem_41_by_hand() -> None:
     # .08420; d = 100: sqrt(.2 ln(5 e)) = .72242; d = 513 has a capacity of .99983.
     done = ok("reproduce", "fedpcl-theorem41").data
     assert not done["proxy"]
-    measured = {c["labels"]["example"]: {k: v["got"]["mean"] for k, v in c["values"].items()} for c in done["cells"]}
+    measured = {
+        c["labels"]["example"]: {k: v["got"]["mean"] for k, v in c["values"].items()}
+        for c in done["cells"]
+    }
     small, linear, more = measured.values()
     assert small == pytest.approx(
         {"bound_printed": 42.82371, "bound_corrected": 0.80662, "bound_capacity": 0.72242}, abs=1e-5
@@ -259,8 +288,12 @@ def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> Non
         assert p.cell.set["encoder"] == "mlp"
         assert p.cell.method == ("flesd-head" if p.paper.method == "flesd" else p.paper.method)
         network = "ResNet-50" if p.paper.labels["dataset"] == "IN-100" else "ResNet-18"
-        assert any(f"head on 8 cached views instead of a {network}" in said for said in p.departures)
+        assert any(
+            f"head on 8 cached views instead of a {network}" in said for said in p.departures
+        )
         METHODS[p.cell.method].resolve(p.cell.preset, p.cell.set)
-    same = plan(entry("flesd-table1"), Options(on="digits"), RequirementCheck(Home.from_environment()))
+    same = plan(
+        entry("flesd-table1"), Options(on="digits"), RequirementCheck(Home.from_environment())
+    )
     assert {p.cell.backbones for p in same} == {("pixels",)}
     assert {p.cell.views for p in same} == {1}

@@ -23,9 +23,13 @@ def cells(name: str, *words: str) -> list[PaperCell]:
     return [c for c in entry(name).cells if all(any(w in label for label in c.at) for w in words)]
 
 
-def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_weights_alone(own_home: Path) -> None:
+def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_weights_alone(
+    own_home: Path,
+) -> None:
     looker = RequirementCheck(Home(own_home))
-    found = [(name, c) for name in ("fedpcl-table3", "fedpcl-table11") for c in cells(name, "DomainNet")]
+    found = [
+        (name, c) for name in ("fedpcl-table3", "fedpcl-table11") for c in cells(name, "DomainNet")
+    ]
     printed = [c for _, c in found if c.printed[0] is not None]
     assert len(printed) == 7 + 28
     for name, cell in found:
@@ -33,7 +37,9 @@ def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_w
         hp = METHODS[cell.method].resolve(cell.preset, cell.set)
         assert hp["train_view"] == "aug"
         if cell.method in ("fedpcl", "fedproto"):
-            assert hp["proto_view"] == "aug"  # the released prototype pass reads the training images
+            assert (
+                hp["proto_view"] == "aug"
+            )  # the released prototype pass reads the training images
         assert {need.kind for need in looker.missing(entry(name), cell)} <= {"data", "weights"}
     assert [str(step) for step in parse_policy("domainnet")] == ["flip=0.5", "rotate=30"]
     others = [c for c in entry("fedpcl-table11").cells if "DomainNet" not in c.at[0]]
@@ -47,7 +53,12 @@ def test_a_noisy_image_of_table_15_is_the_papers(kind: str, p: str) -> None:
     assert cell.augment is not None
     assert canonical(cell.augment) == f"{kind.lower()}-noise=51:{p}"  # 0.2 of 255 levels
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
-    assert (hp["noise_on"], hp["train_view"], hp["views"], hp["proto_view"]) == ("off", "aug", "twice", "center")
+    assert (hp["noise_on"], hp["train_view"], hp["views"], hp["proto_view"]) == (
+        "off",
+        "aug",
+        "twice",
+        "center",
+    )
 
 
 @pytest.mark.slow
@@ -64,9 +75,15 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path)
     path = ok("inspect").data["path"]
     arrays = Store.open(path).arrays
     assert {a.recipe.get("augment", "") for a in arrays.values()} == {
-        "", "laplace-noise=51:0.1", "gaussian-noise=51:0.1", "laplace-noise=51:0.2", "gaussian-noise=51:0.2"
-    }  # fmt: skip
+        "",
+        "laplace-noise=51:0.1",
+        "gaussian-noise=51:0.1",
+        "laplace-noise=51:0.2",
+        "gaussian-noise=51:0.2",
+    }
     plain = [Store.open(path).reader(key).all()[:, 0] for key in arrays]
-    assert all(np.array_equal(plain[0], other) for other in plain[1:])  # view 0 is the plain image whatever the policy
+    assert all(
+        np.array_equal(plain[0], other) for other in plain[1:]
+    )  # view 0 is the plain image whatever the policy
     again = ok(*words, "--only", "method=FedPCL").data
     assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in again["cells"])

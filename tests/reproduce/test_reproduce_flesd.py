@@ -23,7 +23,13 @@ RELEASED = {
     "CIFAR10": {"encoder": "conv", "stem": "cifar", "batch": 1024, "tau": 0.4, "esd_batch": 256},
     "CIFAR100": {"encoder": "conv", "stem": "cifar", "batch": 1024, "tau": 0.4, "esd_batch": 256},
     "Tiny-IN": {"encoder": "conv", "stem": "cifar", "batch": 256, "tau": 0.4, "esd_batch": 128},
-    "IN-100": {"encoder": "resnet50", "stem": "imagenet", "batch": 128, "tau": 0.2, "esd_batch": 128},
+    "IN-100": {
+        "encoder": "resnet50",
+        "stem": "imagenet",
+        "batch": 128,
+        "tau": 0.2,
+        "esd_batch": 128,
+    },
 }
 """Batches and temperatures of the release's README, tiny_imagenet.sh and imagenet100.sh."""
 

@@ -16,7 +16,9 @@ from fedcache.runs.run import Run
 RESULT: dict[str, Any] = {
     "clients": ["a", "b", "c"],
     "accuracy": {
-        "mean": 0.5, "client_mean": 0.625, "per_client": [0.75, None, 0.25],
+        "mean": 0.5,
+        "client_mean": 0.625,
+        "per_client": [0.75, None, 0.25],
         "per_domain": {"real": 0.125, "clipart": 0.5},
     },
     "fairness": {"worst10": 0.25, "worst40": None, "best10": 1.0, "std_pp": 3.5},
@@ -26,7 +28,7 @@ RESULT: dict[str, Any] = {
     "hyperparameters": {"dim": 3},
     "widths": [4, 6],
     "classes": 5,
-}  # fmt: skip
+}
 MEASURED = {"per_seed": {"0": {"rounds": [1.0, 2.0]}, "1": {"rounds": [6.0]}}}
 
 
@@ -68,7 +70,9 @@ BY_HAND: list[tuple[str, Any]] = [
 
 def test_metrics_by_hand(run: Run) -> None:
     for metric, expected in BY_HAND:
-        assert measure(metric, run) == (expected if expected is None else pytest.approx(expected)), metric
+        assert measure(metric, run) == (
+            expected if expected is None else pytest.approx(expected)
+        ), metric
 
 
 def test_all_that_is_trained_of_an_encoder_counts(run: Run) -> None:
@@ -86,7 +90,16 @@ def test_a_run_without_rounds_has_no_curve(run: Run) -> None:
 
 
 def test_units_and_unknown_metrics(run: Run) -> None:
-    words = ("accuracy", "client:3", "std", "seconds_per_round", "curve", "curve:loss", "params", "entropy_bound")
+    words = (
+        "accuracy",
+        "client:3",
+        "std",
+        "seconds_per_round",
+        "curve",
+        "curve:loss",
+        "params",
+        "entropy_bound",
+    )
     assert [unit(w) for w in words] == ["%", "%", "points", "s", "%", "", "", "bits"]
     with pytest.raises(FedcacheError, match="Did you mean 'accuracy'"):
         measure("acuracy", run)

@@ -25,13 +25,23 @@ from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Print
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, _take_out_shared, reproduce
 
 CELL = PaperCell(
-    {"m": "A"}, method="fedavg", dataset="paper:x", backbones=("vit-tiny", "vit-small"), recipe={"size": "64"},
-    scheme="iid", rounds=100, seeds="0-2", metrics=("client_mean",), printed=(Printed(50.0),),
-)  # fmt: skip
+    {"m": "A"},
+    method="fedavg",
+    dataset="paper:x",
+    backbones=("vit-tiny", "vit-small"),
+    recipe={"size": "64"},
+    scheme="iid",
+    rounds=100,
+    seeds="0-2",
+    metrics=("client_mean",),
+    printed=(Printed(50.0),),
+)
 
 
 def table(*cells: PaperCell, **changed: Any) -> PaperTable:
-    made = PaperTable("t", "A title", "A paper", "runs", "", ("m",), ("client_mean",), 3, (), (), cells, ())
+    made = PaperTable(
+        "t", "A title", "A paper", "runs", "", ("m",), ("client_mean",), 3, (), (), cells, ()
+    )
     return replace(made, **changed)
 
 
@@ -49,14 +59,29 @@ def planned(cell: PaperCell, options: Options, *lacking: str) -> PlannedCell:
 
 
 def test_all_that_a_proxy_changes_is_said_in_order() -> None:
-    options = Options(on="digits", backbones=("glyph-clip",), recipe={"size": "32"}, rounds=5, seeds="1", limit=50)
+    options = Options(
+        on="digits", backbones=("glyph-clip",), recipe={"size": "32"}, rounds=5, seeds="1", limit=50
+    )
     assert options.proxy
     one = planned(CELL, options)
     assert [said.partition(":")[0] for said in one.departures] == [
-        "data", "data", "backbone", "backbones", "images", "images", "rounds", "seeds",
-    ]  # fmt: skip
+        "data",
+        "data",
+        "backbone",
+        "backbones",
+        "images",
+        "images",
+        "rounds",
+        "seeds",
+    ]
     assert one.departures[2] == "backbone: glyph-clip instead of vit-tiny"
-    changed = {"dataset": "digits", "backbones": ("glyph-clip",), "recipe": {"size": "32"}, "rounds": 5, "seeds": "1"}
+    changed = {
+        "dataset": "digits",
+        "backbones": ("glyph-clip",),
+        "recipe": {"size": "32"},
+        "rounds": 5,
+        "seeds": "1",
+    }
     assert one == PlannedCell(CELL, replace(CELL, **changed), one.departures)
     assert planned(CELL, Options(rounds=100, seeds="0-2")) == PlannedCell(CELL, CELL, ())
 
@@ -87,16 +112,24 @@ def test_rounds_are_those_asked_for_where_a_method_has_any(
 
 def test_roles_are_filled_in_order_or_by_what_is_here() -> None:
     entry = table(CELL)
-    assert roles(entry, Options(), looker("vit-tiny")) == {"vit-tiny": "vit-tiny", "vit-small": "vit-small"}
+    assert roles(entry, Options(), looker("vit-tiny")) == {
+        "vit-tiny": "vit-tiny",
+        "vit-small": "vit-small",
+    }
     assert roles(entry, Options(on="digits"), looker("vit-tiny")) == {"vit-small": "vit-small"}
-    assert roles(entry, Options(on="digits"), looker("vit-tiny", "vit-small")) == {"vit-tiny": "glyph-clip"}
+    assert roles(entry, Options(on="digits"), looker("vit-tiny", "vit-small")) == {
+        "vit-tiny": "glyph-clip"
+    }
     assert roles(table(replace(CELL, backbones=())), Options(on="digits"), looker()) == {}
     two = Options(backbones=("glyph-clip", "cnn2"))
     assert roles(entry, two, looker()) == {"vit-tiny": "glyph-clip", "vit-small": "cnn2"}
     with pytest.raises(FedcacheError, match="3 backbones"):
         roles(entry, Options(backbones=("glyph-clip", "cnn2", "vgg11")), looker())
-    refused = plan(table(CELL, replace(CELL, labels={"m": "B"}, backbones=("vit-base",))), Options(backbones=("cnn2",)),
-                   looker())  # fmt: skip
+    refused = plan(
+        table(CELL, replace(CELL, labels={"m": "B"}, backbones=("vit-base",))),
+        Options(backbones=("cnn2",)),
+        looker(),
+    )
     assert [p.refused is None for p in refused] == [True, False]
     with pytest.raises(FedcacheError, match="'vgg11'"):
         plan(entry, Options(recipe={"vgg11:size": "32"}), looker())
@@ -113,7 +146,9 @@ def test_roles_are_filled_in_order_or_by_what_is_here() -> None:
 def test_short_batches_are_kept_where_a_proxys_smallest_client_has_no_other(
     settings: dict[str, Any], rows: int, proxy: bool, short: bool
 ) -> None:
-    partition: Any = SimpleNamespace(clients=[SimpleNamespace(train=range(9)), SimpleNamespace(train=range(rows))])
+    partition: Any = SimpleNamespace(
+        clients=[SimpleNamespace(train=range(9)), SimpleNamespace(train=range(rows))]
+    )
     found, said = short_batches(replace(CELL, set=settings), partition, proxy=proxy)
     assert found == ({"batch": 4, "drop_last": False} if short else settings)
     assert len(said) == int(short)
@@ -133,7 +168,9 @@ def test_departures_of_every_row_that_was_run_are_told_once() -> None:
 
 
 def test_a_difference_is_of_two_rows_that_have_the_number() -> None:
-    report = Reproduction(table(CELL), False, None, [line("A", client_mean=5.0), line("B", client_mean=2.0)], [])
+    report = Reproduction(
+        table(CELL), False, None, [line("A", client_mean=5.0), line("B", client_mean=2.0)], []
+    )
     wanted = Difference(("A",), ("B",), "client_mean", Printed(1.0))
     assert report.difference(wanted) == Measurement(3.0, 18**0.5, 2)
     assert report.difference(replace(wanted, minus=("C",))) == Measurement()
@@ -141,7 +178,9 @@ def test_a_difference_is_of_two_rows_that_have_the_number() -> None:
     assert (compared.difference, compared.spread) == (-45.0, "got")
 
 
-def formulas(monkeypatch: pytest.MonkeyPatch, values: dict[str, float | FedcacheError]) -> PaperTable:
+def formulas(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, float | FedcacheError]
+) -> PaperTable:
     """A table of numbers that are not run: of each row its value, or the error that it ends with."""
 
     def measured(cell: PaperCell, _bench: object) -> tuple[dict[str, float], list[str]]:
@@ -152,20 +191,28 @@ def formulas(monkeypatch: pytest.MonkeyPatch, values: dict[str, float | Fedcache
 
     monkeypatch.setitem(MEASURES, "formula", measured)  # type: ignore[arg-type]
     cells = [
-        PaperCell({"m": label}, metrics=("bound_x",), printed=(Printed(1.0),), options={"at": label})
+        PaperCell(
+            {"m": label}, metrics=("bound_x",), printed=(Printed(1.0),), options={"at": label}
+        )
         for label in values
     ]
     return table(*cells, kind="formula", metrics=("bound_x",))
 
 
-def test_rows_that_fail_are_told_and_the_others_are_measured(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = formulas(monkeypatch, {"A": 2.0, "B": UsageError("B does not fit.", "Try C."), "C": 0.5})
+def test_rows_that_fail_are_told_and_the_others_are_measured(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = formulas(
+        monkeypatch, {"A": 2.0, "B": UsageError("B does not fit.", "Try C."), "C": 0.5}
+    )
     told = Heard()
     report = reproduce(entry, Home(own_home), observer=told)
     assert [ln.why_not for ln in report.lines] == ["", "B does not fit.", ""]
     assert [ln.measured for ln in report.lines] == [
-        {"bound_x": Measurement(2.0, None, 1)}, {}, {"bound_x": Measurement(0.5, None, 1)},
-    ]  # fmt: skip
+        {"bound_x": Measurement(2.0, None, 1)},
+        {},
+        {"bound_x": Measurement(0.5, None, 1)},
+    ]
     assert [ln.departures for ln in report.lines] == [["said of A"], [], ["said of C"]]
 
 
@@ -178,15 +225,23 @@ def test_where_every_row_fails_the_first_error_is_that_of_the_call(
     damage = CorruptionError("B is damaged.", "Verify it.")
     told = Heard()
     with pytest.raises(FedcacheError, match="B is damaged"):
-        reproduce(formulas(monkeypatch, {"A": 1.0, "B": damage, "C": 2.0}), Home(own_home), observer=told)
+        reproduce(
+            formulas(monkeypatch, {"A": 1.0, "B": damage, "C": 2.0}), Home(own_home), observer=told
+        )
     assert len(told.notes) == 1, "damage ends all"
 
 
 ROWS = 24
 COLUMNS = Columns(
-    np.arange(ROWS) % 3, np.arange(ROWS) // 12, (np.arange(ROWS) % 4 == 3).astype(np.uint8), np.ones(ROWS, np.uint8),
-    np.arange(ROWS * 16, dtype=np.uint8).reshape(ROWS, 16), ("x", "y", "z"), ("ink", "MNIST_M"), "d" * 64,
-)  # fmt: skip
+    np.arange(ROWS) % 3,
+    np.arange(ROWS) // 12,
+    (np.arange(ROWS) % 4 == 3).astype(np.uint8),
+    np.ones(ROWS, np.uint8),
+    np.arange(ROWS * 16, dtype=np.uint8).reshape(ROWS, 16),
+    ("x", "y", "z"),
+    ("ink", "MNIST_M"),
+    "d" * 64,
+)
 
 
 def test_a_cell_is_dealt_by_its_scheme_its_arguments_and_the_seed() -> None:
@@ -203,14 +258,26 @@ def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are() ->
     with pytest.raises(FedcacheError, match="500 clients"):
         partition_cell(many, COLUMNS, 0, proxy=False)
     dealt = partition_cell(many, COLUMNS, 0, proxy=True)
-    assert len(dealt.partition.clients) == dealt.args["clients"] == 18, "of 24 rows 18 are for training"
+    assert len(dealt.partition.clients) == dealt.args["clients"] == 18, (
+        "of 24 rows 18 are for training"
+    )
     assert dealt.departures == ("partition: clients 18 instead of 500",)
     shifted = replace(CELL, scheme="feature-shift", args={"shots": 1, "tests": 1}, dataset="digits")
     said = partition_cell(shifted, COLUMNS, 0, proxy=True).departures
     assert said == ("clients: 2, the domains of digits",)
     one = replace(CELL, args={"clients": 2}, domain=("MNIST_M",))
     clients = partition_cell(one, COLUMNS, 0, proxy=False).partition.clients
-    assert sorted(int(r) for c in clients for r in c.train) == [12, 13, 14, 16, 17, 18, 20, 21, 22], "of that domain"
+    assert sorted(int(r) for c in clients for r in c.train) == [
+        12,
+        13,
+        14,
+        16,
+        17,
+        18,
+        20,
+        21,
+        22,
+    ], "of that domain"
 
 
 def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy() -> None:
@@ -224,8 +291,10 @@ def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy() -> None:
 
 def dealt_rows(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A workbench on whose rows two clients are dealt: ink with 8 and 0 rows of its classes, MNIST_M with 1 and 9."""
-    rows = [SimpleNamespace(client="ink", counts=(8, 0), classes=1, train=8),
-            SimpleNamespace(client="MNIST_M", counts=(1, 9), classes=2, train=10)]  # fmt: skip
+    rows = [
+        SimpleNamespace(client="ink", counts=(8, 0), classes=1, train=8),
+        SimpleNamespace(client="MNIST_M", counts=(1, 9), classes=2, train=10),
+    ]
     partition = SimpleNamespace(describe=lambda _: rows)
     made = SimpleNamespace(partition=partition, departures=("partition: said",))
     monkeypatch.setattr(cell_kinds, "partition_cell", lambda *_, **__: made)
@@ -236,16 +305,32 @@ def test_the_sizes_of_a_partition_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
     workbench = dealt_rows(monkeypatch)
     every = ("clients_of", "classes_of", "per_class", "sizes", "total")
     found, said = cell_kinds.partition(replace(CELL, metrics=every), workbench)
-    assert found == {"clients_of": 2.0, "classes_of": 1.0, "per_class": "1 to 9", "sizes": "8, 10", "total": 18.0}
+    assert found == {
+        "clients_of": 2.0,
+        "classes_of": 1.0,
+        "per_class": "1 to 9",
+        "sizes": "8, 10",
+        "total": 18.0,
+    }
     assert said == ["partition: said"]
     own = replace(CELL, metrics=every, options={"domain_of": "Ink"}, domain=("sketch",))
     found, said = cell_kinds.partition(own, workbench)
-    assert found == {"clients_of": 1.0, "classes_of": 1.0, "per_class": 8.0, "sizes": "8", "total": 8.0}
+    assert found == {
+        "clients_of": 1.0,
+        "classes_of": 1.0,
+        "per_class": 8.0,
+        "sizes": "8",
+        "total": 8.0,
+    }
     assert said == ["domain: ink instead of sketch", "partition: said"]
     none = replace(CELL, metrics=every, options={"domain_of": "oil"})
     assert cell_kinds.partition(none, workbench)[0] == {
-        "clients_of": 0.0, "classes_of": None, "per_class": None, "sizes": "", "total": 0.0,
-    }  # fmt: skip
+        "clients_of": 0.0,
+        "classes_of": None,
+        "per_class": None,
+        "sizes": "",
+        "total": 0.0,
+    }
 
 
 def test_features_are_extracted_once_for_cells_that_read_the_same(
@@ -264,21 +349,41 @@ def test_features_are_extracted_once_for_cells_that_read_the_same(
     monkeypatch.setattr(prepare, "extract", extract)
     monkeypatch.setattr(prepare, "columns_of", lambda _: COLUMNS)
     options = Options(limit=7, weights={"w": "f"}, data={"d": "p"}, device="cpu")
-    bench = prepare.Workbench(Home(own_home), options, Heard(), Stop(), Path("pictures"), Path("runs"))
-    cell = replace(CELL, backbones=("vit-tiny", "vit-small", "pixels"), recipe={"views": "2", "size": "8"}, views=3)
+    bench = prepare.Workbench(
+        Home(own_home), options, Heard(), Stop(), Path("pictures"), Path("runs")
+    )
+    cell = replace(
+        CELL,
+        backbones=("vit-tiny", "vit-small", "pixels"),
+        recipe={"views": "2", "size": "8"},
+        views=3,
+    )
     found = bench.features(cell)
-    assert bench.features(replace(cell, recipe={"size": "8", "views": "2"}, labels={"m": "B"})) is found
+    assert (
+        bench.features(replace(cell, recipe={"size": "8", "views": "2"}, labels={"m": "B"}))
+        is found
+    )
     # two arrays are of vit-small, so its own is called by its key; images beside an encoder are found by training
     assert (found.keys, found.names) == (("t-1", "s-2", "p-1"), ("vit-tiny", "s-2"))
     (config,) = asked
     assert config == ExtractConfig(
-        dataset="paper:x", backbones=cell.backbones, views=3, limit=7, weights={"w": "f"}, data={"d": "p"},
-        device="cpu", recipe={"views": "2", "size": "8", **prepare.pixels_recipe(cell, Home(own_home))},
-    )  # fmt: skip
+        dataset="paper:x",
+        backbones=cell.backbones,
+        views=3,
+        limit=7,
+        weights={"w": "f"},
+        data={"d": "p"},
+        device="cpu",
+        recipe={"views": "2", "size": "8", **prepare.pixels_recipe(cell, Home(own_home))},
+    )
 
 
 def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: dict[str, Any] = {"a": (["x", "y"], []), "b": (["y", "z"], []), "c": MachineError("No weights.", "Pull.")}
+    requests: dict[str, Any] = {
+        "a": (["x", "y"], []),
+        "b": (["y", "z"], []),
+        "c": MachineError("No weights.", "Pull."),
+    }
     asked: list[Any] = []
 
     def requests_of(name: str, _bench: Any) -> Any:
@@ -288,7 +393,9 @@ def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(runner, "_requests_of", requests_of)
     bench: Any = SimpleNamespace(home=1, runs=2, observer=3, halt=4, made={"w"})
-    engine: Any = SimpleNamespace(run_configurations=lambda *given: asked.append(given) or {"x", "z"})
+    engine: Any = SimpleNamespace(
+        run_configurations=lambda *given: asked.append(given) or {"x", "z"}
+    )
     cells: Any = ["a", "b", "c"]
     runner._train_on_cluster(cells, bench, engine)
     assert asked == [(["x", "y", "z"], 1, 2, 3, 4)]

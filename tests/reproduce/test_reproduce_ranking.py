@@ -20,17 +20,23 @@ from fedcache.reproduce.render import report_data, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 
-def line(at: tuple[str, str], printed: float | None, measured: Measurement | None, why: str = "") -> ReproducedCell:
+def line(
+    at: tuple[str, str], printed: float | None, measured: Measurement | None, why: str = ""
+) -> ReproducedCell:
     labels = dict(zip(("set", "method"), at, strict=True))
     shown = (None if printed is None else Printed(printed, 0.1),)
     cell = PaperCell(labels, "solo", metrics=("client_mean",), printed=shown)
     return ReproducedCell(
-        PlannedCell(cell, cell, ()), {"client_mean": measured} if measured is not None else {}, why_not=why
+        PlannedCell(cell, cell, ()),
+        {"client_mean": measured} if measured is not None else {},
+        why_not=why,
     )
 
 
 def proxy(*lines: ReproducedCell) -> Reproduction:
-    e = replace(entry("fedpcl-table11"), labels=("set", "method"), metrics=("client_mean",), differences=())
+    e = replace(
+        entry("fedpcl-table11"), labels=("set", "method"), metrics=("client_mean",), differences=()
+    )
     return Reproduction(e, True, "digits", list(lines), [])
 
 
@@ -71,7 +77,9 @@ def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
     # 3 decided pairs agree (AC, AD) or not (BD, CD): tau-b = (2 - 2) / sqrt((6 - 1) (6 - 1)) = 0
     assert one.tau == pytest.approx(0.0)
     assert one.tau == pytest.approx(kendalltau([50, 50, 40, 30], [80, 70, 70, 75]).statistic)
-    (flat,) = orders(proxy(*(line(("x", m), p, Measurement(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0)))))
+    (flat,) = orders(
+        proxy(*(line(("x", m), p, Measurement(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0))))
+    )
     assert flat.tau is None
 
 
@@ -100,7 +108,9 @@ def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(
 
     monkeypatch.setitem(kinds.MEASURES, "entropy", counted)  # type: ignore[arg-type]
     options = Options(on=images, backbones=("glyph-clip",))
-    report = reproduce(replace(twice, labels=("dataset",), cells=(cell, other)), Home(own_home), options)
+    report = reproduce(
+        replace(twice, labels=("dataset",), cells=(cell, other)), Home(own_home), options
+    )
     assert len(calls) == 1
     assert report.lines[1].measured == report.lines[0].measured
     assert report.lines[1].same_as == cell.at

@@ -43,11 +43,17 @@ def mean(name: str, metric: str, *at: str) -> float:
 
 def test_every_table_and_figure_is_there() -> None:
     assert set(names()) >= NAMES
-    assert names().index("fedpcl-table2") < names().index("fedpcl-table10") < names().index("fedpcl-fig2a")
+    assert (
+        names().index("fedpcl-table2")
+        < names().index("fedpcl-table10")
+        < names().index("fedpcl-fig2a")
+    )
 
 
 @pytest.mark.parametrize("e", entries(), ids=names())
-def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e: PaperTable, own_home: Path) -> None:
+def test_every_name_a_cell_uses_is_known_or_listed_as_missing(
+    e: PaperTable, own_home: Path
+) -> None:
     reads, looker = READS[e.kind], RequirementCheck(Home(own_home))
     for cell in e.cells:
         missing = {(n.kind, n.name) for n in looker.missing(e, cell)}
@@ -61,7 +67,9 @@ def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e: PaperTable, own
             lookup(name).recipe.override(cell.recipe)
         if e.kind == "runs":
             assert {m.partition(":")[0] for m in cell.metrics} <= set(METRICS), cell.at
-            unset = cell.rounds is None and cell.method in METHODS and not METHODS[cell.method].one_shot
+            unset = (
+                cell.rounds is None and cell.method in METHODS and not METHODS[cell.method].one_shot
+            )
             assert not unset, f"{cell.at} would take the rounds of its method"
         if "data" in reads:
             assert cell.dataset.startswith("paper:"), cell.at
@@ -75,7 +83,13 @@ SPOTS = [
     ("fedpcl-table2", "domain:usps", ("1", "PerFedAvg"), 53.66, 6.58),
     ("fedpcl-table2", "params", ("3", "FedRep"), 393216, None),
     ("fedpcl-table3", "client_mean", ("label shift, DomainNet", "3", "FedPCL"), 52.92, 3.47),
-    ("fedpcl-table4", "client_mean", ("Digit-5", "ResNet-18 QuickDraw, Aircraft, Birds"), 42.87, 1.47),
+    (
+        "fedpcl-table4",
+        "client_mean",
+        ("Digit-5", "ResNet-18 QuickDraw, Aircraft, Birds"),
+        42.87,
+        1.47,
+    ),
     ("fedpcl-table5", "client_mean", ("Supervised Contrastive",), 42.18, 3.25),
     ("fedpcl-table6", "client_mean", ("feature & label", "global only"), 43.79, 4.09),
     ("fedpcl-table7", "details", ("1",), "FC(512 x 3, 256), ReLU, BN(256)", None),
@@ -84,7 +98,13 @@ SPOTS = [
     ("fedpcl-table12", "worst20", ("FedPCL",), 37.58, 3.07),
     ("fedpcl-table13", "std", ("FedAvg",), 13.20, 1.35),
     ("fedpcl-table14", "client_mean", ("2",), 44.49, 1.75),
-    ("fedpcl-table15", "client_mean", ("FedPCL", "prototypes", "Gaussian, s 0.05, p 0.2"), 41.83, 3.57),
+    (
+        "fedpcl-table15",
+        "client_mean",
+        ("FedPCL", "prototypes", "Gaussian, s 0.05, p 0.2"),
+        41.83,
+        3.57,
+    ),
     ("flesd-table1", "client_min", ("CIFAR100", "100", "Min-Local"), 12.4, None),
     ("flesd-table1", "accuracy", ("IN-100", "0.01", "FLESD-cc"), 60.6, None),
     ("flesd-fig2", "client:4", ("most skewed", "SimCLR, probe"), 60.4, None),
@@ -131,7 +151,16 @@ SUMS = {
 
 
 def test_no_number_of_a_table_was_mistyped() -> None:
-    accuracies = ("client_mean", "client_min", "accuracy", "std", "worst10", "worst20", "worst40", "best10")
+    accuracies = (
+        "client_mean",
+        "client_min",
+        "accuracy",
+        "std",
+        "worst10",
+        "worst20",
+        "worst40",
+        "best10",
+    )
     for name, (count, total, spread) in SUMS.items():
         found = [
             p
@@ -161,10 +190,19 @@ TWICE = [
     (("fedpcl-table4", "Digit-5", "ResNet-18 QuickDraw, Aircraft, Birds"), ("fedpcl-table14", "1")),
     (("fedpcl-table6", "feature", "global and local"), ("fedpcl-table2", "3", "FedPCL")),
     (("fedpcl-table6", "feature & label", "global and local"), ("fedpcl-table5", "FedPCL")),
-    (("fedpcl-table15", "FedPCL", "none", "none"), ("fedpcl-table11", "label shift, Office-10", "3", "FedPCL")),
+    (
+        ("fedpcl-table15", "FedPCL", "none", "none"),
+        ("fedpcl-table11", "label shift, Office-10", "3", "FedPCL"),
+    ),
     (("fst-table3", "CIFAR-10", "IID", "L_iST + L_tSamp"), ("fst-table1", "CIFAR-10", "FST-CBDG")),
-    (("fst-table4", "CIFAR-10", "shards, s 10", "balanced"), ("fst-table2", "CIFAR-10", "shards, s 10", "FST-CBDG")),
-    (("fst-table2", "CINIC-10", "any", "CLIP-FC-Centralized"), ("fst-table1", "CINIC-10", "CLIP-FC-Centralized")),
+    (
+        ("fst-table4", "CIFAR-10", "shards, s 10", "balanced"),
+        ("fst-table2", "CIFAR-10", "shards, s 10", "FST-CBDG"),
+    ),
+    (
+        ("fst-table2", "CINIC-10", "any", "CLIP-FC-Centralized"),
+        ("fst-table1", "CINIC-10", "CLIP-FC-Centralized"),
+    ),
 ]
 
 
@@ -219,7 +257,9 @@ def test_a_wrong_registry_file_is_refused(old: str, new: str, said: str) -> None
         parse(SMALL.replace(old, new, 1), "small")
 
 
-def test_a_file_that_holds_another_entry_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_holds_another_entry_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "other.toml").write_text(SMALL)
     monkeypatch.setattr(registry, "_folder", lambda: tmp_path)
     monkeypatch.setattr(registry, "names", lambda: ("other",))

@@ -20,20 +20,40 @@ def row(method: str, mean: float, measured: Measurement | None, **more: object) 
     """A row of x: of 2,560 numbers, with a mean that is printed with a std of 0.2."""
     printed = (Printed(2560.0), Printed(mean, 0.2))
     cell = PaperCell({"set": "x", "method": method}, "solo", metrics=METRICS, printed=printed)
-    got = {} if measured is None else {"params": Measurement(2560.0, 0.0, 4), "client_mean": measured}
+    got = (
+        {} if measured is None else {"params": Measurement(2560.0, 0.0, 4), "client_mean": measured}
+    )
     return ReproducedCell(PlannedCell(cell, cell, ()), got, **more)  # type: ignore[arg-type]
 
 
 ROWS = [
     row("A", 50.0, Measurement(52.5, 0.2, 4), runs=[Path("a")], fidelity="exact"),
-    row("B", 40.0, Measurement(41.0, None, 1), departures=["rounds: 1 instead of 2"], fidelity="cached_views"),
+    row(
+        "B",
+        40.0,
+        Measurement(41.0, None, 1),
+        departures=["rounds: 1 instead of 2"],
+        fidelity="cached_views",
+    ),
     row("C", 30.0, None, why_not="missing method m"),
 ]
 TABLE = PaperTable(
-    "t", "A | title", "Somebody, table 1", "runs", "Some protocol.", ("set", "method"), METRICS, 4,
-    ("the seed",), ("a misprint",), (), (Difference(("x", "A"), ("x", "B"), "client_mean", Printed(10.0)),
-                                        Difference(("x", "A"), ("x", "C"), "client_mean", Printed(20.0))),
-)  # fmt: skip
+    "t",
+    "A | title",
+    "Somebody, table 1",
+    "runs",
+    "Some protocol.",
+    ("set", "method"),
+    METRICS,
+    4,
+    ("the seed",),
+    ("a misprint",),
+    (),
+    (
+        Difference(("x", "A"), ("x", "B"), "client_mean", Printed(10.0)),
+        Difference(("x", "A"), ("x", "C"), "client_mean", Printed(20.0)),
+    ),
+)
 PAPER = Reproduction(TABLE, False, None, ROWS, [])
 
 # A: 52.5 - 50 = 2.5, of an error of sqrt(.2^2 / 4 + .2^2 / 4) = .141421: 17.7 of them. B has one seed, so the printed
@@ -60,7 +80,9 @@ PROXY_ROWS = [
 ]
 
 
-def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_proxy_ranks() -> None:
+def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_proxy_ranks() -> (
+    None
+):
     for report, wanted in ((PAPER, PAPER_ROWS), (proxy(), PROXY_ROWS)):
         lines = markdown(report).splitlines()
         assert lines[0] == f"# {title(report)}"
@@ -70,18 +92,33 @@ def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_p
 
 def test_a_paper_without_runs_has_plain_differences() -> None:
     page = markdown(replace(PAPER, entry=replace(TABLE, printed_seeds=0), lines=ROWS[:1]))
-    assert "| client mean (%) | 50.00 (0.20) | 52.50 (0.20) | +2.50 | +25.0 (got std only) |" in page  # 2.5 / (.2 / 2)
+    assert (
+        "| client mean (%) | 50.00 (0.20) | 52.50 (0.20) | +2.50 | +25.0 (got std only) |" in page
+    )  # 2.5 / (.2 / 2)
 
 
 @pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])
 def test_the_data_of_a_reproduction_are_those_of_its_page(here: Reproduction) -> None:
     found = report_data(here)
     one, two, three = found["cells"]
-    shared = {"proxy": here.proxy, "on": here.on, "departures": here.departures, "printed_seeds": 4, "name": "t",
-              "title": title(here), "not_given": ["the seed"], "notes": ["a misprint"]}  # fmt: skip
+    shared = {
+        "proxy": here.proxy,
+        "on": here.on,
+        "departures": here.departures,
+        "printed_seeds": 4,
+        "name": "t",
+        "title": title(here),
+        "not_given": ["the seed"],
+        "notes": ["a misprint"],
+    }
     assert {key: found[key] for key in shared} == shared
     mean = one["values"]["client_mean"]
-    assert (mean["unit"], mean["got"]["mean"], mean["got"]["std"], mean["got"]["n"]) == ("%", 52.5, 0.2, 4)
+    assert (mean["unit"], mean["got"]["mean"], mean["got"]["std"], mean["got"]["n"]) == (
+        "%",
+        52.5,
+        0.2,
+        4,
+    )
     assert ("difference" in mean) == (not here.proxy)
     assert two["departures"] == [*here.departures, "rounds: 1 instead of 2"]
     assert two.get("same_as") == (["x", "A"] if here.proxy else None)

@@ -14,7 +14,15 @@ from pictures import folder
 def extracted(place: Path) -> Path:
     """A store of 36 training and 12 test images of three classes, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    done = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     return Path(done.data["path"])
 
 

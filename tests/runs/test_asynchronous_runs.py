@@ -16,14 +16,27 @@ import fedcache as fc
 from fedcache.runs.directory import rounds_of
 
 M = 12
-WORDS = ("--scheme", "iid", "--clients", M, "--rounds", 4, "--participation", 6, "--set", "head=linear")
+WORDS = (
+    "--scheme",
+    "iid",
+    "--clients",
+    M,
+    "--rounds",
+    4,
+    "--participation",
+    6,
+    "--set",
+    "head=linear",
+)
 
 
 def ingested(place: Path) -> Path:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 240)
     x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((240, 6))).astype(np.float32)
-    np.savez(place / "rows.npz", embeddings=x, labels=y, split=(np.arange(240) >= 180).astype(np.int8))
+    np.savez(
+        place / "rows.npz", embeddings=x, labels=y, split=(np.arange(240) >= 180).astype(np.int8)
+    )
     ok("ingest", place / "rows.npz", "--name", "few")
     return place
 
@@ -41,11 +54,27 @@ def result_of(path: str | Path) -> dict[str, Any]:
 def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: Path) -> None:
     plain = ok("train", "--method", "fedavg", *WORDS)
     assert "timing" not in result_of(plain.data["path"])
-    done = ok("train", "--method", "fedavg", "--asynchronous", 3, "--eval-every", 2, "--seeds", "0,1", *WORDS)
+    done = ok(
+        "train",
+        "--method",
+        "fedavg",
+        "--asynchronous",
+        3,
+        "--eval-every",
+        2,
+        "--seeds",
+        "0,1",
+        *WORDS,
+    )
     assert done.data["path"] != plain.data["path"]
     result = result_of(done.data["path"])
     timing = result["timing"]
-    said = {"asynchronous": 3, "server_step": 1.0, "staleness_power": 0.5, "client_durations": "half-normal"}
+    said = {
+        "asynchronous": 3,
+        "server_step": 1.0,
+        "staleness_power": 0.5,
+        "client_durations": "half-normal",
+    }
     assert said.items() <= timing.items()
     rounds = rounds_of(Path(done.data["path"]))
     last = [r["diagnostics"]["simulated_time"] for r in rounds if r["round"] == 4]
@@ -60,12 +89,23 @@ def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: P
 
 
 @pytest.mark.slow
-def test_the_configuration_of_an_asynchronous_run_runs_it_again(store: Path, tmp_path: Path) -> None:
+def test_the_configuration_of_an_asynchronous_run_runs_it_again(
+    store: Path, tmp_path: Path
+) -> None:
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
     def train(file: Path) -> dict[str, Any]:
-        words = ("--asynchronous", 2, "--client-durations", file, "--server-step", 0.5, "--staleness-power", 1)
+        words = (
+            "--asynchronous",
+            2,
+            "--client-durations",
+            file,
+            "--server-step",
+            0.5,
+            "--staleness-power",
+            1,
+        )
         data: dict[str, Any] = ok("train", "--method", "fedprox", *words, *WORDS).data
         return data
 
@@ -105,11 +145,15 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
         (("--method", "central", "--client-durations", "equal"), "central"),
     ],
 )
-def test_what_does_not_go_with_asynchronous_rounds_is_answered(store: Path, words: tuple[str, ...], why: str) -> None:
+def test_what_does_not_go_with_asynchronous_rounds_is_answered(
+    store: Path, words: tuple[str, ...], why: str
+) -> None:
     must_fail(why, "train", "--method", "fedavg", *WORDS[:4], *words)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
 def test_methods_whose_uploads_cannot_wait_are_refused(store: Path, method: str) -> None:
-    must_fail(method, "train", "--method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M)
+    must_fail(
+        method, "train", "--method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
+    )
     assert ok("methods", "info", method).data["asynchronous"] is False

@@ -40,10 +40,18 @@ def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remover: str
 ) -> None:
     """Killed after the manifest, before the journal goes: the store is whole, and so it stays."""
-    np.savez(tmp_path / "e.npz", features=np.random.default_rng(0).normal(size=(30, 4)), label=np.arange(30) % 3)
+    np.savez(
+        tmp_path / "e.npz",
+        features=np.random.default_rng(0).normal(size=(30, 4)),
+        label=np.arange(30) % 3,
+    )
     unlink = Path.unlink
     with monkeypatch.context() as killed:
-        killed.setattr(Path, "unlink", lambda path, **words: None if "journal" in path.name else unlink(path, **words))
+        killed.setattr(
+            Path,
+            "unlink",
+            lambda path, **words: None if "journal" in path.name else unlink(path, **words),
+        )
         store = Path(ok("ingest", tmp_path / "e.npz", "--name", "mine").data["path"])
     (journal,) = store.glob("journal-*")
     (store / "locks" / "x.json").write_text("{}")
@@ -55,7 +63,9 @@ def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(
     assert verify(store).ok
 
 
-def test_a_store_that_is_replaced_goes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_replaced_goes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed while the old store is removed: the new one is in its place, and gc names what is left of the old."""
     for seed in (0, 1):
         features = np.random.default_rng(seed).normal(size=(30, 4))
@@ -68,7 +78,9 @@ def test_a_store_that_is_replaced_goes_whole(tmp_path: Path, monkeypatch: pytest
     assert verify(place).ok
     (left,) = tmp_path.glob(".mine.zarr.*.partial")
     assert verify(left).ok
-    assert not ok("ingest", tmp_path / "1.npz", "--name", "mine", "--store", place).data.get("replaced")
+    assert not ok("ingest", tmp_path / "1.npz", "--name", "mine", "--store", place).data.get(
+        "replaced"
+    )
 
 
 def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
@@ -151,14 +163,27 @@ def test_results_of_other_code_and_stores_of_other_content(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "code_digest", lambda _method: "another")
-    for name, result in (("somebody's", {"method": "mine", "code": "c"}), ("unread", {"code": "c"})):
+    for name, result in (
+        ("somebody's", {"method": "mine", "code": "c"}),
+        ("unread", {"code": "c"}),
+    ):
         (home / "runs" / name).mkdir()
         write_result(home / "runs" / name / "result.json", result)
-    assert list(listed("--kind", "old-runs").values()) == ["old-runs"], "one run is of a method that is here"
+    assert list(listed("--kind", "old-runs").values()) == ["old-runs"], (
+        "one run is of a method that is here"
+    )
     assert listed() == {}
     (first,) = (home / "stores").glob("*.zarr")
     images = folder(tmp_path / "shapes", train=9, test=2)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--workers",
+        0,
+    )
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}
 
 

@@ -32,11 +32,19 @@ def held(made: Partition) -> dict[str, tuple[list[int], list[int]]]:
     return {c.name: (c.train.tolist(), c.test.tolist()) for c in made.clients}
 
 
-def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(store: fc.Store) -> None:
+def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(
+    store: fc.Store,
+) -> None:
     mask = np.isin(np.arange(ROWS), (20, 21))
-    made = fc.partition(store, {"north": [0, 3, 1], "south": {"train": [10, 11]}, "west": mask}, name="mine")
+    made = fc.partition(
+        store, {"north": [0, 3, 1], "south": {"train": [10, 11]}, "west": mask}, name="mine"
+    )
     common = list(range(4, ROWS, 5))
-    assert held(made) == {"north": ([0, 1, 3], common), "south": ([10, 11], common), "west": ([20, 21], common)}
+    assert held(made) == {
+        "north": ([0, 1, 3], common),
+        "south": ([10, 11], common),
+        "west": ([20, 21], common),
+    }
     assert "mine" in fc.Store.open(store.path).partitions
     assert made.dropped == ROWS - 7 - len(common)
 
@@ -49,10 +57,15 @@ def test_a_dict_may_give_every_client_its_own_test_rows(store: fc.Store) -> None
 
 
 def test_rows_to_choose_by_may_be_given_or_taken(store: fc.Store) -> None:
-    given = {"north": {"train": [0, 1], "validation": [4, 2]}, "south": {"train": [3, 5], "validation": []}}
+    given = {
+        "north": {"train": [0, 1], "validation": [4, 2]},
+        "south": {"train": [3, 5], "validation": []},
+    }
     made = fc.partition(store, given)
     assert [c.validation.tolist() for c in made.clients if c.validation is not None] == [[2, 4], []]
-    assert made.test.tolist() == list(range(9, ROWS, 5)), "row 4 is of the test split, and is to choose by"
+    assert made.test.tolist() == list(range(9, ROWS, 5)), (
+        "row 4 is of the test split, and is to choose by"
+    )
     whole = {"north": list(range(4)), "south": list(range(5, 9))}
     taken = fc.partition(store, whole, validation=0.5)
     assert [len(c.validation) for c in taken.clients if c.validation is not None] == [2, 2]
@@ -93,14 +106,18 @@ def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path: Path) 
     pd = pytest.importorskip("pandas")
     names = [f"n{i:02d}" for i in reversed(range(20))]  # as given; the store sorts them
     x = np.arange(20, dtype="f4")[:, None]
-    store = fc.Store.from_arrays({"x": x}, labels=[0, 1] * 10, names=names, path=tmp_path / "n.zarr")
+    store = fc.Store.from_arrays(
+        {"x": x}, labels=[0, 1] * 10, names=names, path=tmp_path / "n.zarr"
+    )
     clients = ["late"] * 10 + ["early"] * 10
     by_position = fc.partition(store, clients)
     assert any("'n00'" in note for note in by_position.notes), "which row is the first is told"
     assert rows_of_first_client(by_position) == list(range(10, 20))
     by_name = fc.partition(store, pd.Series(clients, index=names))
     assert rows_of_first_client(by_name) == list(range(10))
-    assert rows_of_first_client(fc.partition(store, pd.Series(clients), name="plain")) == list(range(10, 20))
+    assert rows_of_first_client(fc.partition(store, pd.Series(clients), name="plain")) == list(
+        range(10, 20)
+    )
     for index, said in ((["n99", *names[1:]], "'n99'"), ([names[1], *names[1:]], "'n18', twice")):
         with pytest.raises(FedcacheError, match=said):
             fc.partition(store, pd.Series(clients, index=index))
@@ -126,14 +143,22 @@ def test_a_client_called_minus_one_is_said_to_be_one(store: fc.Store) -> None:
 def test_clients_that_are_given_may_be_divided_again(store: fc.Store) -> None:
     ids = ["n" if row % 2 else "s" for row in range(store.rows)]
     made = fc.partition(store, ids, inside="iid", clients=2)
-    assert [c.name for c in made.clients] == ["n/client-0", "n/client-1", "s/client-0", "s/client-1"]
+    assert [c.name for c in made.clients] == [
+        "n/client-0",
+        "n/client-1",
+        "s/client-0",
+        "s/client-1",
+    ]
 
 
 def test_a_csv_names_rows_and_clients_in_any_order(store: fc.Store, tmp_path: Path) -> None:
     lines = [f"{i:02d}.png,{'a' if i < 20 else 'b'}" for i in reversed(range(ROWS))]
     (tmp_path / "who.csv").write_text("name,client\n" + "\n".join(lines) + "\n")
     made = ok("partition", "--from", tmp_path / "who.csv", "--store", store.path).data
-    assert [(c["name"], c["train"], c["test"]) for c in made["clients"]] == [("a", 16, 4), ("b", 16, 4)]
+    assert [(c["name"], c["train"], c["test"]) for c in made["clients"]] == [
+        ("a", 16, 4),
+        ("b", 16, 4),
+    ]
 
 
 def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
@@ -146,7 +171,10 @@ def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
     (tmp_path / "who.csv").write_text("name,client,split\n" + "\n".join([*lines, *more]))
     chosen_by = fc.partition(store, tmp_path / "who.csv", name="more")
     assert held(chosen_by) == held(made)
-    assert [c.validation.tolist() for c in chosen_by.clients if c.validation is not None] == [[11], [12, 13]]
+    assert [c.validation.tolist() for c in chosen_by.clients if c.validation is not None] == [
+        [11],
+        [12, 13],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +206,9 @@ def test_what_is_no_partition_is_refused(store: fc.Store, clients: Any, said: st
         ("name,client,split\n00.png,a,train\n", "0 to test on"),
     ],
 )
-def test_a_wrong_csv_is_refused_with_its_line(store: fc.Store, tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_wrong_csv_is_refused_with_its_line(
+    store: fc.Store, tmp_path: Path, text: str | None, said: str
+) -> None:
     if text is not None:
         (tmp_path / "who.csv").write_text(text)
     with pytest.raises(UsageError, match=said):

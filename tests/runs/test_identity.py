@@ -41,16 +41,31 @@ def test_comments_and_docstrings_leave_stored_runs_valid(package: Path) -> None:
 
 def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
     before = {name: digest_of_code(package, name) for name in ("fedavg", "fedpcl")}
-    here, there = package / "federate/engine/local_training.py", package / "federate/execution/optimisers.py"
+    here, there = (
+        package / "federate/engine/local_training.py",
+        package / "federate/execution/optimisers.py",
+    )
     here.rename(there)
-    importers = [p for p in package.rglob("*.py") if "fedcache.federate.engine.local_training" in p.read_text()]
+    importers = [
+        p
+        for p in package.rglob("*.py")
+        if "fedcache.federate.engine.local_training" in p.read_text()
+    ]
     assert importers
     for path in importers:
-        path.write_text(path.read_text().replace("federate.engine.local_training", "federate.execution.optimisers"))
+        path.write_text(
+            path.read_text().replace(
+                "federate.engine.local_training", "federate.execution.optimisers"
+            )
+        )
     after = {name: digest_of_code(package, name) for name in before}
     there.rename(here)
     for path in importers:
-        path.write_text(path.read_text().replace("federate.execution.optimisers", "federate.engine.local_training"))
+        path.write_text(
+            path.read_text().replace(
+                "federate.execution.optimisers", "federate.engine.local_training"
+            )
+        )
     assert after == before
 
 
@@ -64,14 +79,20 @@ def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
         ("runs/features.py", "return ", "return None or "),
     ],
 )
-def test_a_changed_expression_makes_another_run(package: Path, file: str, old: str, new: str) -> None:
+def test_a_changed_expression_makes_another_run(
+    package: Path, file: str, old: str, new: str
+) -> None:
     assert changed(package, file, old, new)
 
 
 def test_every_file_that_determines_a_figure_is_there() -> None:
     # A file that was renamed would otherwise leave the digest without a word.
     places = [(p, ROOT / p.removesuffix("/**")) for p in DETERMINING]
-    assert [p for p, place in places if not (any(place.rglob("*.py")) if p.endswith("/**") else place.is_file())] == []
+    assert [
+        p
+        for p, place in places
+        if not (any(place.rglob("*.py")) if p.endswith("/**") else place.is_file())
+    ] == []
 
 
 @pytest.mark.slow
@@ -91,7 +112,9 @@ def test_the_digest_of_a_tree_is_that_of_what_it_says() -> None:
     assert tree_digest('def f(x):\n    """Doc."""\n    # why\n    return (x + 1)\n') == plain
     assert tree_digest("def f(x):\n    return x + 2\n") != plain
     assert tree_digest("def f(x):\n    return 1 + x\n") != plain
-    assert tree_digest('x = "a"\n') != tree_digest('x = "b"\n'), "a string that is used is no docstring"
+    assert tree_digest('x = "a"\n') != tree_digest('x = "b"\n'), (
+        "a string that is used is no docstring"
+    )
     moved = tree_digest("from fedcache.heads.linear import Tree\n")
     assert tree_digest("from fedcache.heads.maps import Tree\n") == moved
     assert tree_digest("from numpy.linalg import norm\n") != tree_digest("from numpy import norm\n")

@@ -29,7 +29,12 @@ def ingested(place: Path) -> Path:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 2 * M)
     x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((2 * M, 6))).astype(np.float32)
-    np.savez(place / "rows.npz", embeddings=x, labels=y, split=(np.arange(2 * M) >= M + 100).astype(np.int8))
+    np.savez(
+        place / "rows.npz",
+        embeddings=x,
+        labels=y,
+        split=(np.arange(2 * M) >= M + 100).astype(np.int8),
+    )
     ok("ingest", place / "rows.npz", "--name", "many")
     return place
 
@@ -39,7 +44,9 @@ def store(once: Once) -> Path:
     return once(ingested)
 
 
-def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_recordable(CLIENTS_IN_RESULT)
     with pytest.raises(MachineError, match="pyarrow") as refused:
@@ -48,7 +55,9 @@ def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkey
 
 
 @pytest.mark.slow
-def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store: Path) -> None:
+def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(
+    store: Path,
+) -> None:
     own = ("--set", "batch=1", "--set", "bn=false", "--save-clients", "client-0003")
     run = ok("train", "--method", "fedrep", *WORDS, *own).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client")):
@@ -59,10 +68,22 @@ def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown
 def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_trained(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--method", "perfedavg", *WORDS, "--set", "dim=128", "--set", "batch=1", "--set", "bn=false")
+    words = (
+        "--method",
+        "perfedavg",
+        *WORDS,
+        "--set",
+        "dim=128",
+        "--set",
+        "batch=1",
+        "--set",
+        "bn=false",
+    )
     for command in (("grid", *words, "--sweep", "beta=0.1,0.2"), ("train", *words)):
         planned = ok(*command, "--dry-run").data["programs"][0]["memory"]["total"]
-        monkeypatch.setattr(forecast, "free_memory", lambda *_, needed=planned: needed)  # as much as training needs
+        monkeypatch.setattr(
+            forecast, "free_memory", lambda *_, needed=planned: needed
+        )  # as much as training needs
         done = fedcache(*command, "--save-clients", "all")
         assert done.code == Exit.ENVIRONMENT, done.err
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
@@ -71,20 +92,57 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
 
 @pytest.mark.slow
 def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
-    words = ("--scheme", "iid", "--clients", M - 150, "--validation", "0.4", "--rounds", 1, "--participation", 5)
-    done = ok("train", "--method", "fedrep", "--seeds", "0,1", *words, "--set", "batch=1", "--set", "bn=false")
+    words = (
+        "--scheme",
+        "iid",
+        "--clients",
+        M - 150,
+        "--validation",
+        "0.4",
+        "--rounds",
+        1,
+        "--participation",
+        5,
+    )
+    done = ok(
+        "train",
+        "--method",
+        "fedrep",
+        "--seeds",
+        "0,1",
+        *words,
+        "--set",
+        "batch=1",
+        "--set",
+        "bn=false",
+    )
     path, found = Path(done.data["path"]), done.data["validation"]
-    assert found["rows"] == 250  # of 1,300 rows that train, 1,050 clients have one and 250 of them another
+    assert (
+        found["rows"] == 250
+    )  # of 1,300 rows that train, 1,050 clients have one and 250 of them another
     columns = client_columns(json.loads((path / "result.json").read_text()), path)
     assert columns.validation is not None
     scored = columns.validation[~np.isnan(columns.validation)]
     assert len(scored) == 250
-    assert found["client_mean"] == found["pooled"] == pytest.approx(scored.mean(), abs=1e-12)  # one row each
+    assert (
+        found["client_mean"] == found["pooled"] == pytest.approx(scored.mean(), abs=1e-12)
+    )  # one row each
 
 
 @pytest.mark.slow
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
-    done = ok("train", "--method", "fedrep", "--eval-clients", 300, "--seeds", "0,1", *WORDS, "--set", "bn=false")
+    done = ok(
+        "train",
+        "--method",
+        "fedrep",
+        "--eval-clients",
+        300,
+        "--seeds",
+        "0,1",
+        *WORDS,
+        "--set",
+        "bn=false",
+    )
     path = Path(done.data["path"])
     result = json.loads((path / "result.json").read_text())
     assert result["clients"] is None
@@ -98,12 +156,31 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     for known, seed in zip(result["accuracy"]["eval_clients"], columns.per_seed, strict=True):
         drawn = seed[np.isfinite(seed)]
         assert known["scored"] == 300
-        assert known["standard_error"] == pytest.approx(drawn.std(ddof=1) / 300**0.5 * (1 - 300 / M) ** 0.5)
+        assert known["standard_error"] == pytest.approx(
+            drawn.std(ddof=1) / 300**0.5 * (1 - 300 / M) ** 0.5
+        )
     table = parquet.read_table(path / "clients.parquet")
-    assert table.column_names == ["client", "accuracy", "classes_owned", "accuracy_seed_0", "accuracy_seed_1"]
+    assert table.column_names == [
+        "client",
+        "accuracy",
+        "classes_owned",
+        "accuracy_seed_0",
+        "accuracy_seed_1",
+    ]
     # What reads clients reads them there.
     page = tmp_path / "page.html"
-    ok("train", "--method", "solo", "--eval-clients", 300, "--seeds", "0,1", *WORDS, "--set", "bn=false")
+    ok(
+        "train",
+        "--method",
+        "solo",
+        "--eval-clients",
+        300,
+        "--seeds",
+        "0,1",
+        *WORDS,
+        "--set",
+        "bn=false",
+    )
     ok("report", "-o", page)
     assert page.stat().st_size < 3_000_000
     shown = fedcache("compare", "--over", "clients")
@@ -121,11 +198,20 @@ def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path
     assert fedcache(*words).code == Exit.CORRUPT
     with pytest.raises(CorruptionError, match=r"clients\.parquet"):
         client_columns(json.loads((path / "result.json").read_text()), path)
-    run = fc.train("fedavg", "many", fc.partition("many", "iid", clients=M), rounds=2, participation=5, fresh=True)
+    run = fc.train(
+        "fedavg",
+        "many",
+        fc.partition("many", "iid", clients=M),
+        rounds=2,
+        participation=5,
+        fresh=True,
+    )
     assert np.isfinite(run.clients.accuracy).all()
 
 
-@pytest.mark.parametrize("words", [("--eval-clients", M + 1), ("--eval-clients", "some"), ("--participation", M + 1)])
+@pytest.mark.parametrize(
+    "words", [("--eval-clients", M + 1), ("--eval-clients", "some"), ("--participation", M + 1)]
+)
 def test_wrong_numbers_of_clients_are_refused_before_features_are_read(
     store: Path, words: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +226,15 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\nclient-0003,1,1\nclient-0007,1,2\n")
     plain = ("train", "--method", "fedavg", *WORDS)
-    words = (*plain, "--availability", trace, "--client-sampling", "weighted", "--client-dropout", 0.1)
+    words = (
+        *plain,
+        "--availability",
+        trace,
+        "--client-sampling",
+        "weighted",
+        "--client-dropout",
+        0.1,
+    )
     path = ok(*words).data["path"]
     first, second = rounds_of(path)
     assert set(first) <= {3, 7}
@@ -155,7 +249,10 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
 
 def rounds_of(path: str) -> list[list[int]]:
     """The clients of each round."""
-    return [json.loads(line)["clients"] for line in (Path(path) / "rounds.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["clients"]
+        for line in (Path(path) / "rounds.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +266,9 @@ def rounds_of(path: str) -> list[list[int]]:
         (("--method", "central", "--client-dropout", "0.1"), "central"),
     ],
 )
-def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[object, ...], named: str) -> None:
+def test_wrong_words_of_who_takes_part_are_answered(
+    store: Path, words: tuple[object, ...], named: str
+) -> None:
     must_fail(named, "train", "--method", "fedavg", *WORDS, *words)
 
 
@@ -178,7 +277,18 @@ def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[ob
 def test_the_standard_error_of_drawn_clients_is_shown_where_some_of_them_took_part(
     store: Path, dropout: tuple[object, ...]
 ) -> None:
-    words = ("train", "--method", "solo", *WORDS, "--set", "bn=false", "--set", "batch=1", "--eval-clients", 300)
+    words = (
+        "train",
+        "--method",
+        "solo",
+        *WORDS,
+        "--set",
+        "bn=false",
+        "--set",
+        "batch=1",
+        "--eval-clients",
+        300,
+    )
     run = place_of(*words, *dropout).name
     error = ok("runs", "show", run).data["figures"]["standard error of drawn clients"]
     assert (error is None) if dropout else (0 < error < 0.1)

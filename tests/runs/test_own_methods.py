@@ -48,7 +48,9 @@ Write = Callable[..., Any]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write both files and import the method's anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file that changes within a second has a stale cache
+    monkeypatch.setattr(
+        sys, "dont_write_bytecode", True
+    )  # a file that changes within a second has a stale cache
 
     def made(file: str = FILE, helper: str = "FACTOR = 0.5\n") -> Any:
         (tmp_path / "my_method.py").write_text(file)
@@ -64,7 +66,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path: Path, write: Write, own_home: Path) -> None:
+def test_a_method_of_ones_own_trains_and_is_found_again(
+    tmp_path: Path, write: Write, own_home: Path
+) -> None:
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
 
@@ -85,7 +89,9 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path: Path, write: W
 
 
 @pytest.mark.slow
-def test_the_digest_changes_with_everything_that_is_bound(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_changes_with_everything_that_is_bound(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = write()
     plain = own_digest(module.METHOD)
     others = [
@@ -106,14 +112,19 @@ def test_the_digest_changes_with_everything_that_is_bound(write: Write, monkeypa
 
 def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path: Path, write: Write) -> None:
     """The method's own file does not import it: what its methods compute would change unseen."""
-    module, code = write(), "from dataclasses import dataclass\n@dataclass\nclass Rate:\n    r: float = {}\n"
+    module, code = (
+        write(),
+        "from dataclasses import dataclass\n@dataclass\nclass Rate:\n    r: float = {}\n",
+    )
     found = []
     for text in (code, code + "    def half(self):\n        return self.r / 2\n"):
         (tmp_path / "my_rate.py").write_text(text.format(0.5))
         sys.modules.pop("my_rate", None)
         importlib.invalidate_caches()
         rate = importlib.import_module("my_rate").Rate()
-        found.append(own_digest(replace(module.METHOD, aggregate=module.partial(module.aggregate, ctx=rate))))
+        found.append(
+            own_digest(replace(module.METHOD, aggregate=module.partial(module.aggregate, ctx=rate)))
+        )
     sys.modules.pop("my_rate")
     assert found[0] != found[1]
 
@@ -138,7 +149,9 @@ def test_what_has_no_honest_digest_is_refused(tmp_path: Path, write: Write) -> N
     assert not (tmp_path / "home" / "runs").exists()
 
 
-def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path: Path, write: Write, own_home: Path) -> None:
+def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(
+    tmp_path: Path, write: Write, own_home: Path
+) -> None:
     store, module = ingested(tmp_path), write()
     parts = fc.partition(store, "iid", clients=3)
     done = fc.grid([module.METHOD, "fedavg"], store, parts, options={"rounds": 2}, lr=[0.1, 0.01])

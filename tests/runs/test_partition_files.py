@@ -24,7 +24,9 @@ DIRICHLET = {"clients": 3, "alpha": 2.0}
 def store() -> fc.Store:
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     split = np.where(np.arange(60) < 45, "train", "test")
-    return fc.Store.from_arrays({"a": x}, labels=np.arange(60) % 3, splits=split, classes=("x", "y", "z"))
+    return fc.Store.from_arrays(
+        {"a": x}, labels=np.arange(60) % 3, splits=split, classes=("x", "y", "z")
+    )
 
 
 def as_json(store: fc.Store, name: str, **how: object) -> fc.Partition:
@@ -59,7 +61,9 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
     made = as_json(store, "old")
     assert load_partition(store, "old").digest == made.digest
     assert store.partition("old") == made.to_payload()
-    assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest  # and is left as it is
+    assert (
+        make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest
+    )  # and is left as it is
     assert files_of(store) == ["old.json"]
     where = ("--store", store.path)
     assert ok("inspect", store.path).data["partitions"] == ["old"]
@@ -77,7 +81,9 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
 
 
 @pytest.mark.parametrize("place", [0, 12, 300, -1, None])
-def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store: fc.Store, place: int | None) -> None:
+def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
+    store: fc.Store, place: int | None
+) -> None:
     make_partition(store, "dirichlet", name="p", **DIRICHLET)
     if place is None:
         (store.path / "partitions/p.partition").unlink()
@@ -85,14 +91,19 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store: fc.St
         damage(store, "p", place)
     with pytest.raises(CorruptionError):
         load_partition(store, "p")
-    assert fedcache("train", "--method", "fed3r", "--store", store.path, "-p", "p", "--json").code == Exit.CORRUPT
+    assert (
+        fedcache("train", "--method", "fed3r", "--store", store.path, "-p", "p", "--json").code
+        == Exit.CORRUPT
+    )
     assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
     assert len(repair(store.path)) == 1
     assert fc.Store.open(store.path).partitions == []
 
 
 @pytest.mark.parametrize("name", ["mine.json", "mine.partition"])
-def test_a_partition_is_shared_as_a_file_of_either_form(store: fc.Store, tmp_path: Path, name: str) -> None:
+def test_a_partition_is_shared_as_a_file_of_either_form(
+    store: fc.Store, tmp_path: Path, name: str
+) -> None:
     where = ("--store", store.path)
     made = ok("partition", *where, "--scheme", "iid", "--clients", 3, "--out", tmp_path / name).data
     raw = (tmp_path / name).read_bytes()
@@ -102,14 +113,32 @@ def test_a_partition_is_shared_as_a_file_of_either_form(store: fc.Store, tmp_pat
     (tmp_path / name).unlink()  # the run keeps the partition
     assert ok("train", "--config", Path(run["path"]) / "config.toml").data["reused"]
     (tmp_path / name).write_bytes(raw[:-9])
-    assert fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json").code == Exit.CORRUPT
+    assert (
+        fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json").code
+        == Exit.CORRUPT
+    )
 
 
-def test_a_file_that_says_it_is_another_partition_is_refused(store: fc.Store, tmp_path: Path) -> None:
-    one, other = (make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1))
-    one.__dict__["digest"] = other.digest  # a forger's head; a store vouches for its own files alone
+def test_a_file_that_says_it_is_another_partition_is_refused(
+    store: fc.Store, tmp_path: Path
+) -> None:
+    one, other = (
+        make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1)
+    )
+    one.__dict__["digest"] = (
+        other.digest
+    )  # a forger's head; a store vouches for its own files alone
     one.save(tmp_path / "p.partition")
-    done = fedcache("train", "--method", "fed3r", "--store", store.path, "-p", tmp_path / "p.partition", "--json")
+    done = fedcache(
+        "train",
+        "--method",
+        "fed3r",
+        "--store",
+        store.path,
+        "-p",
+        tmp_path / "p.partition",
+        "--json",
+    )
     assert done.code == Exit.CORRUPT
 
 
@@ -128,7 +157,8 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store
     result = read_result(path / "result.json")
     files = {k: v for k, v in result["files"].items() if k != new.name}
     write_result(
-        path / "result.json", {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}}
+        path / "result.json",
+        {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}},
     )
 
     assert ok("train", "--config", config).data["reused"]
@@ -159,7 +189,8 @@ def damage(store: fc.Store, name: str, at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "scheme"), [(-64, "--scheme dirichlet --clients 3 --alpha 2 --partition-seed 7"), (20, "--scheme SCHEME")]
+    ("at", "scheme"),
+    [(-64, "--scheme dirichlet --clients 3 --alpha 2 --partition-seed 7"), (20, "--scheme SCHEME")],
 )
 def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(
     store: fc.Store, at: int, scheme: str

@@ -31,7 +31,9 @@ def store(labels: Any = None, domains: Any = None, rows: int = 40, **changes: An
     x = np.random.default_rng(0).normal(size=(rows, 5)).astype(np.float32)
     features = {"a": x[:, :3], "b": x[:, 3:]}
     y = np.arange(rows) % 2 if labels is None else labels
-    return fc.Store.from_arrays(features, labels=y, domains=domains, splits=split, classes=("cat", "dog"), **changes)
+    return fc.Store.from_arrays(
+        features, labels=y, domains=domains, splits=split, classes=("cat", "dog"), **changes
+    )
 
 
 def refused(call: Any, *args: Any, match: str, **options: Any) -> str:
@@ -45,12 +47,18 @@ def refused(call: Any, *args: Any, match: str, **options: Any) -> str:
     ("scheme", "given", "typed"),
     [
         ("dirichlet", {"clients": "3", "alpha": "0.5"}, {"clients": 3, "alpha": 0.5}),
-        ("dirichlet", {"clients": "x", "alpha": "y"}, {"clients": "x", "alpha": "y"}),  # for ``make`` to refuse
+        (
+            "dirichlet",
+            {"clients": "x", "alpha": "y"},
+            {"clients": "x", "alpha": "y"},
+        ),  # for ``make`` to refuse
         ("dirichlet", {"domain": " ink, pen,,"}, {"domain": ("ink", "pen")}),
         ("lda", {"gate": "Yes"}, {"gate": True}),
     ],
 )
-def test_words_become_what_the_scheme_declares(scheme: str, given: dict[str, Any], typed: dict[str, Any]) -> None:
+def test_words_become_what_the_scheme_declares(
+    scheme: str, given: dict[str, Any], typed: dict[str, Any]
+) -> None:
     found = typed_arguments(scheme, given)
     assert found == typed
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in typed.items()}
@@ -94,29 +102,54 @@ def test_rows_without_labels_are_refused_where_labels_are_read() -> None:
     ("method", "config", "domain", "chosen", "notes"),
     [
         ("fedpcl", {}, (), ("feature-shift", {}), ["Partition feature-shift"]),
-        ("fedpcl", {}, ("ink",), ("label-shift", {"clients": 5, "domain": ("ink",)}),
-         ["Partition label-shift", "Clients 5"]),
+        (
+            "fedpcl",
+            {},
+            ("ink",),
+            ("label-shift", {"clients": 5, "domain": ("ink",)}),
+            ["Partition label-shift", "Clients 5"],
+        ),
         ("fed3r", {}, (), ("dirichlet", {"clients": 100}), ["Partition dirichlet", "Clients 100"]),
-        ("fed3r", {"scheme": "iid", "clients": 7, "options": {"shots": 2}}, (), ("iid", {"shots": 2, "clients": 7}),
-         []),
+        (
+            "fed3r",
+            {"scheme": "iid", "clients": 7, "options": {"shots": 2}},
+            (),
+            ("iid", {"shots": 2, "clients": 7}),
+            [],
+        ),
         ("fed3r", {"scheme": "iid", "options": {"clients": 4}}, (), ("iid", {"clients": 4}), []),
     ],
-)  # fmt: skip
+)
 def test_a_scheme_and_its_clients_are_those_of_the_paper(
-    method: str, config: dict[str, Any], domain: tuple[str, ...], chosen: tuple[str, dict[str, Any]], notes: list[str]
+    method: str,
+    config: dict[str, Any],
+    domain: tuple[str, ...],
+    chosen: tuple[str, dict[str, Any]],
+    notes: list[str],
 ) -> None:
     heard, place = Heard(), store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
-    assert default_partition(METHODS[method], place, PartitionConfig(**config), domain, heard) == chosen
+    assert (
+        default_partition(METHODS[method], place, PartitionConfig(**config), domain, heard)
+        == chosen
+    )
     assert [note.partition(":")[0] for note in heard.notes] == notes
     wrong = PartitionConfig("dirichlt")
     refused(default_partition, METHODS[method], place, wrong, domain, heard, match="'dirichlet'")
 
 
-def dealt(train: dict[str, Any], config: PartitionConfig, *, repartition: bool = False) -> tuple[Any, Any, list[str]]:
+def dealt(
+    train: dict[str, Any], config: PartitionConfig, *, repartition: bool = False
+) -> tuple[Any, Any, list[str]]:
     heard, place = Heard(), store()
     make_partition(place, "iid", clients=3, seed=9, name="saved")
     found, name = partition_seeds(
-        METHODS["fed3r"], place, TrainConfig(**train), config, [4, 2], repartition=repartition, observer=heard
+        METHODS["fed3r"],
+        place,
+        TrainConfig(**train),
+        config,
+        [4, 2],
+        repartition=repartition,
+        observer=heard,
     )
     return found, name, heard.notes
 
@@ -139,14 +172,20 @@ def test_only_what_the_paper_chose_is_scaled_down() -> None:
     clients = len(found[4].clients)
     assert 0 < clients < 100
     assert notes[2].endswith(f" Scaled down: clients {clients}.")
-    for asked in (PartitionConfig("dirichlet"), PartitionConfig(None, 100), PartitionConfig(options={"alpha": 0.1})):
+    for asked in (
+        PartitionConfig("dirichlet"),
+        PartitionConfig(None, 100),
+        PartitionConfig(options={"alpha": 0.1}),
+    ):
         refused(dealt, {}, asked, match="\\w")
 
 
 def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
     held = store()
     first = make_partition(held, "iid", clients=2, name="pp")
-    assert make_partition(held, "iid", clients=2, name="pp").digest == first.digest  # the same again
+    assert (
+        make_partition(held, "iid", clients=2, name="pp").digest == first.digest
+    )  # the same again
     hint = refused(make_partition, held, "iid", clients=3, name="pp", match="'pp'")
     assert "--name pp-2" in hint
     assert load_partition(held, "pp").digest == first.digest
@@ -158,7 +197,9 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(tmp_path: Path) -> None:
+def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(
+    tmp_path: Path,
+) -> None:
     held = store()
     make_partition(held, "iid", clients=2, name="pp")
     run = ok("train", "--store", held.path, "--method", "fedncm", "--partition", "pp").data

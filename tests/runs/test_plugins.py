@@ -101,7 +101,9 @@ def install(place: Path, version: str = "1.2") -> Path:
     facts.mkdir(exist_ok=True)
     (package / "__init__.py").write_text("")
     (package / "things.py").write_text(CODE)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: outside-pkg\nVersion: {version}\n")
+    (facts / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: outside-pkg\nVersion: {version}\n"
+    )
     (facts / "entry_points.txt").write_text(ENTRIES)
     return package / "things.py"
 
@@ -131,11 +133,15 @@ def train(store: Path, *words: object) -> dict:
     return ok("train", "--store", store, "--scheme", "iid", "--clients", 4, *words).data
 
 
-def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(site: Path, store: Path) -> None:
+def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
+    site: Path, store: Path
+) -> None:
     own = train(store, "--method", "fedncm")
     theirs = train(store, "--method", "outside-ncm")
     assert theirs["accuracy"] == own["accuracy"]
-    assert theirs["plugins"] == [{"kind": "methods", "name": "outside-ncm", "package": "outside-pkg", "version": "1.2"}]
+    assert theirs["plugins"] == [
+        {"kind": "methods", "name": "outside-ncm", "package": "outside-pkg", "version": "1.2"}
+    ]
     assert "plugins" not in own
     listed = {m["name"]: m.get("origin") for m in ok("methods", "list").data["methods"]}
     assert (listed["outside-ncm"], listed["fedncm"]) == ("outside-pkg 1.2", None)
@@ -187,8 +193,12 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
         (("--method", "fedavg", "--track", "outside-lg"), "'outside-log'"),
     ],
 )
-def test_what_is_broken_is_named_with_its_package(site: Path, store: Path, words: tuple[str, ...], said: str) -> None:
-    done = fedcache("train", "--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 1, *words)
+def test_what_is_broken_is_named_with_its_package(
+    site: Path, store: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = fedcache(
+        "train", "--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 1, *words
+    )
     assert done.code != Exit.OK
     assert said in done.err
 
@@ -202,12 +212,16 @@ def test_a_package_cannot_take_a_name_of_fedcaches_own(site: Path, store: Path) 
 
 
 def test_a_kind_of_datasets_is_read_by_its_package(site: Path, tmp_path: Path) -> None:
-    images = write_directory(tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(3)]))
+    images = write_directory(
+        tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(3)])
+    )
     memory = DigestMemory(tmp_path / "digests")
     theirs = open_dataset(f"outside-pictures:{images}", memory=memory)
     assert theirs.digest == open_dataset(f"folder:{images}", memory=memory).digest
     assert peek(f"outside-pictures:{images}", memory=memory) == (theirs.slug, theirs.digest)
-    with pytest.raises(FedcacheError, match=r"'outside-nothing' of outside-pkg 1\.2 has no key and load"):
+    with pytest.raises(
+        FedcacheError, match=r"'outside-nothing' of outside-pkg 1\.2 has no key and load"
+    ):
         open_dataset("outside-nothing:x", memory=memory)
 
 
@@ -226,7 +240,11 @@ def test_register_is_for_this_process_and_refuses_what_is_taken() -> None:
         plugins.forget("aggregators", "halves")
     with pytest.raises(FedcacheError, match="Unknown rule"):
         parse_rule("halves")
-    for given in (("method", METHODS["fedavg"]), ("methodes", METHODS["fedavg"], "x"), ("tracker", object())):
+    for given in (
+        ("method", METHODS["fedavg"]),
+        ("methodes", METHODS["fedavg"], "x"),
+        ("tracker", object()),
+    ):
         with pytest.raises(FedcacheError):
             fc.register(*given)
     assert set(NAMES) == set(METHODS)

@@ -41,7 +41,9 @@ def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_pa
 
 def test_threads_of_one_process_share_one_training() -> None:
     runs: list[Run] = []
-    threads = [threading.Thread(target=lambda: runs.append(train(CONFIG, Home(home())))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: runs.append(train(CONFIG, Home(home())))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -85,5 +87,7 @@ def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_d
     spent = len(read_releases(home() / "privacy.jsonl"))
     again = train(CONFIG, Home(home()))
     assert not again.reused
-    assert len(read_releases(home() / "privacy.jsonl")) == spent == 4  # its seeds had ended: no noise is drawn again
+    assert (
+        len(read_releases(home() / "privacy.jsonl")) == spent == 4
+    )  # its seeds had ended: no noise is drawn again
     assert fedcache("runs", "list").code == 0

@@ -26,8 +26,21 @@ from fedcache.runs.directory import rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
 
-TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 10, "--rounds", 4, "--participation", 0.5,
-         "--dp-clip", 1)  # fmt: skip
+TRAIN = (
+    "train",
+    "--method",
+    "fedavg",
+    "--scheme",
+    "iid",
+    "--clients",
+    10,
+    "--rounds",
+    4,
+    "--participation",
+    0.5,
+    "--dp-clip",
+    1,
+)
 REAL = (*TRAIN, "--dp-noise", 2, "--dp-allow", "evaluation")
 SIMULATED = (*TRAIN, "--dp-noise", 2, "--dp-seed", 3)
 
@@ -88,7 +101,10 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() ->
     assert not (simulated / "models").exists()
     shutil.rmtree(run / "models")
     moved = simulated.rename(simulated.with_name("my run"))
-    for path, told, config in ((run, True, f"{run / 'config.toml'}"), (moved, False, f"'{moved / 'config.toml'}'")):
+    for path, told, config in (
+        (run, True, f"{run / 'config.toml'}"),
+        (moved, False, f"'{moved / 'config.toml'}'"),
+    ):
         refused = fedcache("predict", path, "photo.jpg")
         assert refused.code == Exit.STORE
         assert ("spends as much privacy again" in refused.err) is told
@@ -111,7 +127,9 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told() -> None:
 @pytest.mark.slow
 def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> None:
     words = (*SIMULATED, "--dtype", "float64")
-    one, two = (ok(*words, "--execution", execution).data for execution in ("sequential", "batched"))
+    one, two = (
+        ok(*words, "--execution", execution).data for execution in ("sequential", "batched")
+    )
     assert kept(one) == kept(two)
     points = ok("grid", *words[1:], "--sweep", "lr=0.1,0.01").data["points"]
     assert kept(points[1]) == kept(ok(*words, "--set", "lr=0.01").data)
@@ -123,7 +141,9 @@ def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
     assert done["seeds"] == 5
     costs(done, 4)
     assert done["composed"]["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 20)))
-    (spent,) = ok("grid", *REAL[1:], "--sweep", "lr=0.1,0.01,0.001", "--seeds", "0,1").data["privacy"]
+    (spent,) = ok("grid", *REAL[1:], "--sweep", "lr=0.1,0.01,0.001", "--seeds", "0,1").data[
+        "privacy"
+    ]
     assert (spent["points"], spent["seeds"]) == (3, 6)
     costs(spent, 24)
     (total,) = ok("ls", "--privacy").data["entries"]
@@ -156,10 +176,25 @@ def composed(*spent: tuple[float, float, int]) -> float:
 
 @pytest.mark.slow
 def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
-    words = ("grid", *REAL[1:], "--validation", 0.25, "--sweep", "lr=0.1,0.01", "--seeds", "0,1", "--retrain")
+    words = (
+        "grid",
+        *REAL[1:],
+        "--validation",
+        0.25,
+        "--sweep",
+        "lr=0.1,0.01",
+        "--seeds",
+        "0,1",
+        "--retrain",
+    )
     done = ok(*words).data
     (spent,) = done["privacy"]
-    assert (spent["points"], spent["retrained"], spent["seeds"], spent["unit"]) == (2, 1, 6, "client")
+    assert (spent["points"], spent["retrained"], spent["seeds"], spent["unit"]) == (
+        2,
+        1,
+        6,
+        "client",
+    )
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
     costs(spent, 24)
     assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(*words).out
@@ -169,7 +204,9 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
 
 
 def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row() -> None:
-    done = ok("grid", *REAL[1:], "--scheme", "dirichlet", "--sweep", "alpha=1,10", "--clients", 10).data
+    done = ok(
+        "grid", *REAL[1:], "--scheme", "dirichlet", "--sweep", "alpha=1,10", "--clients", 10
+    ).data
     (spent,) = done["privacy"]
     assert (spent["points"], spent["unit"]) == (2, "row")
     costs(spent, 8)
@@ -191,9 +228,25 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch: pytest.Monkey
     optuna = pytest.importorskip("optuna")
     asked = []
     # Noise decides what a pruner does: the second trial is stopped after its first round, whatever it scored.
-    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda trial: asked.append(trial) or len(asked) == 4)
-    words = ("grid", *REAL[1:], "--validation", 0.25, "--sweep", "lr=0.1,0.01,0.001", "--sampler", "optuna",
-             "--trials", 3, "--pruner", "median", "--eval-every", 1)  # fmt: skip
+    monkeypatch.setattr(
+        optuna.trial.Trial, "should_prune", lambda trial: asked.append(trial) or len(asked) == 4
+    )
+    words = (
+        "grid",
+        *REAL[1:],
+        "--validation",
+        0.25,
+        "--sweep",
+        "lr=0.1,0.01,0.001",
+        "--sampler",
+        "optuna",
+        "--trials",
+        3,
+        "--pruner",
+        "median",
+        "--eval-every",
+        1,
+    )
     for _ in ("made", "read again"):
         done = ok(*words).data
         assert (len(done["points"]), len(done["pruned"])) == (2, 1)
@@ -220,7 +273,12 @@ def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed
     assert {r["clients"] for r in rounds} == {None}
     assert {r["traffic"]["clients"] for r in rounds} == {5}
     assert len({r["traffic"]["up"] for r in rounds}) == 1
-    assert json.loads((Path(secret["path"]) / "measured.json").read_text())["content"]["per_seed"]["0"]["rounds"] == []
+    assert (
+        json.loads((Path(secret["path"]) / "measured.json").read_text())["content"]["per_seed"][
+            "0"
+        ]["rounds"]
+        == []
+    )
     told = ok(*REAL[:-1], "evaluation,participants", "--rounds", 12).data
     assert len({len(r["clients"]) for r in rounds_of(Path(told["path"]))}) > 1
     figures = told["trust"]["privacy"]
@@ -229,8 +287,15 @@ def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed
     assert [release.share for release in releases()] == [0.5, 1.0]
 
 
-CONFIG = TrainConfig(method="fedavg", rounds=6, participation="0.5", dp_clip=1.0, dp_noise=2.0,
-                     dp_allow="evaluation", eval_every=1)  # fmt: skip
+CONFIG = TrainConfig(
+    method="fedavg",
+    rounds=6,
+    participation="0.5",
+    dp_clip=1.0,
+    dp_noise=2.0,
+    dp_allow="evaluation",
+    eval_every=1,
+)
 
 
 def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
@@ -239,7 +304,9 @@ def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
 
     def hook(told: Round) -> None:
         if not told.stored:
-            with safe_open(told.path / f"checkpoint-{told.seed}.safetensors", framework="pt") as file:
+            with safe_open(
+                told.path / f"checkpoint-{told.seed}.safetensors", framework="pt"
+            ) as file:
                 sealed = json.loads(next(iter(file.metadata().values())))
             assert json.loads(sealed["content"])["round"] == told.round
         if told.round == rounds:
@@ -276,12 +343,16 @@ def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
     count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
     assert fedcache("ls", "--privacy").code == Exit.CORRUPT
-    assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT  # nothing more is spent beside a count that is not known
+    assert (
+        fedcache(*REAL, "--fresh").code == Exit.CORRUPT
+    )  # nothing more is spent beside a count that is not known
 
 
 def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends() -> None:
     (run_of(ok(*REAL)) / "result.json").unlink()
-    assert [w for w in ok(*REAL).envelope["warnings"] if "seed 0" in w and "spends privacy again" in w]
+    assert [
+        w for w in ok(*REAL).envelope["warnings"] if "seed 0" in w and "spends privacy again" in w
+    ]
     assert len(releases()) == 2
     assert not any("before" in w for w in ok(*REAL, "--fresh").envelope["warnings"])  # asked for
 
@@ -289,14 +360,23 @@ def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends(
 @pytest.mark.slow
 def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_one() -> None:
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
-    for fresh in ((), ("--fresh",), ("--fresh",)):  # of the same run and seed: its result tells of one release
+    for fresh in (
+        (),
+        ("--fresh",),
+        ("--fresh",),
+    ):  # of the same run and seed: its result tells of one release
         ok(*REAL, *fresh)
     whole, counted = ledger.read_bytes(), count.read_bytes()
     two_lines = b"".join(whole.splitlines(keepends=True)[:2])
     for file, left in (
-        (ledger, two_lines), (ledger, whole[:-1]), (ledger, b""), (ledger, None),
-        (count, counted.replace(b"3", b"2")), (count, b""), (count, None),
-    ):  # fmt: skip
+        (ledger, two_lines),
+        (ledger, whole[:-1]),
+        (ledger, b""),
+        (ledger, None),
+        (count, counted.replace(b"3", b"2")),
+        (count, b""),
+        (count, None),
+    ):
         file.unlink()
         if left is not None:
             file.write_bytes(left)
@@ -331,7 +411,9 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path: Path) 
         ledger.write_bytes(lines)
         with pytest.raises(CorruptionError):
             read_releases(ledger)
-    ledger.write_bytes(whole + third[:-5])  # a power cut while a fourth was written: nothing of it was told
+    ledger.write_bytes(
+        whole + third[:-5]
+    )  # a power cut while a fourth was written: nothing of it was told
     assert len(read_releases(ledger)) == 3
     record_release(ledger, RELEASE)
     assert len(read_releases(ledger)) == 4
@@ -370,10 +452,14 @@ def test_resuming_from_an_older_state_is_another_release() -> None:
 
 
 @pytest.mark.parametrize(("lost", "released"), [("rounds", 2), ("ledger", 1)])
-def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost: str, released: int) -> None:
+def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(
+    lost: str, released: int
+) -> None:
     run = stopped_after(2)
-    gone = {"rounds": [home() / "privacy-rounds" / f"{run.name}-0.json"],
-            "ledger": [home() / "privacy.jsonl", home() / "privacy-count.json"]}  # fmt: skip
+    gone = {
+        "rounds": [home() / "privacy-rounds" / f"{run.name}-0.json"],
+        "ledger": [home() / "privacy.jsonl", home() / "privacy-count.json"],
+    }
     for path in gone[lost]:
         path.unlink()
     first, second = Heard(), Heard()
@@ -399,7 +485,9 @@ def test_noise_too_small_to_compute_with_is_refused(noise: str) -> None:
         (("--dp-delta", "1e-300"), "--dp-delta"),
     ],
 )
-def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words: tuple[object, ...], named: str) -> None:
+def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(
+    words: tuple[object, ...], named: str
+) -> None:
     must_fail(named, *REAL, *words)
     assert not list((home() / "runs").glob("*/result.json"))
     assert not (home() / "privacy.jsonl").exists()

@@ -40,7 +40,9 @@ class Record:
         pass
 
 
-def tracked(name: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, stop_after: int = 99) -> list[str]:
+def tracked(
+    name: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, stop_after: int = 99
+) -> list[str]:
     """Which of ``trained`` and ``tracked`` happened, in order, with a library whose runs are a ``Record``."""
     record, stop = Record(), Stop()
     kind = type(choose.tracker(f"{name}:there", Path()))
@@ -71,9 +73,13 @@ def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(
     assert order == 8 * ["trained"] + 8 * ["tracked"]
 
 
-def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("tensorboard")
-    assert tracked("tensorboard", CONFIG, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * ["tracked"]
+    assert tracked("tensorboard", CONFIG, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * [
+        "tracked"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,9 +90,14 @@ def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch: pyt
         pytest.param({"dp_clip": None, "dp_noise": None, "dp_allow": None}, id="no noise"),
     ],
 )
-def test_other_runs_are_tracked_round_by_round(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_runs_are_tracked_round_by_round(
+    config: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
-    assert tracked("tensorboard", replace(CONFIG, **config), monkeypatch) == 8 * ["trained", "tracked"]
+    assert tracked("tensorboard", replace(CONFIG, **config), monkeypatch) == 8 * [
+        "trained",
+        "tracked",
+    ]
 
 
 def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path: Path) -> None:
@@ -99,4 +110,6 @@ def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path: Path
     for seed in (0, 1):
         read = EventAccumulator(str(tmp_path / "boards" / run.path.name / f"seed-{seed}"))
         read.Reload()
-        assert len({e.wall_time for name in ("accuracy", "bytes/up") for e in read.Scalars(name)}) == 1
+        assert (
+            len({e.wall_time for name in ("accuracy", "bytes/up") for e in read.Scalars(name)}) == 1
+        )

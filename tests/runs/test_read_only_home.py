@@ -18,7 +18,9 @@ from fedcache.config import Home
 from fedcache.runs.running import LOCK, is_running
 from fedcache.store.lock import is_held, lock_manifest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="file systems are read-only in another way")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="file systems are read-only in another way"
+)
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def held_elsewhere(path: Path) -> subprocess.Popen[bytes]:
     code = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]):\n    print(flush=True)\n    sys.stdin.read()"
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     return process
@@ -54,7 +58,9 @@ def test_a_lock_that_is_left_is_not_held(tmp_path: Path, request: pytest.Fixture
     assert not is_running(tmp_path)
 
 
-def test_a_lock_that_a_process_with_write_access_holds_is_held(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_lock_that_a_process_with_write_access_holds_is_held(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     with held_elsewhere(tmp_path / LOCK) as process:
         request.getfixturevalue("read_only")
         assert is_held(tmp_path / LOCK)

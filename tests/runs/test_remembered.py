@@ -19,7 +19,17 @@ from fedcache.runs.remembered import Request
 from fedcache.runs.run import Run
 
 TRAIN = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3)
-GRID = ("grid", "--method", "fedavg,fedncm", "--sweep", "rounds=1,2", "--scheme", "iid", "--clients", 3)
+GRID = (
+    "grid",
+    "--method",
+    "fedavg,fedncm",
+    "--sweep",
+    "rounds=1,2",
+    "--scheme",
+    "iid",
+    "--clients",
+    3,
+)
 
 
 @pytest.fixture
@@ -49,7 +59,9 @@ def without_torch(*words: object) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("words", [TRAIN, pytest.param(GRID, marks=pytest.mark.slow)], ids=["train", "grid"])
+@pytest.mark.parametrize(
+    "words", [TRAIN, pytest.param(GRID, marks=pytest.mark.slow)], ids=["train", "grid"]
+)
 def test_what_was_just_trained_is_returned_without_torch_and_every_line_is_that_of_the_whole_way(
     own_home: Path, store: Path, words: tuple[object, ...]
 ) -> None:
@@ -67,7 +79,13 @@ def test_another_request_is_not_answered_from_memory(store: Path, whole: list[st
     ok(*TRAIN)
     assert ok(*TRAIN).data["reused"]
     assert whole == ["fed3r"]
-    for more in (("--set", "lam=3"), ("--seeds", "1"), ("--dataset", "mine"), ("--no-model",), ("--fresh",)):
+    for more in (
+        ("--set", "lam=3"),
+        ("--seeds", "1"),
+        ("--dataset", "mine"),
+        ("--no-model",),
+        ("--fresh",),
+    ):
         whole.clear()
         ok(*TRAIN, *more)
         assert whole == ["fed3r"], more

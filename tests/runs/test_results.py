@@ -17,16 +17,44 @@ from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std
 
 def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> SeedResult:
     """A seed whose rounds gave these accuracies, of two clients."""
-    rounds = [{"round": i + 1, "accuracy": a, "diagnostics": {"rejected": i}} for i, a in enumerate(accuracies)]
-    given = {"per_client": np.array([0.25, None], float), "classes_owned": np.array([1, 2]), **changes}
+    rounds = [
+        {"round": i + 1, "accuracy": a, "diagnostics": {"rejected": i}}
+        for i, a in enumerate(accuracies)
+    ]
+    given = {
+        "per_client": np.array([0.25, None], float),
+        "classes_owned": np.array([1, 2]),
+        **changes,
+    }
     whole: dict[str, Any] = {
-        "seed": number, "accuracy": accuracies[-1], "mean_client": 0.5, "macro_f1": 0.5,
-        "by_domain": {"ink": 0.5}, "fairness": {}, "rounds": rounds, "protocol": "global", "fidelity": "exact",
-        "traffic": {"up": 10, "down": 20, "paper_up": 6, "paper_down": 8, "up_bytes": 40, "down_bytes": 80},
+        "seed": number,
+        "accuracy": accuracies[-1],
+        "mean_client": 0.5,
+        "macro_f1": 0.5,
+        "by_domain": {"ink": 0.5},
+        "fairness": {},
+        "rounds": rounds,
+        "protocol": "global",
+        "fidelity": "exact",
+        "traffic": {
+            "up": 10,
+            "down": 20,
+            "paper_up": 6,
+            "paper_down": 8,
+            "up_bytes": 40,
+            "down_bytes": 80,
+        },
         "per_round": {"up": 5.0, "down": 10.0, "paper_up": 3.0, "paper_down": 4.0},
-        "execution": "gram", "chunk": 2, "points": 1, "threads": 1, "clients": ["p", "q"],
-        "trainable": 5, "warnings": [], "seconds": 1.0, "measured": {},
-    }  # fmt: skip
+        "execution": "gram",
+        "chunk": 2,
+        "points": 1,
+        "threads": 1,
+        "clients": ["p", "q"],
+        "trainable": 5,
+        "warnings": [],
+        "seconds": 1.0,
+        "measured": {},
+    }
     return SeedResult(**{**whole, **given})
 
 
@@ -39,7 +67,12 @@ def test_mean_and_deviation_of_known_values_alone() -> None:
 def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
     first = seed(0, (None, 0.5, 0.7))
     second = seed(
-        4, (None, 0.7, None), accuracy=0.9, per_client=np.array([0.75, 1.0]), mean_client=0.7, by_domain={"ink": 1.0}
+        4,
+        (None, 0.7, None),
+        accuracy=0.9,
+        per_client=np.array([0.75, 1.0]),
+        mean_client=0.7,
+        by_domain={"ink": 1.0},
     )
     found = results._accuracy([first, second], columns_of_seeds([first, second]), drawn=False)
     assert found["mean"] == pytest.approx(0.8)
@@ -48,7 +81,10 @@ def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
     assert found["per_client"] == [0.5, None]
     assert found["per_domain"] == {"ink": 0.75}
     assert found["client_mean"] == pytest.approx(0.6)
-    assert found["per_round"] == [{"round": 2, "mean": pytest.approx(0.6)}, {"round": 3, "mean": None}]
+    assert found["per_round"] == [
+        {"round": 2, "mean": pytest.approx(0.6)},
+        {"round": 3, "mean": None},
+    ]
 
 
 def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None:
@@ -56,12 +92,18 @@ def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None
     other.traffic = {k: v + 1 for k, v in other.traffic.items()}
     other.per_round = {}
     assert results._traffic([seed(0, (1.0,)), other]) == {
-        "up": 21, "down": 41,
+        "up": 21,
+        "down": 41,
         "paper": {"up": 13, "down": 17, "per_client_round": {"up": 3.0, "down": 4.0}},
-        "exact": {"up": 21, "down": 41, "up_bytes": 81, "down_bytes": 161,
-                  "per_client_round": {"up": 5.0, "down": 10.0}},
+        "exact": {
+            "up": 21,
+            "down": 41,
+            "up_bytes": 81,
+            "down_bytes": 161,
+            "per_client_round": {"up": 5.0, "down": 10.0},
+        },
         "unit": "scalars, summed over rounds, clients and seeds",
-    }  # fmt: skip
+    }
 
 
 def timed(number: int, *rounds: tuple[list[str], float, float | None, int]) -> SeedResult:
@@ -78,22 +120,33 @@ def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds() -> None:
     second = timed(1, (["q"], 1.0, 5.0, 5), ([], 7.0, None, 0))
     rule = TimingRule(durations="equal", buffer=2, step=0.5, power=1.0)
     assert results._timing(rule, [first, second]) == {
-        "asynchronous": 2, "server_step": 0.5, "staleness_power": 1.0, "client_durations": "equal",
+        "asynchronous": 2,
+        "server_step": 0.5,
+        "staleness_power": 1.0,
+        "client_durations": "equal",
         "simulated_time": 4.5,  # the ends 2.0 and 7.0
-        "updates": 4, "staleness_mean": (3 * 1.0 + 1 * 5.0) / 4, "staleness_max": 5,
-    }  # fmt: skip
+        "updates": 4,
+        "staleness_mean": (3 * 1.0 + 1 * 5.0) / 4,
+        "staleness_max": 5,
+    }
     idle = results._timing(rule, [timed(0, ([], 2.0, None, 0))])
     assert (idle["updates"], idle["staleness_mean"], idle["staleness_max"]) == (0, 0.0, None)
     assert results._timing(TimingRule(durations="equal"), [first, second]) == {
-        "client_durations": "equal", "simulated_time": 4.5,
-    }  # fmt: skip
+        "client_durations": "equal",
+        "simulated_time": 4.5,
+    }
 
 
 @pytest.mark.parametrize("clients", [["p", "q"], NumberedNames(2)], ids=["named", "numbered"])
 def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clients: Any) -> None:
     written = seed(3, (None, 0.5), clients=clients, attackers=["q"], confusion=[[1, 0], [2, 3]])
     plain = json.loads(json.dumps(written.to_dict()))
-    earlier = {**plain, "per_client": [0.25, None], "classes_owned": [1, 2], "clients": list(clients)}
+    earlier = {
+        **plain,
+        "per_client": [0.25, None],
+        "classes_owned": [1, 2],
+        "clients": list(clients),
+    }
     for found in (SeedResult.from_dict(plain), SeedResult.from_dict(earlier)):
         assert list(found.clients) == list(clients)
         assert np.array_equal(found.per_client, [0.25, np.nan], equal_nan=True)

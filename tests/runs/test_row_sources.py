@@ -34,10 +34,14 @@ def store(labels: Any = None, arrays: dict[str, Any] | None = None, **changes: A
     domains = np.where(np.arange(ROWS) % 4 < 2, "ink", "pen")
     split = np.where(np.arange(ROWS) < 15, "train", "test")
     made = arrays or {"a": features(4, 3), "b": features(2, 2, 1)}
-    return fc.Store.from_arrays(made, labels=y, domains=domains, classes=("cat", "dog"), splits=split, **changes)
+    return fc.Store.from_arrays(
+        made, labels=y, domains=domains, classes=("cat", "dog"), splits=split, **changes
+    )
 
 
-def prepared(place: fc.Store, method: str, cache: InputCache | None = None, **config: Any) -> tuple[RunInputs, Heard]:
+def prepared(
+    place: fc.Store, method: str, cache: InputCache | None = None, **config: Any
+) -> tuple[RunInputs, Heard]:
     heard = Heard()
     asked = TrainConfig(method=method, store=str(place.path), participation="all", **config)
     preparation = Preparation(Home.from_environment(), heard, Stop(), cache=cache or InputCache())
@@ -83,7 +87,9 @@ def test_points_of_a_grid_read_features_draw_rows_and_warn_once() -> None:
 def sites(place: fc.Store, folder: Path) -> Path:
     """Two clients of different rows that share the test rows 15 to 19."""
     test = np.arange(15, ROWS)
-    write_shards(place, [("p", np.array([1, 5, 7]), test), ("q", np.array([0, 5, 9, 14]), test)], folder)
+    write_shards(
+        place, [("p", np.array([1, 5, 7]), test), ("q", np.array([0, 5, 9, 14]), test)], folder
+    )
     return folder
 
 
@@ -114,7 +120,10 @@ def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> N
     assert inputs.data.domain.tolist() == [int(r % 4 >= 2) for r in rows]
     partition = inputs.partitions[3]
     assert inputs.partitions == {3: partition, 1: partition}
-    assert [(c.name, c.train.tolist()) for c in partition.clients] == [("p", [1, 2, 3]), ("q", [0, 2, 4, 5])]
+    assert [(c.name, c.train.tolist()) for c in partition.clients] == [
+        ("p", [1, 2, 3]),
+        ("q", [0, 2, 4, 5]),
+    ]
     assert partition.test.tolist() == [6, 7, 8, 9, 10]
     assert all(client.test.tolist() == partition.test.tolist() for client in partition.clients)
     assert partition.validation is None
@@ -127,15 +136,24 @@ def test_client_stores_bring_the_rows_to_choose_by(tmp_path: Path) -> None:
     write_shards(place, held, tmp_path / "sites", [np.array([5, 6]), None])
     (partition,) = of_shards(tmp_path / "sites", "fedncm", backbones=("a",)).partitions.values()
     # Rows 0, 1, 5, 6, 7, 9, 14, 15, .. of the parent: 5 and 6 are the third and the fourth.
-    assert [c.validation.tolist() for c in partition.clients if c.validation is not None] == [[2, 3], []]
+    assert [c.validation.tolist() for c in partition.clients if c.validation is not None] == [
+        [2, 3],
+        [],
+    ]
     assert [c.train.tolist() for c in partition.clients] == [[1, 4], [0, 5, 6]]
 
 
 @pytest.mark.parametrize(
     ("method", "config"),
-    [("fedavg-scratch", {}), ("solo", {"client_backbones": ("a",)}), ("solo", {"client_set": {"dim": "3"}})],
+    [
+        ("fedavg-scratch", {}),
+        ("solo", {"client_backbones": ("a",)}),
+        ("solo", {"client_set": {"dim": "3"}}),
+    ],
 )
-def test_what_client_stores_cannot_serve_is_refused(tmp_path: Path, method: str, config: dict[str, Any]) -> None:
+def test_what_client_stores_cannot_serve_is_refused(
+    tmp_path: Path, method: str, config: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError, match="--clients-from"):
         of_shards(sites(store(), tmp_path / "sites"), method, **config)
 

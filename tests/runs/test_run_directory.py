@@ -24,8 +24,16 @@ from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.identity import Identity
 from fedcache.store.files import to_signed
 
-TENSORS = {"server/W": torch.arange(6.0).reshape(2, 3), "client/1/n": torch.tensor(3), "empty": torch.empty(0, 2)}
-STATE = {"round": 4, "records": [{"round": 4, "accuracy": float("nan"), "clients": [0, 2]}], "traffic": {"up": [10]}}
+TENSORS = {
+    "server/W": torch.arange(6.0).reshape(2, 3),
+    "client/1/n": torch.tensor(3),
+    "empty": torch.empty(0, 2),
+}
+STATE = {
+    "round": 4,
+    "records": [{"round": 4, "accuracy": float("nan"), "clients": [0, 2]}],
+    "traffic": {"up": [10]},
+}
 
 
 def directory(root: Path, method: str = "fedavg") -> RunDirectory:
@@ -38,7 +46,10 @@ def read(run: RunDirectory, seed: int = 0) -> tuple[Any, list[str]]:
     """A checkpoint with its tensors as lists, and what was said."""
     said: list[str] = []
     found = run.checkpoint(seed, said.append)
-    return None if found is None else ({k: t.tolist() for k, t in found[0].items()}, json.dumps(found[1])), said
+    return None if found is None else (
+        {k: t.tolist() for k, t in found[0].items()},
+        json.dumps(found[1]),
+    ), said
 
 
 def checkpoint_of(run: RunDirectory, seed: int = 0) -> Path:
@@ -57,7 +68,9 @@ def test_a_checkpoint_is_given_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 @examples(60, 2000)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place: float, bit: int, tmp_path_factory: Any) -> None:
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(
+    place: float, bit: int, tmp_path_factory: Any
+) -> None:
     run = directory(tmp_path_factory.mktemp("flipped"))
     run.save_checkpoint(0, TENSORS, STATE)
     whole, _ = read(run)
@@ -66,7 +79,9 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place: float, bit: int,
     checkpoint_of(run).write_bytes(raw)
     found, said = read(run)
     assert found in (None, whole)  # the spaces that pad a header hold nothing
-    assert found is not None or ("Seed 0 begins again." in said[0] and not checkpoint_of(run).exists())
+    assert found is not None or (
+        "Seed 0 begins again." in said[0] and not checkpoint_of(run).exists()
+    )
 
 
 @pytest.mark.parametrize(("old", "new"), [('"round": 4', '"round": 7'), ("[0, 2]", "[0, 1]")])
@@ -75,7 +90,10 @@ def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path: Path, old: str, new:
     run = directory(tmp_path)
     run.save_checkpoint(0, TENSORS, STATE)
     with safe_open(checkpoint_of(run), framework="pt") as file:
-        meta = {k: v.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]) for k, v in file.metadata().items()}
+        meta = {
+            k: v.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
+            for k, v in file.metadata().items()
+        }
         assert meta != file.metadata()
     checkpoint_of(run).write_bytes(save(TENSORS, meta))
     found, said = read(run)
@@ -126,7 +144,10 @@ def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path: Path) -> None
 
 def test_measurements_of_another_run_are_not_shown(tmp_path: Path) -> None:
     run, other = directory(tmp_path), directory(tmp_path, "fedprox")
-    results = [d.finish({"digest": d.identity.digest}, [], {"seconds": {"train": 1.5}}) for d in (run, other)]
+    results = [
+        d.finish({"digest": d.identity.digest}, [], {"seconds": {"train": 1.5}})
+        for d in (run, other)
+    ]
     assert measured_of(run.path, results[0]) == {"seconds": {"train": 1.5}}
     shutil.copy(other.path / "measured.json", run.path)
     assert measured_of(run.path, results[0]) is None

@@ -73,7 +73,9 @@ def test_a_training_that_waits_can_be_stopped() -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(train, CONFIG, Home(home()), hooks=[pause])
         assert pause.reached.wait(60)
-        with pytest.raises(FedcacheError, match="while waiting for another training of the same run") as stopped:
+        with pytest.raises(
+            FedcacheError, match="while waiting for another training of the same run"
+        ) as stopped:
             train(CONFIG, Home(home()), stop=stop)
         pause.go.set()
         assert not first.result().reused

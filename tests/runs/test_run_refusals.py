@@ -40,14 +40,21 @@ def test_what_a_method_holds_is_described_so_that_other_values_differ() -> None:
     x = np.array([[1.0, 2.0]], np.float32)
     said = code.describe(torch.from_numpy(x))
     assert said == code.describe(x) == code.describe(np.asfortranarray(x))
-    others = [code.describe(t) for t in (torch.ones(1, 2), torch.from_numpy(x.T), torch.from_numpy(x).double())]
+    others = [
+        code.describe(t)
+        for t in (torch.ones(1, 2), torch.from_numpy(x.T), torch.from_numpy(x).double())
+    ]
     assert len({str(d) for d in (said, *others)}) == 4
     assert code.describe({"b", "a"}) == ["set", "'a'", "'b'"]
     assert code.describe([1].count) != code.describe([2].count)
     assert code.sources == {}
     code.describe([METHODS["fedavg"].predict])
     assert code.methods <= set(METHODS)
-    for bound, name in ((object(), "object"), (Odd().method, "Odd"), (random.Random(0).random, "Random")):
+    for bound, name in (
+        (object(), "object"),
+        (Odd().method, "Odd"),
+        (random.Random(0).random, "Random"),
+    ):
         refused(UsageError, f"type {name}", lambda bound=bound: code.describe(bound))
 
 
@@ -148,9 +155,13 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
     refused(UsageError, "predict gives 2 scores", lambda: save("client-1"))
 
 
-def test_models_of_another_result_are_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_another_result_are_corruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = {"digest": "d" * 64, "seeds": [3, 4]}
-    found = SimpleNamespace(content={"files": {"seed-3.safetensors": {"sha256": "0"}}, "result": "another"})
+    found = SimpleNamespace(
+        content={"files": {"seed-3.safetensors": {"sha256": "0"}}, "result": "another"}
+    )
     monkeypatch.setattr(run_models, "_result", lambda _run: result)
     monkeypatch.setattr(run_models, "train_again", lambda *_: "fedcache train again")
     monkeypatch.setattr(run_models, "read_sealed", lambda *_: found)

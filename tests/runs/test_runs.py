@@ -21,9 +21,12 @@ GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds"
 
 
 @pytest.mark.parametrize(
-    ("name", "harm"), [*((name, "other") for name in FILES), ("rounds.jsonl", "gone"), ("result.json", "other")]
+    ("name", "harm"),
+    [*((name, "other") for name in FILES), ("rounds.jsonl", "gone"), ("result.json", "other")],
 )
-def test_a_result_with_a_damaged_promise_is_not_returned(shapes: Path, name: str, harm: str) -> None:
+def test_a_result_with_a_damaged_promise_is_not_returned(
+    shapes: Path, name: str, harm: str
+) -> None:
     words = (*FED3R, "--seeds", "0,1", "--repartition")
     first = ok(*words).data
     path = Path(first["path"]) / name
@@ -55,7 +58,9 @@ def test_damaged_measurements_are_a_warning_and_no_error(shapes: Path) -> None:
     assert ok(*FED3R).envelope["warnings"] == []
 
 
-def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes: Path, tmp_path: Path) -> None:
+def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(
+    shapes: Path, tmp_path: Path
+) -> None:
     moved = shutil.copytree(shapes, tmp_path / "elsewhere" / "other.zarr")
     results = []
     for number, place in enumerate((shapes, moved)):
@@ -71,12 +76,16 @@ def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
     (path / "result.json").unlink()
     (path / "seed-0.json").write_text("{}")
     again = ok(*FED3R)
-    assert any("seed-0.json" in w and "Seed 0 begins again." in w for w in again.envelope["warnings"])
+    assert any(
+        "seed-0.json" in w and "Seed 0 begins again." in w for w in again.envelope["warnings"]
+    )
     assert (path / "result.json").read_bytes() == before
     assert not (path / "seed-0.json").exists()
 
 
-@pytest.mark.parametrize(("old", "new"), [('method = "fed3r"', 'method = "fedncm"'), ("seed = 0", "seed = 1")])
+@pytest.mark.parametrize(
+    ("old", "new"), [('method = "fed3r"', 'method = "fedncm"'), ("seed = 0", "seed = 1")]
+)
 def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed(
     shapes: Path, old: str, new: str, tmp_path: Path
 ) -> None:
@@ -90,7 +99,9 @@ def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed
     assert fedcache("train", "--config", elsewhere, "--json").code in (0, 2)
 
 
-def test_the_store_that_a_finished_run_names_is_not_changed_unseen(shapes: Path, tmp_path: Path) -> None:
+def test_the_store_that_a_finished_run_names_is_not_changed_unseen(
+    shapes: Path, tmp_path: Path
+) -> None:
     """Of the places in config.toml the result holds no digest: it has the same bits wherever its store lies."""
     config = place_of(*FED3R) / "config.toml"
     config.write_text(config.read_text().replace(str(shapes), str(ingested(tmp_path))))
@@ -147,7 +158,9 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
     assert ok(*GRID).data["reused"] == 2
 
 
-@pytest.mark.parametrize(("flag", "value", "expected"), [("--device", "gpu", "cuda"), ("--participation", "0", "10%")])
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"), [("--device", "gpu", "cuda"), ("--participation", "0", "10%")]
+)
 def test_a_wrong_value_is_refused_before_minutes_of_extraction(
     monkeypatch: pytest.MonkeyPatch, flag: str, value: str, expected: str
 ) -> None:

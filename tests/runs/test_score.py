@@ -12,11 +12,22 @@ from scipy import stats
 from fedcache.runs.score import Score, rows_interval, score_for, score_of, wilson
 
 OWN = {"mean": 0.5, "std": 0.1, "per_seed": [0.4, 0.6], "client_mean": 0.5}
-NEW = {**OWN, "client_mean": 0.3, "client_mean_per_seed": [0.2, 0.4], "pooled": 0.7, "pooled_per_seed": [0.6, 0.8]}
+NEW = {
+    **OWN,
+    "client_mean": 0.3,
+    "client_mean_per_seed": [0.2, 0.4],
+    "pooled": 0.7,
+    "pooled_per_seed": [0.6, 0.8],
+}
 
 
 def result(accuracy: dict[str, Any], protocol: str = "global", **more: Any) -> dict[str, Any]:
-    return {"accuracy": accuracy, "protocol": protocol, "partition": {"digests": ["p", "p"]}, **more}
+    return {
+        "accuracy": accuracy,
+        "protocol": protocol,
+        "partition": {"digests": ["p", "p"]},
+        **more,
+    }
 
 
 def test_results_hold_both_scores_of_every_method() -> None:

@@ -36,7 +36,9 @@ def extract(images: Path, *words: object) -> Path:
 def reopened(path: Path, prefix: str) -> str:
     """Damage one chunk of an array and repair the store: the array is unfinished again."""
     key = next(k for k in Store.open(path).arrays if k.startswith(prefix))
-    chunk = next(f for f in sorted((path / "features" / key).rglob("*")) if f.is_file() and "c" in f.parts)
+    chunk = next(
+        f for f in sorted((path / "features" / key).rglob("*")) if f.is_file() and "c" in f.parts
+    )
     chunk.write_bytes(b"damaged")
     fedcache("repair", path)
     assert [u["name"] for u in Store.open(path).unfinished()] == [key]
@@ -45,12 +47,16 @@ def reopened(path: Path, prefix: str) -> str:
 
 def follow(done: Done) -> Done:
     """Run the command that an error's hint or a warning gives."""
-    text = done.envelope["error"]["hint"] if "error" in done.envelope else done.envelope["warnings"][0]
+    text = (
+        done.envelope["error"]["hint"] if "error" in done.envelope else done.envelope["warnings"][0]
+    )
     return fedcache(*shlex.split(text[text.index("fedcache extract") :])[1:], "--json")
 
 
 @pytest.mark.slow
-def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images: Path, tmp_path: Path) -> None:
+def test_text_of_other_weights_is_not_taken_for_that_of_the_images(
+    images: Path, tmp_path: Path
+) -> None:
     path = extract(images, "--backbones", "glyph-clip")
     ok("train", "--method", "clip-zs", *IID)
     store, page = Store.open(path), tmp_path / "page.html"
@@ -58,12 +64,17 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images: Path,
     ok(*drawn)
     before = page.read_bytes()
     (entry,) = store.texts["glyph-clip"]
-    other = np.random.default_rng(0).standard_normal(store.text("glyph-clip").shape).astype(np.float32)
+    other = (
+        np.random.default_rng(0).standard_normal(store.text("glyph-clip").shape).astype(np.float32)
+    )
     store.put_text("glyph-clip", entry["templates"], other, {**entry["meta"], "weights": "0" * 64})
     for method in ("clip-zs", "fst-cbdg"):  # a stored result too: which it is depends on the text
         done = fedcache("train", "--method", method, *IID, "--json")
         assert done.code == Exit.STORE
-        assert "text features of glyph-clip were made with weights 000000000000" in done.envelope["error"]["message"]
+        assert (
+            "text features of glyph-clip were made with weights 000000000000"
+            in done.envelope["error"]["message"]
+        )
     ok(*drawn)
     assert page.read_bytes() == before
     assert follow(done).code == 0
@@ -72,7 +83,15 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images: Path,
 
 @pytest.mark.slow
 def test_training_completes_the_array_that_repair_opened_again(images: Path) -> None:
-    path = extract(images, "--backbones", "random-projection", "--recipe", "random-projection:size=16", "--views", 2)
+    path = extract(
+        images,
+        "--backbones",
+        "random-projection",
+        "--recipe",
+        "random-projection:size=16",
+        "--views",
+        2,
+    )
     first = ok(*FED3R).data
     before = Store.open(path)
     key = reopened(path, "random")
@@ -89,8 +108,21 @@ def test_training_completes_the_array_that_repair_opened_again(images: Path) -> 
 
 @pytest.mark.slow
 def test_without_extraction_the_exact_command_is_given(images: Path) -> None:
-    path = extract(images, "--backbones", "random-projection,glyph-clip", "--recipe", "random-projection:size=16",
-                   "--recipe", "norm=half", "--max-bad", "3", "--text", "a {}.", "--text", "the {}.")  # fmt: skip
+    path = extract(
+        images,
+        "--backbones",
+        "random-projection,glyph-clip",
+        "--recipe",
+        "random-projection:size=16",
+        "--recipe",
+        "norm=half",
+        "--max-bad",
+        "3",
+        "--text",
+        "a {}.",
+        "--text",
+        "the {}.",
+    )
     for prefix, name in (("random", "random-projection@16"), ("glyph", "glyph-clip")):
         key = reopened(path, prefix)
         done = fedcache(*FED3R, "--backbones", name, "--no-extract", "--json")
@@ -117,7 +149,9 @@ def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) 
     assert len(ok(*FED3R).data["arrays"]) == 2
 
 
-def test_a_store_elsewhere_is_completed_in_place(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_elsewhere_is_completed_in_place(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = extract(images, "--backbones", "random-projection", "--store", tmp_path / "mine.zarr")
     key = reopened(path, "random")
     with monkeypatch.context() as patch:  # a home that did not order the array cannot complete it
@@ -158,7 +192,9 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Pa
 @pytest.mark.slow
 def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Path) -> None:
     extract(images, "--backbones", "glyph-clip", "--limit", 24)
-    elsewhere = extract(images, "--backbones", "glyph-clip", "--limit", 24, "--store", tmp_path / "mine.zarr")
+    elsewhere = extract(
+        images, "--backbones", "glyph-clip", "--limit", 24, "--store", tmp_path / "mine.zarr"
+    )
     store = next((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr"))
     for path in (store, elsewhere):
         train = ("train", *IID, "--store", path, "--rounds", 1)
@@ -178,8 +214,14 @@ def test_client_stores_of_two_datasets_are_refused(tmp_path: Path) -> None:
     """The second store already is looked at, and the message names it."""
     rows = np.arange(20) % 4
     for name, names in (("a", ("x", "y")), ("b", ("x", "z"))):
-        store = fc.Store.from_arrays({"mine": rows[:, None] / 1.0}, labels=rows % 2, classes=names, name=name)
-        write_shards(store, [(c, np.arange(i, 20, 2), np.arange(2)) for i, c in enumerate("pq")], tmp_path / name)
+        store = fc.Store.from_arrays(
+            {"mine": rows[:, None] / 1.0}, labels=rows % 2, classes=names, name=name
+        )
+        write_shards(
+            store,
+            [(c, np.arange(i, 20, 2), np.arange(2)) for i, c in enumerate("pq")],
+            tmp_path / name,
+        )
     assert [s.dataset["shard"]["client"] for s in open_clients(tmp_path / "a")] == ["p", "q"]
     shutil.rmtree(tmp_path / "a" / "1-q.zarr")
     (tmp_path / "b" / "1-q.zarr").rename(tmp_path / "a" / "1-q.zarr")

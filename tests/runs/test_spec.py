@@ -39,7 +39,9 @@ def refused(match: str, call: Any, *args: Any) -> None:
         ({"dp_allow": "rows, evaluation,rows"}, {"dp_allow": "evaluation,rows"}),
     ],
 )
-def test_options_of_one_meaning_have_one_spelling(config: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_options_of_one_meaning_have_one_spelling(
+    config: dict[str, Any], kept: dict[str, Any]
+) -> None:
     assert non_default_options(TrainConfig(**config)) == kept
 
 
@@ -52,10 +54,21 @@ def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million() -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"), [(None, None), ("all", None), ("10", 10), ("1", 1), ("0.1", 0.1), ("1.0", 1.0), ("25%", 0.25),
-                        ("100%", 1.0)]
-)  # fmt: skip
-def test_clients_a_round_are_a_number_or_a_share(text: str | None, meant: int | float | None) -> None:
+    ("text", "meant"),
+    [
+        (None, None),
+        ("all", None),
+        ("10", 10),
+        ("1", 1),
+        ("0.1", 0.1),
+        ("1.0", 1.0),
+        ("25%", 0.25),
+        ("100%", 1.0),
+    ],
+)
+def test_clients_a_round_are_a_number_or_a_share(
+    text: str | None, meant: int | float | None
+) -> None:
     found = parse_participation(text)
     assert (found, type(found)) == (meant, type(meant))
 
@@ -78,12 +91,15 @@ def test_no_more_clients_are_asked_for_than_there_are() -> None:
         ({"store": "a"}, {"scheme": "iid", "clients": 3, "options": {"shots": 2}}, None),
         ({"store": "a", "dataset": "b"}, {}, "--store and --dataset"),
         ({"partition": "p"}, {"scheme": "iid"}, "--partition and --scheme"),
-        ({"partition": "p"}, {"options": {"alpha": 1, "validation": 0.2, "grouping": "x"}},
-         "--partition and --alpha, --validation, --option grouping"),
+        (
+            {"partition": "p"},
+            {"options": {"alpha": 1, "validation": 0.2, "grouping": "x"}},
+            "--partition and --alpha, --validation, --option grouping",
+        ),
         ({"clients_from": "d"}, {"clients": 3}, "--clients-from and --clients"),
         ({"clients_from": "d", "store": "x"}, {}, "--clients-from"),
     ],
-)  # fmt: skip
+)
 def test_options_of_which_one_would_be_ignored_are_refused(
     config: dict[str, Any], partition: dict[str, Any], named: str | None
 ) -> None:
@@ -97,30 +113,69 @@ def test_options_of_which_one_would_be_ignored_are_refused(
 def test_every_default_of_the_paper_is_in_place() -> None:
     plain, fedavg = TrainConfig(method="fedavg", seeds="3,1"), METHODS["fedavg"]
     made = resolve_run(plain, fedavg, {"lr": 0.1, "auto": None}, ["a", "b"], 50)
-    assert (made.method, made.arrays, made.rounds, made.seeds) == ("fedavg", ("a", "b"), 100, (3, 1))
+    assert (made.method, made.arrays, made.rounds, made.seeds) == (
+        "fedavg",
+        ("a", "b"),
+        100,
+        (3, 1),
+    )
     assert (made.participation, made.participation_text) == (None, "all")
     assert made.hyperparameters == {"auto": "auto", "lr": 0.1}
     assert made.dtype is torch.float32
     assert (made.execution, made.trust_options, made.privacy_cost(50)) == ("auto", {}, {})
     assert made.to_identity() == {
-        "method": "fedavg", "preset": "paper", "backbones": ["a", "b"], "domain": [], "rounds": 100,
-        "participation": "all", "seeds": "3,1", "eval_every": 0, "execution": "auto", "dtype": "float32",
-        "set": {"auto": "auto", "lr": 0.1}, "device": "",
-    }  # fmt: skip
+        "method": "fedavg",
+        "preset": "paper",
+        "backbones": ["a", "b"],
+        "domain": [],
+        "rounds": 100,
+        "participation": "all",
+        "seeds": "3,1",
+        "eval_every": 0,
+        "execution": "auto",
+        "dtype": "float32",
+        "set": {"auto": "auto", "lr": 0.1},
+        "device": "",
+    }
 
 
 def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another() -> None:
     config = TrainConfig(
-        method="fedavg", rounds=7, domain=("ink",), aggregate="median", client_backbones=("a", "b"),
-        client_set={"dim": 3}, eval_every=2, dtype="float64", execution="stack",
-    )  # fmt: skip
-    made = replace(resolve_run(config, METHODS["fedavg"], {}, ["a"], 5), device="cpu", engine="flower", together=True)
+        method="fedavg",
+        rounds=7,
+        domain=("ink",),
+        aggregate="median",
+        client_backbones=("a", "b"),
+        client_set={"dim": 3},
+        eval_every=2,
+        dtype="float64",
+        execution="stack",
+    )
+    made = replace(
+        resolve_run(config, METHODS["fedavg"], {}, ["a"], 5),
+        device="cpu",
+        engine="flower",
+        together=True,
+    )
     assert made.to_identity() == {
-        "method": "fedavg", "preset": "paper", "backbones": ["a"], "domain": ["ink"], "rounds": 7,
-        "participation": "all", "seeds": "0", "eval_every": 2, "execution": "batched", "dtype": "float64", "set": {},
-        "aggregate": "median", "client_backbones": ["a", "b"], "client_set": {"dim": "3"}, "device": "cpu",
-        "engine": "flower", "together": True,
-    }  # fmt: skip
+        "method": "fedavg",
+        "preset": "paper",
+        "backbones": ["a"],
+        "domain": ["ink"],
+        "rounds": 7,
+        "participation": "all",
+        "seeds": "0",
+        "eval_every": 2,
+        "execution": "batched",
+        "dtype": "float64",
+        "set": {},
+        "aggregate": "median",
+        "client_backbones": ["a", "b"],
+        "client_set": {"dim": "3"},
+        "device": "cpu",
+        "engine": "flower",
+        "together": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,11 +191,17 @@ def test_clients_a_round_are_the_papers_where_there_are_so_many(
 ) -> None:
     config = TrainConfig(method=method, preset=preset, participation=asked)
     assert resolve_run(config, METHODS[method], {}, [], clients).participation_text == text
-    assert resolve_run(replace(config, method="fed3r", rounds=7), METHODS["fed3r"], {}, [], 5).rounds == 1
+    assert (
+        resolve_run(replace(config, method="fed3r", rounds=7), METHODS["fed3r"], {}, [], 5).rounds
+        == 1
+    )
 
 
 def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
-    assert with_schedule_rounds({"sched_rounds": None, "lr": 1.0}, 9) == {"sched_rounds": 9, "lr": 1.0}
+    assert with_schedule_rounds({"sched_rounds": None, "lr": 1.0}, 9) == {
+        "sched_rounds": 9,
+        "lr": 1.0,
+    }
     assert with_schedule_rounds({"sched_rounds": 4}, 9) == {"sched_rounds": 4}
     method = next(m for m in METHODS.values() if "sched_rounds" in m.resolve())
     config = TrainConfig(method=method.name)
@@ -150,11 +211,16 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
 
 def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name() -> None:
     fedavg = METHODS["fedavg"]
-    noisy, clipped = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_seed": 0}, {"dp_clip": 1.0, "dp_noise": 0.0}
+    noisy, clipped = (
+        {"dp_clip": 1.0, "dp_noise": 2.0, "dp_seed": 0},
+        {"dp_clip": 1.0, "dp_noise": 0.0},
+    )
     for how, expected in ((noisy, False), (clipped, True), ({}, True)):
         assert hyperparameters(fedavg, TrainConfig(method="fedavg", **how))["bn"] is expected
     asked = TrainConfig(method="fedavg", set={"bn": True}, **noisy)
     assert hyperparameters(fedavg, asked)["bn"] is True
     with pytest.raises(FedcacheError, match="BatchNorm"):
         policy_from_config(asked, fedavg).check(fedavg, hyperparameters(fedavg, asked))
-    assert not leaves_batchnorm_out(fedavg, TrainConfig(method="fedavg", set={"head": "linear"}, **noisy))
+    assert not leaves_batchnorm_out(
+        fedavg, TrainConfig(method="fedavg", set={"head": "linear"}, **noisy)
+    )

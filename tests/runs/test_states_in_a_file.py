@@ -29,8 +29,14 @@ def home(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def train(home: Home, runs: str, listener: StopsAfter) -> Run:
-    return loop.train(CONFIG, home, partition=PartitionConfig("iid", 4), runs=home.root / runs,
-                      observer=listener, stop=listener.flag)  # fmt: skip
+    return loop.train(
+        CONFIG,
+        home,
+        partition=PartitionConfig("iid", 4),
+        runs=home.root / runs,
+        observer=listener,
+        stop=listener.flag,
+    )
 
 
 @contextmanager
@@ -44,7 +50,9 @@ def no_file_above(size: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(memory_estimate, "STATES", 1 << 30)
         plain = train(home, "plain", StopsAfter())
@@ -73,7 +81,11 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home: Home, monk
     table.write_bytes(raw[:-1])
     again = StopsAfter()
     run = train(home, "damaged", again)
-    assert [s for s in again.warnings if "states-0.table is missing or not what was written. Seed 0 begins again." in s]
+    assert [
+        s
+        for s in again.warnings
+        if "states-0.table is missing or not what was written. Seed 0 begins again." in s
+    ]
     assert (run.path / "result.json").read_bytes() == expected
 
     with no_file_above(len(raw) - 1), pytest.raises(FedcacheError) as caught:

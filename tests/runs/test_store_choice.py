@@ -13,11 +13,20 @@ from heard import Heard
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.federate.methods import METHODS
-from fedcache.runs.store_choice import array_name, arrays_for, chosen_arrays, common_arrays, feat_post_for, image_array
+from fedcache.runs.store_choice import (
+    array_name,
+    arrays_for,
+    chosen_arrays,
+    common_arrays,
+    feat_post_for,
+    image_array,
+)
 from fedcache.store.manifest import ArrayInfo
 
 
-def shelf(*keys: str, text: tuple[str, ...] = (), name: str = "s.zarr", **recipes: dict[str, Any]) -> Any:
+def shelf(
+    *keys: str, text: tuple[str, ...] = (), name: str = "s.zarr", **recipes: dict[str, Any]
+) -> Any:
     """An ingested store with arrays ``backbone@size/variant``; those of pixels hold images.
 
     ``text`` names the backbones with text features.
@@ -27,11 +36,15 @@ def shelf(*keys: str, text: tuple[str, ...] = (), name: str = "s.zarr", **recipe
         backbone, _, size = key.partition("/")[0].partition("@")
         recipe: dict[str, Any] = {"backbone": backbone, "size": int(size or 0)}
         kind = "uint8" if backbone == "pixels" else "float16"
-        arrays[key] = ArrayInfo({**recipe, **recipes.get(backbone, {})}, {}, (9, 1, 4), kind, 8, (0, 0))
+        arrays[key] = ArrayInfo(
+            {**recipe, **recipes.get(backbone, {})}, {}, (9, 1, 4), kind, 8, (0, 0)
+        )
     return SimpleNamespace(
-        arrays=arrays, path=Path(name), dataset={"slug": "mine", "source": "ingested", "digest": "d"},
+        arrays=arrays,
+        path=Path(name),
+        dataset={"slug": "mine", "source": "ingested", "digest": "d"},
         has_text=lambda backbone: backbone in text,
-    )  # fmt: skip
+    )
 
 
 def refused(kind: type[FedcacheError], match: str, call: Any, *args: Any) -> str:
@@ -60,7 +73,9 @@ def test_backbones_are_named_by_name_size_or_key(names: tuple[str, ...], keys: l
 def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are() -> None:
     store = shelf(*SEVERAL)
     for names in (["b", "a"], []):
-        assert refused(UsageError, "'a' means 2", chosen_arrays, store, names).endswith("--backbones: a@16, a@24")
+        assert refused(UsageError, "'a' means 2", chosen_arrays, store, names).endswith(
+            "--backbones: a@16, a@24"
+        )
     hint = refused(UsageError, r"'c@8' means 2", chosen_arrays, store, ["c@8"])
     assert hint.endswith("c@8/1 (width 4), c@8/2 (width 4)")
     refused(StoreError, "'d@9'; it has a@16, b@32", chosen_arrays, store, ["d@9"])
@@ -71,7 +86,9 @@ def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key() -
     views = store.arrays["a@16/views"]
     drawn = {**views.recipe, "views": 4, "decoder": "pillow"}
     store.arrays["a@16/plain"] = replace(views, recipe={**drawn, "views": 1})
-    store.arrays["a@16/views"] = replace(views, recipe={**drawn, "augment": "flip=0.5"}, shape=(9, 4, 4))
+    store.arrays["a@16/views"] = replace(
+        views, recipe={**drawn, "augment": "flip=0.5"}, shape=(9, 4, 4)
+    )
     assert chosen_arrays(store, ["a@16", "a@16/views"]) == ["a@16/plain", "a@16/views"]
     assert [array_name(store, key) for key in store.arrays] == ["a@16", "a@16/views", "a@24"]
     del store.arrays["a@16/plain"]
@@ -94,7 +111,9 @@ def test_a_method_of_features_takes_all_arrays_and_says_so() -> None:
     assert told("fedavg", store, "b", "a") == (["b@32", "a@16"], [])
 
 
-@pytest.mark.parametrize("method", ["clip-zs", "promptfl", "tpfl"])  # text features, a text tower, an image tower too
+@pytest.mark.parametrize(
+    "method", ["clip-zs", "promptfl", "tpfl"]
+)  # text features, a text tower, an image tower too
 def test_a_method_with_text_takes_one_backbone(method: str) -> None:
     store = shelf("a@16", "glyph-clip@32", "clip-rn50@224", text=("glyph-clip", "clip-rn50"))
     keys, (note,) = told(method, store)
@@ -102,7 +121,10 @@ def test_a_method_with_text_takes_one_backbone(method: str) -> None:
     assert "clip-rn50@224" in note
     assert told(method, store, "glyph-clip") == (["glyph-clip@32"], [])
     assert told(method, shelf("b", "a", text=("a",)))[0] == ["a"]
-    assert refused(UsageError, "got 2", told, method, store, "clip-rn50", "glyph-clip") == "--backbones clip-rn50"
+    assert (
+        refused(UsageError, "got 2", told, method, store, "clip-rn50", "glyph-clip")
+        == "--backbones clip-rn50"
+    )
     refused(StoreError, r"s\.zarr has none", told, method, shelf("a", "b"))
 
 
@@ -121,7 +143,10 @@ def test_an_encoder_is_trained_on_one_array_of_images() -> None:
     assert image_array(method, store, ["pixels@16"]) == "pixels@16"
     assert image_array(method, shelf("a", "pixels@8"), []) == "pixels@8"
     for names in (["a"], ["pixels@8", "pixels@16"]):
-        assert refused(UsageError, ", ".join(names), image_array, method, store, names) == "--backbones pixels@8"
+        assert (
+            refused(UsageError, ", ".join(names), image_array, method, store, names)
+            == "--backbones pixels@8"
+        )
     refused(StoreError, r"s\.zarr has none", image_array, method, shelf("a"), [])
 
 

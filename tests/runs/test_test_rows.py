@@ -39,8 +39,12 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, ClientTable, np.ndarray]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = rng.integers(-1 if draw(st.booleans()) else 0, 3, ROWS)
     common = np.sort(rng.choice(ROWS, 5, replace=False))
-    tests = [common if draw(st.booleans()) else np.sort(rng.choice(ROWS, rng.integers(0, 6), replace=False))
-             for _ in range(draw(st.integers(1, 4)))]  # fmt: skip
+    tests = [
+        common
+        if draw(st.booleans())
+        else np.sort(rng.choice(ROWS, rng.integers(0, 6), replace=False))
+        for _ in range(draw(st.integers(1, 4)))
+    ]
     clients = [Client(f"c{i}", np.arange(2), t) for i, t in enumerate(tests)]
     return labels, ClientTable.of(clients, common), rng.integers(0, 3, (len(tests), ROWS))
 
@@ -51,7 +55,9 @@ def one_hot(guesses: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @given(scored(), st.booleans())
-def test_the_sums_over_rows_are_the_accuracies(made: tuple[np.ndarray, ClientTable, np.ndarray], one: bool) -> None:
+def test_the_sums_over_rows_are_the_accuracies(
+    made: tuple[np.ndarray, ClientTable, np.ndarray], one: bool
+) -> None:
     labels, table, guesses = made
     if one:
         found = evaluate.evaluate_global(one_hot(guesses[0]), data(labels), table)
@@ -72,10 +78,15 @@ def test_the_sums_over_rows_are_the_accuracies(made: tuple[np.ndarray, ClientTab
 
 def test_rows_of_two_clients_by_hand() -> None:
     labels = np.array([0, 1, 2, -1])
-    clients = [Client("a", np.arange(1), np.array([0, 1, 3])), Client("b", np.arange(1), np.array([1, 2]))]
+    clients = [
+        Client("a", np.arange(1), np.array([0, 1, 3])),
+        Client("b", np.arange(1), np.array([1, 2])),
+    ]
     models = evaluate.PersonalModels(lambda i: one_hot(np.array([[0, 0, 0, 0], [1, 1, 1, 1]])[i]))
     table = ClientTable.of(clients, np.empty(0, np.int64))
-    rows = count_test_rows(evaluate.evaluate_personal(models, data(labels), table), table, torch.from_numpy(labels))
+    rows = count_test_rows(
+        evaluate.evaluate_personal(models, data(labels), table), table, torch.from_numpy(labels)
+    )
     assert rows is not None
     assert rows.rows.tolist() == [0, 1, 2]  # 3 has no label
     assert rows.right.tolist() == [1, 1, 0]
@@ -92,7 +103,9 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     raw = rows_file(seeds)
     assert raw is not None
     (tmp_path / ROWS_FILE).write_bytes(raw)
-    found = test_rows.test_rows({"seeds": [0, 7], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path)
+    found = test_rows.test_rows(
+        {"seeds": [0, 7], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
+    )
     assert found is not None
     for seed, name in itertools.product(seeds, seeds[0].to_dict()):
         assert np.array_equal(getattr(found[seed], name), getattr(seeds[seed], name))
@@ -108,7 +121,9 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content: bytes, tmp_path: 
             file.writestr(f"{name}_0.npy", content)
     raw = (tmp_path / ROWS_FILE).read_bytes()
     with pytest.raises(CorruptionError, match=r"test-rows\.npz is not what was written"):
-        test_rows.test_rows({"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path)
+        test_rows.test_rows(
+            {"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
+        )
 
 
 @pytest.mark.slow
@@ -116,8 +131,23 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content: bytes, tmp_path: 
 def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
     rows: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    words = ("train", "--method", method, "--scheme", "dirichlet", "--alpha", 0.5, "--clients", 4, "--rounds", 2,
-             "--seeds", "0,1", "--option", "test_protocol=matched")  # fmt: skip
+    words = (
+        "train",
+        "--method",
+        method,
+        "--scheme",
+        "dirichlet",
+        "--alpha",
+        0.5,
+        "--clients",
+        4,
+        "--rounds",
+        2,
+        "--seeds",
+        "0,1",
+        "--option",
+        "test_protocol=matched",
+    )
     run = place_of(*words)
     result = read_result(run / "result.json")
     found = test_rows.test_rows(result, run)

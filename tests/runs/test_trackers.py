@@ -36,7 +36,9 @@ class Tracked:
     parameters: dict[str, Any]
     group: str = ""
     ended: bool = True
-    figures: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # name -> (round, value)
+    figures: dict[str, list[tuple[int, float]]] = field(
+        default_factory=dict
+    )  # name -> (round, value)
     final: dict[str, float] = field(default_factory=dict)
 
 
@@ -57,7 +59,9 @@ def read_mlflow(place: Path) -> dict[str, Tracked]:
                 continue
             one = Tracked(run.data.params, groups.get(parent, ""), run.info.status == "FINISHED")
             for name in run.data.metrics:
-                points = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+                points = [
+                    (m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)
+                ]
                 if name.startswith("final/"):
                     ((_, one.final[name]),) = points
                 else:
@@ -102,10 +106,17 @@ def read_wandb(place: Path) -> dict[str, Tracked]:
                 for item in record.history.item:
                     name = item.key or "/".join(item.nested_key)
                     if not name.startswith("_"):
-                        one.figures.setdefault(name, []).append((record.history.step.num, json.loads(item.value_json)))
+                        one.figures.setdefault(name, []).append(
+                            (record.history.step.num, json.loads(item.value_json))
+                        )
             if record.HasField("summary"):
-                values = {u.key or "/".join(u.nested_key): json.loads(u.value_json) for u in record.summary.update}
-                one.final |= {name: value for name, value in values.items() if name.startswith("final/")}
+                values = {
+                    u.key or "/".join(u.nested_key): json.loads(u.value_json)
+                    for u in record.summary.update
+                }
+                one.final |= {
+                    name: value for name, value in values.items() if name.startswith("final/")
+                }
             if record.HasField("exit"):
                 one.ended = record.exit.exit_code == 0
         assert key not in found
@@ -120,10 +131,16 @@ def read_trackio(place: Path) -> dict[str, Tracked]:
     database = sqlite3.connect(place / "fedcache.db")
     names = {name for (name,) in database.execute("select distinct run_name from metrics")}
     for name in names:
-        rows = database.execute("select step, metrics from metrics where run_name = ? order by id", (name,)).fetchall()
-        ((config,),) = database.execute("select config from configs where run_name = ?", (name,)).fetchall()
+        rows = database.execute(
+            "select step, metrics from metrics where run_name = ? order by id", (name,)
+        ).fetchall()
+        ((config,),) = database.execute(
+            "select config from configs where run_name = ?", (name,)
+        ).fetchall()
         given = json.loads(config)
-        one = found[name] = Tracked({k: v for k, v in given.items() if not k.startswith("_")}, given["_Group"] or "")
+        one = found[name] = Tracked(
+            {k: v for k, v in given.items() if not k.startswith("_")}, given["_Group"] or ""
+        )
         for step, metrics in rows:
             for key, value in json.loads(metrics).items():
                 if key.startswith("final/"):
@@ -144,7 +161,9 @@ def read_tensorboard(place: Path) -> dict[str, Tracked]:
         read.Reload()
         text = read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
         rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-        one = found[f"{folder.parent.name}-{folder.name}"] = Tracked({row[0]: row[-1] for row in rows})
+        one = found[f"{folder.parent.name}-{folder.name}"] = Tracked(
+            {row[0]: row[-1] for row in rows}
+        )
         for name in read.Tags()["scalars"]:
             points = [(e.step, e.value) for e in read.Scalars(name)]
             if name.startswith("final/"):
@@ -155,7 +174,12 @@ def read_tensorboard(place: Path) -> dict[str, Tracked]:
     return found
 
 
-READ = {"mlflow": read_mlflow, "wandb": read_wandb, "trackio": read_trackio, "tensorboard": read_tensorboard}
+READ = {
+    "mlflow": read_mlflow,
+    "wandb": read_wandb,
+    "trackio": read_trackio,
+    "tensorboard": read_tensorboard,
+}
 
 
 def told(name: str, words: tuple[object, ...], place: Path, home: Path) -> Done:
@@ -173,20 +197,35 @@ def is_that_of(one: Tracked, path: Path, seed: int) -> None:
     result = json.loads((path / "result.json").read_text())
     lines = rounds_of(path)
     mine = [line for line in lines if line["seed"] == seed]
-    measured = [(r["round"], pytest.approx(r["accuracy"])) for r in mine if r["accuracy"] is not None]
+    measured = [
+        (r["round"], pytest.approx(r["accuracy"])) for r in mine if r["accuracy"] is not None
+    ]
     assert one.figures["accuracy"] == measured
     up = [sum(r["traffic"]["up_bytes"] for r in mine[: n + 1]) for n in range(len(mine))]
-    assert one.figures["bytes/up"] == [(r["round"], pytest.approx(n)) for r, n in zip(mine, up, strict=True)]
+    assert one.figures["bytes/up"] == [
+        (r["round"], pytest.approx(n)) for r, n in zip(mine, up, strict=True)
+    ]
     for name, value in mine[-1]["diagnostics"].items():
         if value is not None:
-            assert one.figures[f"diagnostics/{name}"][-1] == (mine[-1]["round"], pytest.approx(value))
+            assert one.figures[f"diagnostics/{name}"][-1] == (
+                mine[-1]["round"],
+                pytest.approx(value),
+            )
     place = result["seeds"].index(seed)
     assert one.ended
     assert one.final["final/accuracy"] == pytest.approx(result["accuracy"]["per_seed"][place])
     assert one.final["final/macro_f1"] == pytest.approx(result["macro_f1"]["per_seed"][place])
     given = {key: str(value) for key, value in one.parameters.items()}
-    wanted = {"method": "fedavg", "seed": seed, "digest": result["digest"], "run": path.name, "code": result["code"],
-              "partition.scheme": "iid", "eval_every": 2, "rounds": 4}  # fmt: skip
+    wanted = {
+        "method": "fedavg",
+        "seed": seed,
+        "digest": result["digest"],
+        "run": path.name,
+        "code": result["code"],
+        "partition.scheme": "iid",
+        "eval_every": 2,
+        "rounds": 4,
+    }
     shown = {k: "auto" if v is None else v for k, v in result["hyperparameters"].items()}
     for key, value in {**wanted, **shown}.items():
         assert given[key] == str(value), key
@@ -228,26 +267,47 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
     pytest.importorskip(name)
     monkeypatch.setattr(seeds, "OPEN", 1)
     ingested(tmp_path)
-    grid = ("grid", *TRAIN[1:], "--rounds", 2, "--sweep", "lr=0.1,0.05", "--set", "opt=sgd", "--set", "head=linear")
+    grid = (
+        "grid",
+        *TRAIN[1:],
+        "--rounds",
+        2,
+        "--sweep",
+        "lr=0.1,0.05",
+        "--set",
+        "opt=sgd",
+        "--set",
+        "head=linear",
+    )
     done = told(name, grid, tmp_path / "g", own_home).data
     found = READ[name](tmp_path / "g")
     assert sorted(found) == sorted(f"{Path(p['path']).name}-seed-0" for p in done["points"])
     assert {str(one.parameters["point"]) for one in found.values()} == {"lr=0.1", "lr=0.05"}
-    assert all([number for number, _ in one.figures["bytes/up"]] == [1, 2] for one in found.values())
+    assert all(
+        [number for number, _ in one.figures["bytes/up"]] == [1, 2] for one in found.values()
+    )
     (group,) = {one.group for one in found.values()}
     assert group == "" if name == "tensorboard" else group.startswith("grid-")
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path: Path, own_home: Path, name: str) -> None:
+def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(
+    tmp_path: Path, own_home: Path, name: str
+) -> None:
     pytest.importorskip(name)
     store = ingested(tmp_path)
-    config = TrainConfig(method="fedavg", rounds=4, participation="all", store=str(store), eval_every=2)
+    config = TrainConfig(
+        method="fedavg", rounds=4, participation="all", store=str(store), eval_every=2
+    )
     home = Home.from_environment()
 
     def track(**more: Any) -> Tracked:
         with choose.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
-            stops = pytest.raises(fc.FedcacheError, match="Stopped") if "stop" in more else nullcontext()
+            stops = (
+                pytest.raises(fc.FedcacheError, match="Stopped")
+                if "stop" in more
+                else nullcontext()
+            )
             with stops:
                 train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, **more)
         (one,) = READ[name](tmp_path / "r").values()
@@ -269,7 +329,9 @@ def test_what_is_not_installed_is_refused_before_any_work(
 ) -> None:
     ingested(tmp_path)
     package = {"mlflow": "sqlalchemy"}.get(name, name)
-    monkeypatch.setattr(choose, "find_spec", lambda asked: None if asked == package else find_spec(asked))
+    monkeypatch.setattr(
+        choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
+    )
     done = fedcache(*TRAIN, "--track", name, "--json")
     assert done.code == 6
     assert done.envelope["error"]["hint"] == f"pip install 'fedcache[{name}]'"
@@ -278,10 +340,15 @@ def test_what_is_not_installed_is_refused_before_any_work(
 
 def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -> None:
     place = tmp_path / "place"
-    with choose.tracking([f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None) as hooks:
+    with choose.tracking(
+        [f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None
+    ) as hooks:
         assert [type(hook.tracker).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
     twice = [f"wandb:{place}", "wandb"]
-    with pytest.raises(fc.FedcacheError, match="twice"), choose.tracking(twice, Home(tmp_path), None, None):
+    with (
+        pytest.raises(fc.FedcacheError, match="twice"),
+        choose.tracking(twice, Home(tmp_path), None, None),
+    ):
         pass
 
 
@@ -304,7 +371,9 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
 
 
 @pytest.mark.parametrize("where", ["write", "end"])
-@pytest.mark.parametrize("kind", [EventFile, pytest.param(MLflowRun, marks=SLOW), pytest.param(WandBRun, marks=SLOW)])
+@pytest.mark.parametrize(
+    "kind", [EventFile, pytest.param(MLflowRun, marks=SLOW), pytest.param(WandBRun, marks=SLOW)]
+)
 def test_a_library_that_fails_is_one_warning_and_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, where: str
 ) -> None:

@@ -55,10 +55,14 @@ def test_on_round_is_told_what_the_result_says(mine: Path, dealt: fc.Partition) 
 
     def train() -> fc.Run:
         told.clear()
-        return fc.train("fedavg", mine, dealt, rounds=3, seeds=range(2), eval_every=1, on_round=told.append)
+        return fc.train(
+            "fedavg", mine, dealt, rounds=3, seeds=range(2), eval_every=1, on_round=told.append
+        )
 
     run = train()
-    assert [(r.seed, r.round, r.stored) for r in told] == [(s, n, False) for s in (0, 1) for n in (1, 2, 3)]
+    assert [(r.seed, r.round, r.stored) for r in told] == [
+        (s, n, False) for s in (0, 1) for n in (1, 2, 3)
+    ]
     assert [told[2].accuracy, told[5].accuracy] == run.accuracy["per_seed"]
     assert told[2].sent_bytes + told[5].sent_bytes == run.traffic["exact"]["up_bytes"]
     assert told[0].settings["lr"] == run.result["hyperparameters"]["lr"]
@@ -69,11 +73,18 @@ def test_on_round_is_told_what_the_result_says(mine: Path, dealt: fc.Partition) 
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_hook_and_observer_of_a_grid_are_told_which_point(mine: Path, dealt: fc.Partition, jobs: int) -> None:
+def test_hook_and_observer_of_a_grid_are_told_which_point(
+    mine: Path, dealt: fc.Partition, jobs: int
+) -> None:
     told: list[Round] = []
     heard = Told()
     options = {"rounds": 2, "execution": "sequential"}
-    how: dict[str, Any] = {"on_round": told.append, "observer": heard, "options": options, "jobs": jobs}
+    how: dict[str, Any] = {
+        "on_round": told.append,
+        "observer": heard,
+        "options": options,
+        "jobs": jobs,
+    }
     grid = fc.grid("fedavg", mine, dealt, lr=[0.1, 0.02], **how)
     for rounds in (told, heard.rounds):
         found = sorted((str(r.path), r.point, r.round) for r in rounds)
@@ -124,7 +135,9 @@ class Closing:
             raise self.problem
 
 
-def test_a_tracker_is_closed_however_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_is_closed_however_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Closing()
     monkeypatch.setattr(choose, "tracker", lambda *_: made)
     home = Home(tmp_path)
@@ -138,7 +151,9 @@ def test_a_tracker_is_closed_however_the_run_ends(tmp_path: Path, monkeypatch: p
         assert hooks == ()
 
 
-def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choose, "tracker", lambda *_: Closing(OSError("no room")))
     heard = Heard()
     with choose.tracking("tensorboard", Home(tmp_path), None, heard):
@@ -157,7 +172,9 @@ def test_the_time_of_those_who_listen_is_no_training(
     mine: Path, dealt: fc.Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic))
+    monkeypatch.setattr(
+        loop, "time", types.SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic)
+    )
 
     def slow(_round: Round) -> None:
         clock[0] += 100.0

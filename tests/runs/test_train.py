@@ -62,7 +62,19 @@ def test_every_method_trains_from_the_command_line(store: Path, name: str) -> No
         if {"hidden", "channels", "n_ctx"} & small(name).keys()
         else []
     )
-    done = ok("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", "--seeds", "0,1", *sizes)
+    done = ok(
+        "train",
+        "--method",
+        name,
+        *IID,
+        "--rounds",
+        2,
+        "--participation",
+        "all",
+        "--seeds",
+        "0,1",
+        *sizes,
+    )
     data = done.data
     assert len(data["accuracy"]["per_client"]) == 3
     assert len(data["accuracy"]["per_seed"]) == 2
@@ -72,7 +84,17 @@ def test_every_method_trains_from_the_command_line(store: Path, name: str) -> No
 
 @pytest.mark.slow
 def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
-    words = ("--method", "fst-cbdg", *IID, "--rounds", 5, "--participation", "all", "--seeds", "0,1")
+    words = (
+        "--method",
+        "fst-cbdg",
+        *IID,
+        "--rounds",
+        5,
+        "--participation",
+        "all",
+        "--seeds",
+        "0,1",
+    )
     done = ok("train", *words, "--backbones", "glyph-clip", "--eval-every", 2)
     data = done.data
     assert data["parameters"] == {"trainable": 3 * 128 + 3, "fixed": 1_360_664}
@@ -90,7 +112,11 @@ def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None
     glyph = (*IID, "--backbones", "glyph-clip")
     zero_shot = ok("train", "--method", "clip-zs", *glyph).data["accuracy"]
     still = (*glyph, "--rounds", 1, "--participation", "all", "--set", "epochs=0")
-    for words in (("central", "--set", "probe=sgd"), ("fedntd",), ("fedavg", "--set", "head=linear")):
+    for words in (
+        ("central", "--set", "probe=sgd"),
+        ("fedntd",),
+        ("fedavg", "--set", "head=linear"),
+    ):
         start = ok("train", "--method", *words, *still).data
         assert start["accuracy"]["per_client"] == zero_shot["per_client"], words
         assert len(start["features"]) == 2, "the text is part of what the result was made from"
@@ -106,7 +132,9 @@ def test_a_fresh_run_is_bit_identical(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(store: Path, tmp_path: Path) -> None:
+def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(
+    store: Path, tmp_path: Path
+) -> None:
     first = ok("train", "--method", "fed3r", *IID).data
     config = Path(first["path"]) / "config.toml"
     ok("extract", "--backbones", "random-projection", "--size", "24", *SMALL)
@@ -124,9 +152,13 @@ def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(stor
     # The partition is kept with each run: the one it came from may go.
     other = ok("train", "--config", config, "--runs", tmp_path / "runs").data
     assert other["partition"]["name"] is None
-    assert (Path(other["path"]) / "result.json").read_bytes() == (Path(first["path"]) / "result.json").read_bytes()
+    assert (Path(other["path"]) / "result.json").read_bytes() == (
+        Path(first["path"]) / "result.json"
+    ).read_bytes()
     shutil.rmtree(first["path"])
-    assert ok("train", "--config", Path(other["path"]) / "config.toml", "--runs", tmp_path / "runs").data["reused"]
+    assert ok(
+        "train", "--config", Path(other["path"]) / "config.toml", "--runs", tmp_path / "runs"
+    ).data["reused"]
 
 
 @pytest.mark.slow
@@ -135,11 +167,15 @@ def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_p
     ok("shard", "--partition", saved, "--out", tmp_path / "sites")
     for name in ("fed3r", "fedpcl"):
         by_index = ok("train", "--method", name, "--partition", saved, "--rounds", 2).data
-        by_store = ok("train", "--method", name, "--clients-from", tmp_path / "sites", "--rounds", 2).data
+        by_store = ok(
+            "train", "--method", name, "--clients-from", tmp_path / "sites", "--rounds", 2
+        ).data
         assert by_store["accuracy"] == by_index["accuracy"]
         assert by_store["traffic"] == by_index["traffic"]
     next((tmp_path / "sites").glob("1-*.zarr")).rename(tmp_path / "gone.zarr")
-    must_fail("lacks client 1", "train", "--method", "fed3r", "--clients-from", tmp_path / "sites", code=4)
+    must_fail(
+        "lacks client 1", "train", "--method", "fed3r", "--clients-from", tmp_path / "sites", code=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +183,11 @@ def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_p
     [
         (("--method", "fedpkl"), 2, "fedpcl"),
         (("--method", "fedavg", "--device", "cuda"), 6, "doctor"),
-        (("--method", "fedavg", "--scheme", "iid", "--clients", "3", "--participation", "9"), 2, "3 clients"),
+        (
+            ("--method", "fedavg", "--scheme", "iid", "--clients", "3", "--participation", "9"),
+            2,
+            "3 clients",
+        ),
         (("--method", "fedavg", "--partition", "nope"), 2, "fedcache partition"),
         (("--method", "fedavg", "--store", "nowhere.zarr"), 4, "fedcache extract"),
     ],
@@ -161,7 +201,9 @@ def test_wrong_words_are_answered_with_the_right_ones(
 
 def train(config: TrainConfig, runs: str, **how: Any) -> fc.Run:
     home = Home.from_environment()
-    return loop.train(config, home, partition=PartitionConfig("iid", 3), runs=home.root / runs, **how)
+    return loop.train(
+        config, home, partition=PartitionConfig("iid", 3), runs=home.root / runs, **how
+    )
 
 
 def train_until_stopped(said: str, config: TrainConfig, runs: str, **how: Any) -> None:
@@ -268,19 +310,30 @@ def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) ->
         time.sleep(0.01)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    assert not list((tmp_path / "parts").rglob("result.json")), "the run was over before it was killed"
+    assert not list((tmp_path / "parts").rglob("result.json")), (
+        "the run was over before it was killed"
+    )
     again = apart(*words, "--runs", tmp_path / "parts", home=home)
     assert again.code == 0, again.err
-    files = [sorted((tmp_path / side).rglob("result.json"))[0].read_bytes() for side in ("whole", "parts")]
+    files = [
+        sorted((tmp_path / side).rglob("result.json"))[0].read_bytes()
+        for side in ("whole", "parts")
+    ]
     assert files[0] == files[1]
 
 
 def test_features_that_are_all_the_same_are_warned_of(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    x = {"same": np.ones((70, 4), "f4"), "late": np.r_[np.ones((64, 4), "f4"), rng.normal(size=(6, 4)).astype("f4")],
-         "fine": rng.normal(size=(70, 4)).astype("f4")}  # fmt: skip
+    x = {
+        "same": np.ones((70, 4), "f4"),
+        "late": np.r_[np.ones((64, 4), "f4"), rng.normal(size=(6, 4)).astype("f4")],
+        "fine": rng.normal(size=(70, 4)).astype("f4"),
+    }
     store = fc.Store.from_arrays(x, labels=np.arange(70) % 2, path=tmp_path / "s.zarr")
     for name, told in (("same", 1), ("late", 1), ("fine", 0)):
         done = ok("train", "--method", "fedncm", "--backbones", name, "--store", store.path, *IID)
         warnings = done.envelope["warnings"]
-        assert sum("same in the first 64 rows" in warning for warning in warnings) == told, (name, warnings)
+        assert sum("same in the first 64 rows" in warning for warning in warnings) == told, (
+            name,
+            warnings,
+        )

@@ -21,7 +21,11 @@ ONE = ("--set", "epochs=1")  # each step runs a tower
 def extracted(place: Path) -> Path:
     """Three classes with features and text features of glyph-clip, and no images yet."""
     images = folder(place / "shapes", train=8, test=4)
-    return Path(ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL).data["path"])
+    return Path(
+        ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL).data[
+            "path"
+        ]
+    )
 
 
 @pytest.fixture
@@ -53,9 +57,13 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) 
 @pytest.mark.slow
 def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=4, test=2)
-    code, _, hint = refused("train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID)
+    code, _, hint = refused(
+        "train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID
+    )
     assert code == 4
-    assert hint.endswith("--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash")
+    assert hint.endswith(
+        "--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash"
+    )
     done = ok("train", "--method", "atpfl", "--dataset", f"folder:{images}", *IID, *ONE).data
     held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
@@ -65,7 +73,10 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
 def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> None:
     zero = ok("train", "--method", "clip-zs", *IID[:4]).data["accuracy"]
     words = ("--set", "ctx_init=words", "--set", "epochs=0")
-    assert ok("train", "--method", "promptfl", *IID, *words).data["accuracy"]["per_client"] == zero["per_client"]
+    assert (
+        ok("train", "--method", "promptfl", *IID, *words).data["accuracy"]["per_client"]
+        == zero["per_client"]
+    )
 
 
 @pytest.mark.slow
@@ -111,7 +122,16 @@ def test_live_features_are_the_cached_ones(store: Path) -> None:
     from fedcache.runs.features import encoders_of_run, read_images
     from fedcache.runs.store_choice import images_for
 
-    ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=32,pixels:resize=squash", *SMALL)
+    ok(
+        "extract",
+        "--store",
+        store,
+        "--backbones",
+        "pixels",
+        "--recipe",
+        "pixels:size=32,pixels:resize=squash",
+        *SMALL,
+    )
     held = Store.open(store)
     key = next(k for k in held.arrays if k.startswith("glyph"))
     encoders = encoders_of_run(METHODS["tpfl"], held, key, Home.from_environment())

@@ -17,8 +17,17 @@ IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2, "--participation", "all
 
 def extracted(place: Path) -> Path:
     images = folder(place / "shapes", train=8, test=4)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", f"{A},{B},pixels", "--recipe", "pixels:size=8",
-              "--workers", 0)  # fmt: skip
+    done = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        f"{A},{B},pixels",
+        "--recipe",
+        "pixels:size=8",
+        "--workers",
+        0,
+    )
     return Path(done.data["path"])
 
 
@@ -30,8 +39,12 @@ def store(once: Once) -> Path:
 @pytest.mark.slow
 def test_clients_take_turns_with_backbones() -> None:
     mixed = ok("train", "--method", "solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
-    alone = [ok("train", "--method", "solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")]
-    assert mixed["accuracy"]["per_client"] == [a["accuracy"]["per_client"][i] for i, a in enumerate(alone)]
+    alone = [
+        ok("train", "--method", "solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")
+    ]
+    assert mixed["accuracy"]["per_client"] == [
+        a["accuracy"]["per_client"][i] for i, a in enumerate(alone)
+    ]
     assert mixed["digest"] not in {a["digest"] for a in alone}
     assert mixed["execution"] == "sequential"
     config = Path(mixed["path"]) / "config.toml"

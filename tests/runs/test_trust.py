@@ -18,21 +18,45 @@ WORDS = ("--scheme", "iid", "--clients", 5, "--rounds", 2, "--participation", "a
 def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
     plain = ok("train", "--method", "fedavg", *WORDS).data
     assert "trust" not in plain
-    done = ok("train", "--method", "fedavg", *WORDS, "--aggregate", "median", "--attack", "sign-flip:0.2:10",
-              "--byzantine", 0.3, "--seeds", "0,1").data  # fmt: skip
+    done = ok(
+        "train",
+        "--method",
+        "fedavg",
+        *WORDS,
+        "--aggregate",
+        "median",
+        "--attack",
+        "sign-flip:0.2:10",
+        "--byzantine",
+        0.3,
+        "--seeds",
+        "0,1",
+    ).data
     trust = done["trust"]
     said = {"aggregate": "median", "attack": "sign-flip:0.2:10", "byzantine": 0.3}
     assert said.items() <= trust.items()
     assert [len(names) for names in trust["attackers"]] == [1, 1]
     assert done["digest"] != plain["digest"]
     assert done["diagnostics"]["rejected"] == 0.0
-    assert ok("train", "--config", Path(done["path"]) / "config.toml").data["digest"] == done["digest"]
+    assert (
+        ok("train", "--config", Path(done["path"]) / "config.toml").data["digest"] == done["digest"]
+    )
 
 
 @pytest.mark.slow
 def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
-    done = ok("grid", "--method", "fedavg,fedproto", *WORDS, "--attack", "nan:0.2", "--on-bad-update", "reject",
-              "--sweep", "aggregate=mean,median,trimmed:0.2")  # fmt: skip
+    done = ok(
+        "grid",
+        "--method",
+        "fedavg,fedproto",
+        *WORDS,
+        "--attack",
+        "nan:0.2",
+        "--on-bad-update",
+        "reject",
+        "--sweep",
+        "aggregate=mean,median,trimmed:0.2",
+    )
     assert [p["diagnostics"]["rejected"] for p in done.data["points"]] == [1.0] * 6
     assert any("is rejected: " in w for w in done.envelope["warnings"])
     failed = fedcache("train", "--method", "fedavg", *WORDS, "--attack", "nan:0.2", "--json")
@@ -57,7 +81,18 @@ def test_wrong_words_are_answered(words: tuple[str, ...], said: str) -> None:
 
 
 def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("train", "--method", "fedavg", *WORDS, "--dp-clip", 1, "--dp-noise", 1, "--dp-allow", "evaluation")
+    words = (
+        "train",
+        "--method",
+        "fedavg",
+        *WORDS,
+        "--dp-clip",
+        1,
+        "--dp-noise",
+        1,
+        "--dp-allow",
+        "evaluation",
+    )
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "dp_accounting", None)
         missing = fedcache(*words, "--json")
@@ -77,15 +112,30 @@ def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ("grid", "--method", "fedavg", "--sweep", "clients=5,2", "--aggregate", "krum"),
     ],
 )
-def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(words: tuple[object, ...]) -> None:
+def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(
+    words: tuple[object, ...],
+) -> None:
     done = fedcache(*words, "--scheme", "iid", "--rounds", 2, "--participation", "all", "--json")
     assert done.code == 2
     assert ok("ls", "--runs").data["entries"] == []
 
 
 def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left() -> None:
-    words = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 10, "--rounds", 2, "--participation", "all",
-             "--on-bad-update", "reject")  # fmt: skip
+    words = (
+        "train",
+        "--method",
+        "fedavg",
+        "--scheme",
+        "iid",
+        "--clients",
+        10,
+        "--rounds",
+        2,
+        "--participation",
+        "all",
+        "--on-bad-update",
+        "reject",
+    )
     kept = ok(*words, "--attack", "nan:0.2", "--aggregate", "multikrum:8")
     assert kept.data["trust"]["rejected"] == 4  # two clients in two rounds
     lost = fedcache(*words, "--attack", "nan:0.8", "--aggregate", "krum", "--json")
@@ -96,23 +146,55 @@ def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_
 
 
 def test_classes_of_few_owners_are_named() -> None:
-    words = ("train", "--method", "fedproto", "--scheme", "shards", "--shards", 1, "--clients", 6, "--rounds", 1,
-             "--participation", "all")  # fmt: skip
+    words = (
+        "train",
+        "--method",
+        "fedproto",
+        "--scheme",
+        "shards",
+        "--shards",
+        1,
+        "--clients",
+        6,
+        "--rounds",
+        1,
+        "--participation",
+        "all",
+    )
     told = ok(*words, "--aggregate", "median")
     assert any("so few owners" in w for w in told.envelope["warnings"])
     must_fail("Round 1, class 0", *words, "--aggregate", "krum", code=7)
 
 
 def test_fedcgs_and_noisy_fed3r_stay_definite() -> None:
-    assert ok("train", "--method", "fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"]["mean"] > 0
+    assert (
+        ok("train", "--method", "fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"][
+            "mean"
+        ]
+        > 0
+    )
     pytest.importorskip("dp_accounting")
-    noisy = ok("train", "--method", "fed3r", *WORDS[:4], "--participation", "all", "--dp-clip", 1, "--dp-noise", 1,
-               "--dp-allow", "rows,evaluation")  # fmt: skip
+    noisy = ok(
+        "train",
+        "--method",
+        "fed3r",
+        *WORDS[:4],
+        "--participation",
+        "all",
+        "--dp-clip",
+        1,
+        "--dp-noise",
+        1,
+        "--dp-allow",
+        "rows,evaluation",
+    )
     assert noisy.data["accuracy"]["mean"] is not None
 
 
 def test_the_example_gets_the_row_back(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "invert_head.py"), run_name="__main__")
+    runpy.run_path(
+        str(Path(__file__).parents[2] / "examples" / "invert_head.py"), run_name="__main__"
+    )
     said = capsys.readouterr().out
     assert "label 0. From its update: label 0" in said
     assert float(said.split("own row: ")[1].split()[0]) < 1e-12

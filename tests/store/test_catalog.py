@@ -28,9 +28,13 @@ def home() -> Iterator[Home]:
         yield home
 
 
-def extracted(home: Home, name: str, *times: float, slug: str = "toy", finished: bool = True) -> Path:
+def extracted(
+    home: Home, name: str, *times: float, slug: str = "toy", finished: bool = True
+) -> Path:
     """A store of a home with one array, whose history tells when it was extracted."""
-    store = Store.create(home.stores / f"{name}.zarr", samples(), dataset={"slug": slug, "digest": name})
+    store = Store.create(
+        home.stores / f"{name}.zarr", samples(), dataset={"slug": slug, "digest": name}
+    )
     if finished:
         fill(store, KEYS[0])
     for time in times:
@@ -47,10 +51,14 @@ def test_the_store_extracted_last_is_found_by_the_histories_of_its_name(home: Ho
     extracted(home, "toy-d", 9.0, slug="toy-other")
     extracted(home, "other", 9.0)
     (home.stores / "toy-e.zarr").mkdir()
-    assert catalog.extracted_later(first) is None, "as late is no later, and of others nothing counts"
+    assert catalog.extracted_later(first) is None, (
+        "as late is no later, and of others nothing counts"
+    )
     for name in "vzyxw":
         extracted(home, f"toy-{name}", 6.0)
-    assert catalog.extracted_later(first) == home.stores / "toy-v.zarr", "of equals the first by name"
+    assert catalog.extracted_later(first) == home.stores / "toy-v.zarr", (
+        "of equals the first by name"
+    )
     assert catalog.extracted_later(home.stores / "toy-v.zarr") is None
     assert catalog.extracted_later(home.stores / "nothing.zarr") is None
 
@@ -68,10 +76,15 @@ def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home: Home) -> 
 
 
 def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home: Home) -> None:
-    for changed, (name, slug) in enumerate((("a", "toy"), ("c", "toy"), ("b", "toy"), ("d", "alone"))):
+    for changed, (name, slug) in enumerate(
+        (("a", "toy"), ("c", "toy"), ("b", "toy"), ("d", "alone"))
+    ):
         os.utime(extracted(home, name, slug=slug) / "manifest.json", (changed, changed))
     why = "toy has been extracted again with other content, into b.zarr"
-    assert list(catalog.old_stores(home)) == [(home.stores / "a.zarr", why), (home.stores / "c.zarr", why)]
+    assert list(catalog.old_stores(home)) == [
+        (home.stores / "a.zarr", why),
+        (home.stores / "c.zarr", why),
+    ]
     with Store.open(home.stores / "a.zarr").writer(
         KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}
     ):
@@ -97,10 +110,12 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
         os.utime(file, (now - age * catalog.DAY,) * 2)
     nobody = "neither the manifest nor a journal knows it"
     assert list(catalog.leftovers_of_stores(home)) == [
-        (dead, nobody), (old, nobody), (stray, nobody),
+        (dead, nobody),
+        (old, nobody),
+        (stray, nobody),
         (journal, f"{KEYS[0]} is complete, and a killed process was about to remove its journal"),
         (note, "a killed process held this lock"),
-    ]  # fmt: skip
+    ]
     assert catalog.is_being_written(store.path / "gone.partial"), "who knows"
     store.refresh()
     catalog.clean_up(store)
@@ -110,7 +125,9 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
         assert list(catalog.leftovers_of_stores(home)) == []
 
 
-def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(home: Home) -> None:
+def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(
+    home: Home,
+) -> None:
     store = create(home.stores / "s.zarr")
     for key in KEYS:
         fill(store, key)
@@ -142,7 +159,9 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     monkeypatch.chdir(tmp_path)
     there = whole(home.stores / "s.zarr").path
     mine = Store.from_arrays({"x": np.eye(3)}, name="m i", path=home.stores / "m_i-1.zarr").path
-    found: dict[str, Any] = {name: catalog.resolve_path(home, Path(name)) for name in ("s", "s.zarr", "m_i", "m i")}
+    found: dict[str, Any] = {
+        name: catalog.resolve_path(home, Path(name)) for name in ("s", "s.zarr", "m_i", "m i")
+    }
     assert found == {"s": there, "s.zarr": there, "m_i": mine, "m i": mine}
     assert catalog.resolve_path(home, Path("ingested:m i")) == mine
     assert catalog.resolve_path(home, Path("away/s")) == Path("away/s"), "a path is no name"

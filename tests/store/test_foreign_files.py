@@ -64,7 +64,9 @@ def tff(root: Path) -> Path:
 
 
 def records(root: Path) -> pd.DataFrame:
-    return pd.DataFrame({"embedding": [x.astype(float).round(3).tolist() for x in X], "label": Y, "client": CLIENTS})
+    return pd.DataFrame(
+        {"embedding": [x.astype(float).round(3).tolist() for x in X], "label": Y, "client": CLIENTS}
+    )
 
 
 def jsonl(root: Path) -> Path:
@@ -113,11 +115,18 @@ def clip_retrieval(root: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "clients"),
     [
-        (leaf, True), (tff, True), (jsonl, True), (json_lines, True), (json_records, True), (torch_dict, True),
-        (torch_rows, True), (torch_pair, False), (clip_retrieval, True),
+        (leaf, True),
+        (tff, True),
+        (jsonl, True),
+        (json_lines, True),
+        (json_records, True),
+        (torch_dict, True),
+        (torch_rows, True),
+        (torch_pair, False),
+        (clip_retrieval, True),
     ],
     ids=lambda value: getattr(value, "__name__", None),
-)  # fmt: skip
+)
 def test_a_dataset_of_another_program_has_the_same_rows_labels_and_clients(
     tmp_path: Path, write: Callable[[Path], Path], clients: bool
 ) -> None:
@@ -154,7 +163,9 @@ def pickled_dict(root: Path) -> Path:
 
 
 def matlab(root: Path) -> Path:
-    scipy.io.savemat(root / "m.mat", {"features": X, "labels": Y[:, None], "client": np.array(CLIENTS)})
+    scipy.io.savemat(
+        root / "m.mat", {"features": X, "labels": Y[:, None], "client": np.array(CLIENTS)}
+    )
     return root / "m.mat"
 
 
@@ -169,8 +180,15 @@ def json_columns(root: Path) -> Path:
 
 
 REFUSED = [
-    pfllib, pfllib_folder, pickled_npz, pickled_table, pickled_dict, matlab, torch_arrays, json_columns,
-]  # fmt: skip
+    pfllib,
+    pfllib_folder,
+    pickled_npz,
+    pickled_table,
+    pickled_dict,
+    matlab,
+    torch_arrays,
+    json_columns,
+]
 
 
 @pytest.mark.slow
@@ -203,14 +221,21 @@ def test_images_of_clients_are_converted_for_the_encoders(tmp_path: Path) -> Non
         open_any(path, ColumnChoice())
     refused(lambda: open_dataset(f"arrays:{path}", memory=memory), ingested.value.hint)
     data = open_dataset(f"arrays:{run_conversion(ingested.value)}", memory=memory)
-    held = zip(map(data.source.read, range(N)), data.label, data.groups["client"].values(), strict=True)
+    held = zip(
+        map(data.source.read, range(N)), data.label, data.groups["client"].values(), strict=True
+    )
     got = {(image.tobytes(), data.classes[label], client) for image, label, client in held}  # type: ignore[union-attr]
     images = (255 * pixels).round().astype("u1")
-    assert got == {(image.tobytes(), str(y), client) for image, y, client in zip(images, Y, CLIENTS, strict=True)}
+    assert got == {
+        (image.tobytes(), str(y), client)
+        for image, y, client in zip(images, Y, CLIENTS, strict=True)
+    }
 
 
 def test_texts_of_leaf_are_read_as_texts(tmp_path: Path) -> None:
-    users = {u: {"x": [f"text {i}" for i in rows], "y": Y[rows].tolist()} for u, rows in EACH.items()}
+    users = {
+        u: {"x": [f"text {i}" for i in rows], "y": Y[rows].tolist()} for u, rows in EACH.items()
+    }
     path = tmp_path / "shakespeare.json"
     path.write_text(json.dumps({"users": [*EACH], "num_samples": [6, 8, 10], "user_data": users}))
     with pytest.raises(UsageError, match="texts"):

@@ -20,7 +20,9 @@ N = 12
 
 def store_at(path: Path) -> Store:
     rng = np.random.default_rng(0)
-    return Store.from_arrays({"a": rng.normal(size=(N, 3)).astype("f4")}, labels=np.arange(N) % 2, path=path)
+    return Store.from_arrays(
+        {"a": rng.normal(size=(N, 3)).astype("f4")}, labels=np.arange(N) % 2, path=path
+    )
 
 
 def test_values_are_words_sorted_as_numbers_or_letters_and_empty_ones_are_unknown() -> None:
@@ -42,7 +44,9 @@ def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
     assert again.group("site").equals(site)
     before = (store.path / "manifest.json").read_bytes()
     assert put_groups(again, {"site": site}) == []
-    assert (store.path / "manifest.json").read_bytes() == before  # nothing is written for equal values
+    assert (
+        store.path / "manifest.json"
+    ).read_bytes() == before  # nothing is written for equal values
     assert put_groups(again, {"site": Group.of(["z"] * N)}) == ["site"]
     assert again.group("site").words == ("z",)
     assert again.dataset["digest"] == digest
@@ -100,7 +104,10 @@ def test_shards_carry_the_values_of_their_rows(tmp_path: Path) -> None:
 
 
 def test_groups_of_joined_datasets_share_their_words() -> None:
-    first, second = {"site": Group.of(["b", "a"])}, {"site": Group.of(["c", "", "a"]), "day": Group.of([1, 2, 3])}
+    first, second = (
+        {"site": Group.of(["b", "a"])},
+        {"site": Group.of(["c", "", "a"]), "day": Group.of([1, 2, 3])},
+    )
     made = joined([first, second], [2, 3])
     site, day = made["site"], made["day"]
     assert [site.words[c] if c >= 0 else None for c in site.codes] == ["b", "a", "c", None, "a"]

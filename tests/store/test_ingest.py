@@ -23,7 +23,9 @@ from fedcache.store.store import Store
 
 ROWS = 60
 LABELS = np.arange(ROWS) % 3
-FEATURES = (np.eye(4, dtype=np.float32)[LABELS] * 3 + np.random.default_rng(0).normal(size=(ROWS, 4))).astype("f4")
+FEATURES = (
+    np.eye(4, dtype=np.float32)[LABELS] * 3 + np.random.default_rng(0).normal(size=(ROWS, 4))
+).astype("f4")
 SPLIT = (np.arange(ROWS) % 6 == 0).astype(np.int64)
 TEXT = np.eye(4, dtype=np.float32)[:3]
 IID = ("--scheme", "iid", "--clients", 3)
@@ -55,7 +57,9 @@ def run_line(line: str, *more: object) -> Done:
     return ok(*words, *more)
 
 
-def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(tmp_path: Path) -> None:
+def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(
+    tmp_path: Path,
+) -> None:
     words = np.array([b"cat", b"dog", b"eel"])
     file = npz(tmp_path / "E.NPZ", embeddings=FEATURES.astype(np.float64), labels=words[LABELS])
     said = fedcache("ingest", file, "--name", "mine")
@@ -96,7 +100,12 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
     free = [name for name, method in METHODS.items() if not method.needs & {"labels", "pixels"}]
     assert free
     labels = np.where(SPLIT == 1, LABELS, -1)
-    ok("ingest", npz(tmp_path / "t.npz", X=FEATURES, text=2 * TEXT, y=labels, split=SPLIT), "--name", "tested")
+    ok(
+        "ingest",
+        npz(tmp_path / "t.npz", X=FEATURES, text=2 * TEXT, y=labels, split=SPLIT),
+        "--name",
+        "tested",
+    )
     unknown = npz(tmp_path / "u.npz", **{"features/clip": FEATURES, "text/clip": TEXT})
     following = ok("ingest", unknown, "--name", "unknown").data["next"]
     assert run_line(following).data["accuracy"]["mean"] is None
@@ -117,8 +126,14 @@ def test_rows_without_a_label_are_not_scored() -> None:
     x = torch.eye(2, dtype=torch.float64)[[0, 0, 1, 1]][:, None]
     data = Data(x, torch.tensor([0, 1, -1, 1]), classes=2)
     none = np.empty(0, np.int64)
-    clients = [Client("a", none, np.array([0, 1])), Client("b", none, np.array([2, 3])), Client("c", none, none + 0)]
-    found = evaluate_global(lambda rows: data.x[rows, 0], data, [*clients, Client("d", none, np.array([2]))])
+    clients = [
+        Client("a", none, np.array([0, 1])),
+        Client("b", none, np.array([2, 3])),
+        Client("c", none, none + 0),
+    ]
+    found = evaluate_global(
+        lambda rows: data.x[rows, 0], data, [*clients, Client("d", none, np.array([2]))]
+    )
     assert found.client_accuracy.tolist()[:2] == [0.5, 1.0]
     assert np.isnan(found.client_accuracy[2:]).all()
     assert found.global_accuracy == pytest.approx(2 / 3)
@@ -130,7 +145,9 @@ def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled: Path) -> No
     assert run_line(following, "--rounds", 2).data["dataset"]["rows"] == ROWS
 
 
-def test_the_same_file_again_is_there_already_and_another_is_refused(labelled: Path, tmp_path: Path) -> None:
+def test_the_same_file_again_is_there_already_and_another_is_refused(
+    labelled: Path, tmp_path: Path
+) -> None:
     first = ok("ingest", labelled, "--name", "mine").data["path"]
     ok("partition", *IID, "--name", "mine-too")
     before = {f: f.stat().st_mtime_ns for f in Path(first).rglob("*") if f.is_file()}
@@ -144,11 +161,15 @@ def test_the_same_file_again_is_there_already_and_another_is_refused(labelled: P
     assert not Path(first).exists()
 
 
-def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(labelled: Path, tmp_path: Path) -> None:
+def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(
+    labelled: Path, tmp_path: Path
+) -> None:
     place = tmp_path / "mine.zarr"
     ok("ingest", labelled, "--name", "mine", "--store", place)
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
-    assert "--store" in failed(fedcache("ingest", other, "--name", "mine", "--store", place, "--json"), 2)
+    assert "--store" in failed(
+        fedcache("ingest", other, "--name", "mine", "--store", place, "--json"), 2
+    )
     assert ok("ingest", other, "--name", "mine", "--store", place, "--replace").data["images"] == 30
     assert ok("verify", place).data["ok"]
     assert not list(tmp_path.glob(".*"))
@@ -157,7 +178,9 @@ def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(label
     assert Store.open(images).dataset["slug"] == "toy"
 
 
-def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(labelled: Path, tmp_path: Path) -> None:
+def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(
+    labelled: Path, tmp_path: Path
+) -> None:
     made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
     (made / "manifest.json").unlink()
     for command in ("inspect", "verify", "repair"):
@@ -175,7 +198,9 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
-    ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")  # the one last used
+    ok(
+        "ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other"
+    )  # the one last used
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     for on in (("--store", made.stem), ("--dataset", "ingested:mine")):

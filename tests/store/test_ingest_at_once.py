@@ -21,8 +21,12 @@ LABELS = np.arange(3000) % 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("replace", "named"), [(False, False), (True, True)], ids=["new", "replace at a path"])
-def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path: Path, replace: bool, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("replace", "named"), [(False, False), (True, True)], ids=["new", "replace at a path"]
+)
+def test_four_processes_that_ingest_the_same_file_all_succeed(
+    tmp_path: Path, replace: bool, named: bool
+) -> None:
     home, folder = tmp_path / "home", tmp_path / "home" / "stores"
     options = ["--name", "mine"]
     if named:
@@ -34,9 +38,13 @@ def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path: Path, re
         assert apart("ingest", tmp_path / "old.npz", *options, home=home).code == 0
         options.append("--replace")
     with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(apart, "ingest", tmp_path / "e.npz", *options, home=home) for _ in range(4)]
+        calls = [
+            pool.submit(apart, "ingest", tmp_path / "e.npz", *options, home=home) for _ in range(4)
+        ]
         done = [call.result() for call in calls]
-    assert [call.code for call in done] == [0, 0, 0, 0], "\n".join(call.err for call in done if call.code)
+    assert [call.code for call in done] == [0, 0, 0, 0], "\n".join(
+        call.err for call in done if call.code
+    )
     (found,) = folder.iterdir()  # the store, and nothing that a writer left beside it
     assert verify(found).ok
     assert Store.open(found).rows == len(X)
@@ -56,7 +64,14 @@ def test_threads_that_make_the_same_store_all_get_it(tmp_path: Path) -> None:
     assert not verify(tmp_path / "s.zarr").problems
 
 
-def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(
+    tmp_path: Path,
+) -> None:
     store = create(tmp_path / "s.zarr")
     with writer(store, KEYS[0]):
-        refused(lambda: writer(store, KEYS[0]).__enter__(), "thread", "fedcache extract --wait", code=Exit.STORE)
+        refused(
+            lambda: writer(store, KEYS[0]).__enter__(),
+            "thread",
+            "fedcache extract --wait",
+            code=Exit.STORE,
+        )

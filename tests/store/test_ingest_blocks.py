@@ -99,16 +99,27 @@ def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path: Path
     for row in (0, 511, 512, ROWS - 1):
         wanted = hashlib.sha256(single[row].tobytes() + x[row].tobytes()).digest()[:16]
         assert content.samples.uid[row].tobytes() == wanted
-    weights = {array.recipe["backbone"]: array.recipe["weights"] for array in content.arrays.values()}
-    assert weights == {k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in (("a", single), ("b", x))}
+    weights = {
+        array.recipe["backbone"]: array.recipe["weights"] for array in content.arrays.values()
+    }
+    assert weights == {
+        k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in (("a", single), ("b", x))
+    }
 
 
 def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
     order = np.random.default_rng(1).permutation(ROWS)
 
     def arranged(name: str, rows: np.ndarray) -> contents.Content:
-        columns = {"labels": np.arange(ROWS) % 5, "name": np.array([f"{i:05}" for i in range(ROWS)])}
-        file = write(tmp_path / name, values(ROWS, 6)[rows], **{key: column[rows] for key, column in columns.items()})
+        columns = {
+            "labels": np.arange(ROWS) % 5,
+            "name": np.array([f"{i:05}" for i in range(ROWS)]),
+        }
+        file = write(
+            tmp_path / name,
+            values(ROWS, 6)[rows],
+            **{key: column[rows] for key, column in columns.items()},
+        )
         return arrange(open_embeddings(file), "e")
 
     one, two = arranged("a.npz", np.arange(ROWS)), arranged("b.npz", order)
@@ -117,8 +128,12 @@ def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["npy", *(pytest.param(e, marks=pytest.mark.full) for e in ENDINGS if e != "npy")])
-def test_a_file_needs_the_memory_of_one_block(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "ending", ["npy", *(pytest.param(e, marks=pytest.mark.full) for e in ENDINGS if e != "npy")]
+)
+def test_a_file_needs_the_memory_of_one_block(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contents, "LARGE", 1 << 20)
     monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 20)
     file = write(tmp_path / f"e.{ending}", values(32_000, 256))  # 16 MB
@@ -158,7 +173,12 @@ def test_an_array_that_was_begun_with_other_chunks_is_begun_again(
     ((key, array),) = content.arrays.items()
     store = Store.create(tmp_path / "s.zarr", content.samples, dataset=content.dataset)
     with store.writer(
-        key, shape=array.shape, dtype=array.dtype, chunk_rows=100, recipe=array.recipe, how={"source": "ingested"}
+        key,
+        shape=array.shape,
+        dtype=array.dtype,
+        chunk_rows=100,
+        recipe=array.recipe,
+        how={"source": "ingested"},
     ) as writer:
         writer.write(0, values(ROWS, 6)[:100, None])
     made = Store.from_content(content, tmp_path / "s.zarr")
@@ -166,7 +186,10 @@ def test_an_array_that_was_begun_with_other_chunks_is_begun_again(
     assert np.array_equal(made.reader(key).all()[:, 0], values(ROWS, 6))
 
 
-@given(st.lists(st.text(max_size=4), max_size=9) | st.lists(st.sampled_from(["ab", "cd", "é", "0\0"]), max_size=9))
+@given(
+    st.lists(st.text(max_size=4), max_size=9)
+    | st.lists(st.sampled_from(["ab", "cd", "é", "0\0"]), max_size=9)
+)
 def test_strings_come_back(words: list[str]) -> None:
     raw = encode_strings(words)
     assert decode_strings(raw) == tuple(words)
@@ -177,9 +200,12 @@ def test_strings_come_back(words: list[str]) -> None:
 
 @pytest.mark.slow
 @given(
-    hnp.arrays(st.sampled_from(["f2", "f4", "f8", ">f2", ">f4"]), hnp.array_shapes(max_dims=2, min_side=0),
-               elements=st.floats(allow_nan=True, allow_infinity=True, width=16))
-)  # fmt: skip
+    hnp.arrays(
+        st.sampled_from(["f2", "f4", "f8", ">f2", ">f4"]),
+        hnp.array_shapes(max_dims=2, min_side=0),
+        elements=st.floats(allow_nan=True, allow_infinity=True, width=16),
+    )
+)
 def test_finite_is_what_numpy_says(x: np.ndarray) -> None:
     assert all_finite(x) == bool(np.isfinite(x).all())
 
@@ -190,9 +216,15 @@ def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
     n = data.draw(st.integers(0, 40))
     label = np.array(data.draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n)), np.int32)
     domain = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int16)
-    eight = st.sampled_from([bytes(8), b"\0" * 7 + b"\1", b"\xff" * 8]) | st.binary(min_size=8, max_size=8)
-    halves = data.draw(st.lists(st.tuples(eight, eight), min_size=n, max_size=n))  # many with the same first half
-    uid = np.frombuffer(b"".join(first + second for first, second in halves), np.uint8).reshape(n, 16)
+    eight = st.sampled_from([bytes(8), b"\0" * 7 + b"\1", b"\xff" * 8]) | st.binary(
+        min_size=8, max_size=8
+    )
+    halves = data.draw(
+        st.lists(st.tuples(eight, eight), min_size=n, max_size=n)
+    )  # many with the same first half
+    uid = np.frombuffer(b"".join(first + second for first, second in halves), np.uint8).reshape(
+        n, 16
+    )
     chosen = held_out(label, domain, uid, np.ones(n, bool))
     for group in {(d, k) for d, k in zip(domain.tolist(), label.tolist(), strict=True)}:
         rows = [i for i in range(n) if (int(domain[i]), int(label[i])) == group]

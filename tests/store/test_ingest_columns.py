@@ -55,7 +55,9 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
     }
     columns = {name: values * 4 for name, (values, _) in kept.items()}
     hospital = [*range(6, 12), *range(6, 12)]
-    table = pa.table({"features": X.tolist(), "label": [0, 1] * 6, "hospital": hospital, **columns, **not_used})
+    table = pa.table(
+        {"features": X.tolist(), "label": [0, 1] * 6, "hospital": hospital, **columns, **not_used}
+    )
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=5)
     found = open_embeddings(tmp_path / "t.parquet")
     # Numbers are in the order of numbers: 6, 7, .. 11; not 10, 11, 6.
@@ -89,7 +91,13 @@ def test_only_the_groups_that_are_asked_for_are_kept(tmp_path: Path) -> None:
         refused(lambda name=name: of_npz(tmp_path, ColumnChoice(groups=(name,)), **columns), name)
 
 
-@given(st.lists(st.sampled_from(["a", "b", " a", "", "10", "9", "nan", "é"]) | st.none(), min_size=1, max_size=9))
+@given(
+    st.lists(
+        st.sampled_from(["a", "b", " a", "", "10", "9", "nan", "é"]) | st.none(),
+        min_size=1,
+        max_size=9,
+    )
+)
 def test_a_group_says_of_each_row_what_its_word_was(words: list[str | None]) -> None:
     group = Group.of(words)
     assert group.values() == [w.strip() if w else None for w in words]
@@ -100,14 +108,18 @@ def test_a_group_says_of_each_row_what_its_word_was(words: list[str | None]) -> 
 
 def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path: Path) -> None:
     groups = {"hospital": ["b", "a", None] * 4, "name": np.arange(N)}
-    store = Store.from_arrays({"a": X}, labels=np.arange(N) % 2, groups=groups, path=tmp_path / "s.zarr")
+    store = Store.from_arrays(
+        {"a": X}, labels=np.arange(N) % 2, groups=groups, path=tmp_path / "s.zarr"
+    )
     assert store.groups == ["hospital", "name"]
     assert store.group("hospital").values() == ["b", "a", None] * 4
     frame = store.frame()
     assert frame["hospital"].fillna("none").tolist() == ["b", "a", "none"] * 4
     assert frame["group/name"].tolist() == list(map(str, range(N)))
     for wrong in ({"age": X[:, 0]}, {"ward": [1, 2]}, {"split": [1] * N}, [1, 2]):
-        refused(lambda wrong=wrong: Store.from_arrays({"a": X}, groups=wrong, path=tmp_path / "t.zarr"))
+        refused(
+            lambda wrong=wrong: Store.from_arrays({"a": X}, groups=wrong, path=tmp_path / "t.zarr")
+        )
 
 
 def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> None:
@@ -141,7 +153,10 @@ def test_what_no_label_can_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_domain_are_in_the_domain_all(tmp_path: Path) -> None:
-    for domain, names in ((np.array(["a", ""] * 6), ("a", "all")), (np.array([1, np.nan] * 6), ("1", "all"))):
+    for domain, names in (
+        (np.array(["a", ""] * 6), ("a", "all")),
+        (np.array([1, np.nan] * 6), ("1", "all")),
+    ):
         found = of_npz(tmp_path, domain=domain)
         assert (found.domain_names, found.domains[:2].tolist()) == (names, [0, 1])
         assert any("6 rows" in note for note in found.notes)
@@ -154,7 +169,12 @@ class Trap:
 
 def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path: Path) -> None:
     trap = np.array([Trap()] * N, object)
-    found = of_npz(tmp_path, site=np.arange(N) % 4, odd=trap, nested=np.array([["a", "b"], *[None] * (N - 1)], object))
+    found = of_npz(
+        tmp_path,
+        site=np.arange(N) % 4,
+        odd=trap,
+        nested=np.array([["a", "b"], *[None] * (N - 1)], object),
+    )
     assert list(found.groups) == ["site"]
     assert found.left_out.keys() == {"odd", "nested"}
     assert "builtins.exec" in found.left_out["odd"]
@@ -166,16 +186,33 @@ def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path:
 
 def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: Path) -> None:
     odd = {
-        "clip_vit": X + 1, "other": X, "diagnosis": np.arange(N) % 3, "fold": np.array(["train", "test"] * 6),
-        "scan": np.array([f"s{i:02}" for i in range(N)]), "site": np.array(["x", "y"] * 6),
-    }  # fmt: skip
+        "clip_vit": X + 1,
+        "other": X,
+        "diagnosis": np.arange(N) % 3,
+        "fold": np.array(["train", "test"] * 6),
+        "scan": np.array([f"s{i:02}" for i in range(N)]),
+        "site": np.array(["x", "y"] * 6),
+    }
     file = tmp_path / "odd.npz"
     np.savez(file, allow_pickle=False, **odd)
-    keys = ("--features-key", "clip_vit", "--label-key", "diagnosis", "--split-key", "fold", "--name-key", "scan")
+    keys = (
+        "--features-key",
+        "clip_vit",
+        "--label-key",
+        "diagnosis",
+        "--split-key",
+        "fold",
+        "--name-key",
+        "scan",
+    )
     made = ok("ingest", file, "--name", "odd", *keys, "--domain-key", "site").data
     store = Store.open(made["path"])
     s = store.samples
-    assert (s.label.tolist(), s.split.tolist(), s.domains) == ([0, 1, 2] * 4, [0, 1] * 6, ("x", "y"))
+    assert (s.label.tolist(), s.split.tolist(), s.domains) == (
+        [0, 1, 2] * 4,
+        [0, 1] * 6,
+        ("x", "y"),
+    )
     assert (s.name[3], made["not_used"].keys()) == ("s03", {"other"})
     (info,) = store.arrays.values()
     assert info.recipe["backbone"] == "clip_vit"
@@ -183,14 +220,23 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: P
     both = ("clip_vit", "other")
     assert tuple(open_embeddings(file, ColumnChoice(features=both)).features) == both
     refused(lambda: open_embeddings(file), "clip_vit")
-    refused(lambda: open_embeddings(file, ColumnChoice(features=both[:1], label="diagnose")), "'diagnosis'")
+    refused(
+        lambda: open_embeddings(file, ColumnChoice(features=both[:1], label="diagnose")),
+        "'diagnosis'",
+    )
 
 
 @pytest.mark.parametrize("features", ["Feature", "embedding", "emb", "vector", "X"])
 def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str) -> None:
-    np.savez(tmp_path / "u.npz", **{features: X, "target": np.arange(N) % 4, "ward": np.arange(N) % 4})
+    np.savez(
+        tmp_path / "u.npz", **{features: X, "target": np.arange(N) % 4, "ward": np.arange(N) % 4}
+    )
     found = open_embeddings(tmp_path / "u.npz")
-    assert (list(found.features), found.labels.tolist(), list(found.groups)) == (["u"], [0, 1, 2, 3] * 3, ["ward"])
+    assert (list(found.features), found.labels.tolist(), list(found.groups)) == (
+        ["u"],
+        [0, 1, 2, 3] * 3,
+        ["ward"],
+    )
 
 
 def test_rows_are_named_by_what_is_different_in_each(tmp_path: Path) -> None:

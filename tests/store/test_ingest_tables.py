@@ -56,12 +56,16 @@ def write(path: Path, rows: pa.Table) -> Path:
         plain = path.with_name("plain")
         options = pyarrow.csv.WriteOptions(delimiter="\t" if ending.startswith("tsv") else ",")
         pyarrow.csv.write_csv(rows, plain, options)
-        path.write_bytes(gzip.compress(plain.read_bytes()) if ending.endswith("gz") else plain.read_bytes())
+        path.write_bytes(
+            gzip.compress(plain.read_bytes()) if ending.endswith("gz") else plain.read_bytes()
+        )
         plain.unlink()
     return path
 
 
-@pytest.mark.parametrize(("prefix", "ending"), [("f", "parquet"), ("f", "csv"), ("", "csv"), ("x[", "csv")])
+@pytest.mark.parametrize(
+    ("prefix", "ending"), [("f", "parquet"), ("f", "csv"), ("", "csv"), ("x[", "csv")]
+)
 def test_one_column_per_dimension_is_a_matrix(tmp_path: Path, ending: str, prefix: str) -> None:
     found = read_embeddings(write(tmp_path / f"wide.{ending}", table(prefix)))
     assert np.array_equal(found.features["wide"][:, 0].astype("f4"), X)
@@ -71,7 +75,10 @@ def test_one_column_per_dimension_is_a_matrix(tmp_path: Path, ending: str, prefi
 
 
 def test_the_same_table_in_every_format_is_the_same_store(tmp_path: Path) -> None:
-    rows = table(visit=[float(i % 3) if i % 5 else None for i in range(N)], day=pa.array([19000] * N, pa.date32()))
+    rows = table(
+        visit=[float(i % 3) if i % 5 else None for i in range(N)],
+        day=pa.array([19000] * N, pa.date32()),
+    )
     made = [arrange(open_embeddings(write(tmp_path / f"wide.{e}", rows)), "wide") for e in ENDINGS]
     assert len({content.dataset["digest"] for content in made}) == 1
     assert len({key for content in made for key in content.arrays}) == 1
@@ -80,14 +87,20 @@ def test_the_same_table_in_every_format_is_the_same_store(tmp_path: Path) -> Non
         assert all(content.groups[name].equals(group) for name, group in made[0].groups.items())
 
 
-def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(tmp_path: Path) -> None:
-    wide = {f"pixel_{i:03}": np.full(N, i) for i in (3, 12, *range(4, 12))}  # integers, from 3 to 12
+def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(
+    tmp_path: Path,
+) -> None:
+    wide = {
+        f"pixel_{i:03}": np.full(N, i) for i in (3, 12, *range(4, 12))
+    }  # integers, from 3 to 12
     found = read_embeddings(write(tmp_path / "w.parquet", pa.table(wide)))
     assert found.features["w"][0, 0].tolist() == [float(i) for i in range(3, 13)]
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path: Path, ending: str) -> None:
+def test_which_columns_are_features_is_asked_where_several_may_be(
+    tmp_path: Path, ending: str
+) -> None:
     file = write(tmp_path / f"t.{ending}", table("a", b0=X[:, 0], b1=X[:, 1], y0=LABELS, y1=LABELS))
     refused(lambda: open_embeddings(file), "a0 .. a4, b0 .. b1")
     for asked in ("b", "b1"):
@@ -106,7 +119,11 @@ def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("ending", "show"),
-    [("csv", json.dumps), ("parquet", lambda row: str(np.array(row))), ("csv", lambda row: f" {row} ")],
+    [
+        ("csv", json.dumps),
+        ("parquet", lambda row: str(np.array(row))),
+        ("csv", lambda row: f" {row} "),
+    ],
 )
 def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> None:
     texts = [show(row) for row in X.astype(float).round(3).tolist()]
@@ -121,7 +138,19 @@ def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> 
 
 @given(
     st.lists(
-        st.sampled_from(["[1, 2]", "[ -0.5,1e-3 ]", " [nan,7]", "[1]", "[[1, 2]]", "1, 2", "[1, x]", "[]", "[1 2]"]),
+        st.sampled_from(
+            [
+                "[1, 2]",
+                "[ -0.5,1e-3 ]",
+                " [nan,7]",
+                "[1]",
+                "[[1, 2]]",
+                "1, 2",
+                "[1, x]",
+                "[]",
+                "[1 2]",
+            ]
+        ),
         min_size=1,
     )
 )
@@ -136,14 +165,40 @@ def test_texts_are_read_all_at_once_as_one_by_one(texts: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "texts",
-    [["[1, 2]", "[1, 2, 3]"], ["[1, 2]", "[1, two]"], ["[1 ... 2]"] * 2, ["[1, 2]", "[[1, 2]]"], ["[" * 5000, "[1]"]],
+    [
+        ["[1, 2]", "[1, 2, 3]"],
+        ["[1, 2]", "[1, two]"],
+        ["[1 ... 2]"] * 2,
+        ["[1, 2]", "[[1, 2]]"],
+        ["[" * 5000, "[1]"],
+    ],
 )
-def test_texts_that_are_no_lists_of_one_length_are_refused(tmp_path: Path, texts: list[str]) -> None:
+def test_texts_that_are_no_lists_of_one_length_are_refused(
+    tmp_path: Path, texts: list[str]
+) -> None:
     file = write(tmp_path / "l.csv", pa.table({"embedding": texts, "label": [0, 1]}))
     refused(lambda: read_embeddings(file), str(file))
 
 
-WRITTEN = ["0", "1", "-7", "2.0", "1.0", "-0.0", "", "NA", "nan", "x", "true", "1e3", "1000", "007", "+1", "-0", "inf"]
+WRITTEN = [
+    "0",
+    "1",
+    "-7",
+    "2.0",
+    "1.0",
+    "-0.0",
+    "",
+    "NA",
+    "nan",
+    "x",
+    "true",
+    "1e3",
+    "1000",
+    "007",
+    "+1",
+    "-0",
+    "inf",
+]
 
 
 @given(st.lists(st.sampled_from(WRITTEN), min_size=1))
@@ -154,7 +209,9 @@ def test_two_words_of_a_csv_never_become_one_number(words: list[str]) -> None:
         assert typed.every() == words
     else:
         assert isinstance(typed, np.ndarray)
-        assert {w: float(v) for w, v in zip(words, typed, strict=True) if v == v} == {w: float(w) for w in known}
+        assert {w: float(v) for w, v in zip(words, typed, strict=True) if v == v} == {
+            w: float(w) for w in known
+        }
         assert len(np.unique(typed[~np.isnan(typed.astype(float))])) == len(known)
     if known and known <= {"0", "1", "-7", "1000"}:
         assert isinstance(typed, np.ndarray)
@@ -168,7 +225,9 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     found = read_embeddings(file)
-    assert np.array_equal(found.features["e"][:, 0], [[1.5, 2], [3, np.nan], [1, 1]], equal_nan=True)
+    assert np.array_equal(
+        found.features["e"][:, 0], [[1.5, 2], [3, np.nan], [1, 1]], equal_nan=True
+    )
     assert found.classes == ("cat", "dog")
     assert found.groups["ward"].values() == ["north; old", None, None]
     assert found.left_out.keys() == {"", "patient"}
@@ -255,7 +314,9 @@ def test_a_wide_table_needs_the_memory_of_one_block(
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])
-def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path: Path, ending: str) -> None:
+def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(
+    tmp_path: Path, ending: str
+) -> None:
     bad = X.copy()
     bad[3, 1] = np.nan
     bad[8] = np.inf
@@ -269,11 +330,15 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path: Pa
     said = fedcache(*words, "--json")
     assert said.code == 5
     assert "3, 8, 29" in said.envelope["error"]["message"]
-    assert said.envelope["error"]["hint"].endswith(shlex.join(["fedcache", *map(str, words), "--drop-nan"]))
+    assert said.envelope["error"]["hint"].endswith(
+        shlex.join(["fedcache", *map(str, words), "--drop-nan"])
+    )
     made = ok(*words, "--drop-nan").data
     assert (made["images"], made["ok"]) == (N, N - 3)
     store = Store.open(made["path"])
-    assert [(e["row"], e["name"]) for e in store.quarantined()] == [(row, f"{row:02}") for row in (3, 8, 29)]
+    assert [(e["row"], e["name"]) for e in store.quarantined()] == [
+        (row, f"{row:02}") for row in (3, 8, 29)
+    ]
     good = np.delete(np.arange(N), [3, 8, 29])
     assert np.array_equal(store.reader(*store.arrays).rows(good)[:, 0], X[good])
     assert not (store.samples.split[[3, 8, 29]] == 1).any()  # none is a test row
@@ -285,7 +350,9 @@ def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path
     a, b = X.copy(), X.astype("f2")
     a[2], b[4, 0] = np.nan, np.inf
     names = [f"{N - i:02}" for i in range(N)]  # against the order of the rows
-    store = Store.from_arrays({"a": a, "b": b}, names=names, drop_nan=True, path=tmp_path / "s.zarr")
+    store = Store.from_arrays(
+        {"a": a, "b": b}, names=names, drop_nan=True, path=tmp_path / "s.zarr"
+    )
     assert [e["name"] for e in store.quarantined()] == [names[4], names[2]]
     assert store.readable().sum() == N - 2
     for key in store.arrays:
@@ -301,8 +368,12 @@ def test_empty_lists_are_rows_that_are_not_finite(tmp_path: Path) -> None:
     fixed = pa.array([None, [1.0, 2.0], [3.0, 4.0], None], pa.list_(pa.float32(), 2))
     pq.write_table(pa.table({"features/a": lists, "features/b": fixed}), tmp_path / "e.parquet")
     found = read_embeddings(tmp_path / "e.parquet").features
-    assert np.array_equal(found["a"][:, 0], [[1, 2], [np.nan] * 2, [3, np.nan], [5, 6]], equal_nan=True)
-    assert np.array_equal(found["b"][:, 0], [[np.nan] * 2, [1, 2], [3, 4], [np.nan] * 2], equal_nan=True)
+    assert np.array_equal(
+        found["a"][:, 0], [[1, 2], [np.nan] * 2, [3, np.nan], [5, 6]], equal_nan=True
+    )
+    assert np.array_equal(
+        found["b"][:, 0], [[np.nan] * 2, [1, 2], [3, 4], [np.nan] * 2], equal_nan=True
+    )
 
 
 ALMOST = {
@@ -313,7 +384,9 @@ ALMOST = {
 
 
 @pytest.mark.parametrize(("why", "place"), [("'oops'", 0), ("'1,5'", 3), ("is empty", D - 1)])
-def test_the_column_that_keeps_others_from_being_features_is_named(tmp_path: Path, why: str, place: int) -> None:
+def test_the_column_that_keeps_others_from_being_features_is_named(
+    tmp_path: Path, why: str, place: int
+) -> None:
     lines = [";".join([*(f"f{i}" for i in range(D)), "label"])]
     for row in range(N):
         cells = [f"{v:.3f}" for v in X[row]]
@@ -333,7 +406,10 @@ DIALECT = [
 
 
 def in_dialect(separator: str) -> str:
-    return "".join(separator.join(f'"{cell}"' if "," in cell else cell for cell in row) + "\r\n" for row in DIALECT)
+    return "".join(
+        separator.join(f'"{cell}"' if "," in cell else cell for cell in row) + "\r\n"
+        for row in DIALECT
+    )
 
 
 def digest(path: Path) -> str:
@@ -369,7 +445,9 @@ def test_a_csv_means_the_same_however_it_is_written(
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
-def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path: Path, ending: str) -> None:
+def test_another_encoding_is_refused_with_the_lines_that_convert_it(
+    tmp_path: Path, ending: str
+) -> None:
     plain = tmp_path / "plain.csv"
     plain.write_text(in_dialect(";"), "utf-8")
     raw = in_dialect(";").encode("cp1252")

@@ -31,7 +31,12 @@ def wide(path: Path, names: list[str]) -> Path:
         lines += [",".join([*map(str, row), f"c{i % 2}"]) for i, row in enumerate(x.tolist())]
         path.write_text("\n".join(lines) + "\n")
         return path
-    rows = pa.table({**{name: x[:, i] for i, name in enumerate(names)}, "label": [f"c{i % 2}" for i in range(ROWS)]})
+    rows = pa.table(
+        {
+            **{name: x[:, i] for i, name in enumerate(names)},
+            "label": [f"c{i % 2}" for i in range(ROWS)],
+        }
+    )
     if path.suffix == ".parquet":
         pq.write_table(rows, path)
     else:
@@ -62,10 +67,17 @@ def lines_run(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ending", "spelt"), [("csv", "f{}"), ("parquet", "f{}"), ("feather", "f{}x")])
-def test_four_times_the_columns_run_four_times_the_lines(tmp_path: Path, ending: str, spelt: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "spelt"), [("csv", "f{}"), ("parquet", "f{}"), ("feather", "f{}x")]
+)
+def test_four_times_the_columns_run_four_times_the_lines(
+    tmp_path: Path, ending: str, spelt: str
+) -> None:
     def read(columns: int) -> Callable[[], Any]:
-        file = wide(tmp_path / f"{columns}.{ending}", [*(spelt.format(i) for i in range(columns)), "v0", "v1"])
+        file = wide(
+            tmp_path / f"{columns}.{ending}",
+            [*(spelt.format(i) for i in range(columns)), "v0", "v1"],
+        )
         return lambda: read_table(file, ("f" if spelt == "f{}" else "v",))
 
     few = read(1500)

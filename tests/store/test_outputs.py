@@ -29,7 +29,9 @@ with output_file(Path(sys.argv[1])) as file:
 def kill_while_writing(path: Path, home: Path, how: str) -> None:
     """Start a process that writes an output and kills itself half way."""
     home.mkdir(exist_ok=True)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), how], env=environment(home), check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), how], env=environment(home), check=False
+    )
     assert killed.returncode == -9
 
 
@@ -52,7 +54,9 @@ def out(tmp_path: Path, own_home: Path) -> Path:
 
 
 @pytest.mark.parametrize("earlier", [True, False], ids=["over an earlier file", "a new file"])
-def test_a_killed_process_leaves_nothing_beside_its_output(tmp_path: Path, own_home: Path, earlier: bool) -> None:
+def test_a_killed_process_leaves_nothing_beside_its_output(
+    tmp_path: Path, own_home: Path, earlier: bool
+) -> None:
     path = tmp_path / "there" / "p.csv"
     path.parent.mkdir()
     need_files_without_names(path.parent)
@@ -64,7 +68,9 @@ def test_a_killed_process_leaves_nothing_beside_its_output(tmp_path: Path, own_h
     assert [p.read_bytes() for p in path.parent.iterdir()] == [b"whole"]
 
 
-def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_path: Path, own_home: Path) -> None:
+def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(
+    tmp_path: Path, own_home: Path
+) -> None:
     (tmp_path / "kept.csv").write_text("mine")
     for name, target in (("p.csv", "kept.csv"), ("q.csv", "nowhere.csv")):
         (tmp_path / name).symlink_to(tmp_path / target)
@@ -75,7 +81,9 @@ def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_p
     assert (tmp_path / "kept.csv").read_text() == "mine"
 
 
-def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(tmp_path: Path, own_home: Path) -> None:
+def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(
+    tmp_path: Path, own_home: Path
+) -> None:
     (tmp_path / "there" / "p.csv").mkdir(parents=True)
     with pytest.raises(OSError, match=r"p\.csv"):
         write_output(tmp_path / "there" / "p.csv", b"whole")
@@ -88,7 +96,9 @@ def test_the_next_command_removes_what_a_killed_one_left(out: Path) -> None:
     assert out.read_bytes() == b"whole"
 
 
-def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(out: Path, own_home: Path) -> None:
+def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(
+    out: Path, own_home: Path
+) -> None:
     other = out.with_name(f".other.csv.{2**22 + 1}-00000000.partial")  # of no fedcache of this home
     other.touch()
     (left,) = out.parent.glob(".p*.partial")
@@ -124,7 +134,9 @@ def test_a_note_can_name_no_file_but_a_partial_one(tmp_path: Path, own_home: Pat
     assert kept.read_text() == "mine"
 
 
-def test_outputs_are_written_where_the_home_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_written_where_the_home_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "home").write_text("a file where the home would be")
     write_output(tmp_path / "p.csv", b"whole")

@@ -17,21 +17,40 @@ from fedcache.errors import CorruptionError
 from fedcache.store.sealed import read_sealed, write_sealed
 
 WHAT = {"kind": "test", "run": "ab", "seed": 3}
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 shapes = st.lists(st.integers(0, 3), max_size=3)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 @examples(40, 1000)
-@given(content=values, kinds=st.none() | st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3))
+@given(
+    content=values,
+    kinds=st.none() | st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3),
+)
 def test_what_is_sealed_is_given_back(content: Any, kinds: Any, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("sealed")
     tensors = (
-        None if kinds is None else {f"t{i}": torch.ones(shape).to(dtype) for i, (shape, dtype) in enumerate(kinds)}
+        None
+        if kinds is None
+        else {f"t{i}": torch.ones(shape).to(dtype) for i, (shape, dtype) in enumerate(kinds)}
     )
     path = folder / ("a.json" if tensors is None else "a.safetensors")
     write_sealed(path, WHAT, content, tensors)
@@ -59,7 +78,17 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path: Path, name: str) -
     path = tmp_path / name
     write_sealed(path, WHAT, [1.5], {"w": torch.ones(2)} if path.suffix == ".safetensors" else None)
     raw = path.read_bytes()
-    for bad in (b"", raw[:-1], raw + b" ", raw[:9], bytes(len(raw)), b"[" * 99_999, b"\xff" * 64, b"{}", raw[::-1]):
+    for bad in (
+        b"",
+        raw[:-1],
+        raw + b" ",
+        raw[:9],
+        bytes(len(raw)),
+        b"[" * 99_999,
+        b"\xff" * 64,
+        b"{}",
+        raw[::-1],
+    ):
         path.write_bytes(bad)
         with pytest.raises(CorruptionError) as caught:
             read_sealed(path, WHAT)

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_store import CHUNK, KEYS, ROWS, check_what_is_read, content, create, fill, values, whole, writer
+from toy_store import (
+    CHUNK,
+    KEYS,
+    ROWS,
+    check_what_is_read,
+    content,
+    create,
+    fill,
+    values,
+    whole,
+    writer,
+)
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.export import write_shards
@@ -51,7 +62,12 @@ def test_a_damaged_chunk_is_refused_by_readers(place: Path, damage: str) -> None
     file = path / "features" / KEYS[0] / "c/1/0/0"
     raw = file.read_bytes()
     other = file.parents[2] / "2/0/0"
-    changed = {"shorter": raw[:-1], "longer": raw + b"\0", "zero": bytes(len(raw)), "another chunk": other.read_bytes()}
+    changed = {
+        "shorter": raw[:-1],
+        "longer": raw + b"\0",
+        "zero": bytes(len(raw)),
+        "another chunk": other.read_bytes(),
+    }
     file.unlink() if damage == "gone" else file.write_bytes(changed[damage])
     with pytest.raises(FedcacheError) as caught:
         Store.open(path).reader(KEYS[0]).all()
@@ -99,7 +115,10 @@ def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(place: 
 def test_another_how_is_refused_until_fresh(place: Path) -> None:
     store = create(place / "s.zarr")
     fill(store, KEYS[0], chunks=2)
-    with pytest.raises(FedcacheError, match="batch was 4, now 8") as caught, writer(store, KEYS[0], how={"batch": 8}):
+    with (
+        pytest.raises(FedcacheError, match="batch was 4, now 8") as caught,
+        writer(store, KEYS[0], how={"batch": 8}),
+    ):
         pass
     assert caught.value.code is Exit.STORE
     assert "--fresh" in caught.value.hint
@@ -155,8 +174,16 @@ def test_killed_writers_leave_a_store_that_resumes_to_the_same_bytes(place: Path
 def test_shards_hold_the_parents_bytes(place: Path) -> None:
     store = whole(place / "s.zarr")
     (entry,) = store.texts["a"]
-    store.put_text("a", entry["templates"], np.eye(3, 3, 1, dtype=np.float32), {"backbone": "a", "weights": "others"})
-    clients = [("ink", np.array([0, 2, 4]), np.array([1, 3])), ("ch/alk", np.array([7, 9]), np.array([1, 3]))]
+    store.put_text(
+        "a",
+        entry["templates"],
+        np.eye(3, 3, 1, dtype=np.float32),
+        {"backbone": "a", "weights": "others"},
+    )
+    clients = [
+        ("ink", np.array([0, 2, 4]), np.array([1, 3])),
+        ("ch/alk", np.array([7, 9]), np.array([1, 3])),
+    ]
     for _ in range(2):  # the second time finds them there
         paths = write_shards(store, clients, place / "sites")
     assert [p.name for p in paths] == ["0-ink.zarr", "1-ch_alk.zarr"]
@@ -167,7 +194,9 @@ def test_shards_hold_the_parents_bytes(place: Path) -> None:
         assert set(rows) == {*train, *test}
         assert np.array_equal(rows[shard.samples.split == 0], np.sort(train))
         for key in KEYS:
-            assert np.array_equal(shard.reader(key).all(), store.reader(key).rows(rows), equal_nan=True)
+            assert np.array_equal(
+                shard.reader(key).all(), store.reader(key).rows(rows), equal_nan=True
+            )
         assert shard.texts == store.texts, "each with the numbers of its own weights"
         assert np.array_equal(shard.text("a"), store.text("a"))
         assert verify(path).ok

@@ -27,7 +27,9 @@ def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place
     assert verify(path).problems == []
     draw = random.Random(7)
     files = files_of(path)
-    assert {"history.jsonl", f"journal-{KEYS[1]}.jsonl", "quarantine.jsonl", "manifest.json"} <= {f.name for f in files}
+    assert {"history.jsonl", f"journal-{KEYS[1]}.jsonl", "quarantine.jsonl", "manifest.json"} <= {
+        f.name for f in files
+    }
     flips = [(f, n) for f in files for n in range(8)]
     assert len(flips) > 250
     for file, n in flips:
@@ -46,7 +48,9 @@ def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place: Path, ki
         if kind == "gone":
             file.unlink()
         else:
-            file.write_bytes({"shorter": raw[:-1], "longer": raw + b"\0", "zero": bytes(len(raw))}[kind])
+            file.write_bytes(
+                {"shorter": raw[:-1], "longer": raw + b"\0", "zero": bytes(len(raw))}[kind]
+            )
         if kind == "gone" and file.name == "manifest.json":
             with pytest.raises(FedcacheError) as caught:
                 verify(path)
@@ -87,31 +91,44 @@ def test_a_repaired_array_computes_only_its_damaged_chunks_again(place: Path) ->
     assert list(Store.open(store.path).arrays) == [KEYS[1]]
     with writer(Store.open(store.path), KEYS[0]) as w:
         assert w.missing() == [2]
-        assert w.bad == {row: why for row, why in BAD[KEYS[0]].items() if row // 4 != 2} | {13: "too large"}
+        assert w.bad == {row: why for row, why in BAD[KEYS[0]].items() if row // 4 != 2} | {
+            13: "too large"
+        }
         write(w, 2, KEYS[0])
         w.complete()
     assert content(store.path) == expected
 
 
-def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(place: Path) -> None:
+def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(
+    place: Path,
+) -> None:
     expected = content(whole(place / "whole.zarr").path)
     path = whole(place / "s.zarr").path
     Store.open(path).append_history({"event": "one"})
     Store.open(path).append_history({"event": "two"})
     history = path / "history.jsonl"
     history.write_bytes(history.read_bytes().replace(b"one", b"0ne"))
-    broken = [f"features/{KEYS[1]}/zarr.json", "zarr.json", "samples/label/zarr.json", "partitions/p.json"]
+    broken = [
+        f"features/{KEYS[1]}/zarr.json",
+        "zarr.json",
+        "samples/label/zarr.json",
+        "partitions/p.json",
+    ]
     broken += [next(f for f in expected if f.startswith("text/") and f.endswith("c/0/0"))]
     for name in broken:
         (path / name).write_bytes(b"?")
     assert {p["file"] for p in verify(path).problems} == {*broken, "history.jsonl"}
     assert len(repair(path)) == len(broken) + 1
     assert verify(path).problems == []
-    assert [line for line in history.read_bytes().splitlines() if b"one" in line or b"0ne" in line] == []
+    assert [
+        line for line in history.read_bytes().splitlines() if b"one" in line or b"0ne" in line
+    ] == []
     assert content(whole(path).path) == expected
 
 
-def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(place: Path) -> None:
+def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
+    place: Path,
+) -> None:
     store = whole(place / "s.zarr")
     (damaged,) = store.texts["a"]
     kept = np.eye(3, 3, 1, dtype=np.float32)

@@ -32,7 +32,9 @@ ENDINGS = ("npz", "h5", "parquet", "safetensors")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path: Path, ending: str) -> None:
+def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(
+    tmp_path: Path, ending: str
+) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(12, 4)).astype("f4")
     x[2] = np.nan
@@ -78,8 +80,14 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path: Pat
 
 
 def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
-    given = {"labels": [1, 0, -1], "classes": ["zebra", "ant"], "domains": ["photo", "art", "photo"]}
-    store = Store.from_arrays({"net": np.eye(3)}, **given, splits=[0, 1, 2], path=tmp_path / "s.zarr")
+    given = {
+        "labels": [1, 0, -1],
+        "classes": ["zebra", "ant"],
+        "domains": ["photo", "art", "photo"],
+    }
+    store = Store.from_arrays(
+        {"net": np.eye(3)}, **given, splits=[0, 1, 2], path=tmp_path / "s.zarr"
+    )
     export(store, tmp_path / "e.parquet", list(store.arrays))
     table = pq.read_table(tmp_path / "e.parquet").to_pydict()
     assert table["labels"] == ["ant", "zebra", None]
@@ -87,7 +95,9 @@ def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
     assert table["split"] == ["train", "test", "validation"]
 
 
-def test_a_parquet_file_has_no_place_for_very_many_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_has_no_place_for_very_many_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedding_writers, "MOST_TEXT", 40)
     store = Store.from_arrays({"net": np.eye(4)}, text={"net": np.eye(4)}, path=tmp_path / "s.zarr")
     refused(lambda: export(store, tmp_path / "e.parquet", list(store.arrays)), "safetensors")
@@ -98,7 +108,9 @@ def test_a_parquet_file_has_no_place_for_very_many_classes(tmp_path: Path, monke
 def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     np.savez(tmp_path / "v.npz", **{"features/net": x})
-    store = Store.from_content(arrange(read_embeddings(tmp_path / "v.npz"), "v"), tmp_path / "v.zarr")
+    store = Store.from_content(
+        arrange(read_embeddings(tmp_path / "v.npz"), "v"), tmp_path / "v.zarr"
+    )
     (key,) = store.arrays
     export(store, tmp_path / f"w.{ending}", [key])
     assert np.array_equal(read_embeddings(tmp_path / f"w.{ending}").features[key], x)
@@ -106,7 +118,11 @@ def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
 
 def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    given = {"features/b": rng.normal(size=(6, 3)), "features/a": rng.normal(size=(6, 2)), "labels": np.arange(6) % 2}
+    given = {
+        "features/b": rng.normal(size=(6, 3)),
+        "features/a": rng.normal(size=(6, 2)),
+        "labels": np.arange(6) % 2,
+    }
     given |= {"text/b": rng.normal(size=(2, 3)), "text/a": rng.normal(size=(2, 2))}
 
     def arranged(columns: dict[str, Any]) -> Content:
@@ -119,11 +135,16 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
     assert list(one.arrays) == list(reversed(other.arrays))
     assert np.array_equal(one.samples.uid, other.samples.uid)
     assert one.dataset["digest"] == other.dataset["digest"]
-    assert arranged({**given, "text/a": given["text/a"][::-1]}).dataset["digest"] != one.dataset["digest"]
+    assert (
+        arranged({**given, "text/a": given["text/a"][::-1]}).dataset["digest"]
+        != one.dataset["digest"]
+    )
 
 
 @pytest.mark.parametrize("value", [np.inf, 1e39], ids=["not finite", "not float32"])
-def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path: Path, value: float) -> None:
+def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(
+    tmp_path: Path, value: float
+) -> None:
     x = np.ones((5, 2))
     x[3, 1] = value
     np.savez(tmp_path / "x.npz", X=x, name=np.array(["e", "d", "c", "b", "a"]))
@@ -145,7 +166,9 @@ def pickle_as_npy(path: Path) -> None:
 
 def npy_header_that_lies(path: Path) -> None:
     raw = io.BytesIO()
-    np.lib.format.write_array_header_1_0(raw, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    np.lib.format.write_array_header_1_0(
+        raw, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
+    )
     path.write_bytes(raw.getvalue() + b"\0" * 8)
 
 
@@ -162,7 +185,9 @@ def external_link(path: Path) -> None:
 def external_storage(path: Path) -> None:
     (path.parent / "secret").write_bytes(b"\0" * 64)
     with h5py.File(path, "w") as file:
-        file.create_dataset("features", (4, 4), "f4", external=[(str(path.parent / "secret"), 0, 64)])
+        file.create_dataset(
+            "features", (4, 4), "f4", external=[(str(path.parent / "secret"), 0, 64)]
+        )
 
 
 def virtual_dataset(path: Path) -> None:
@@ -183,7 +208,9 @@ def st_header(path: Path, header: Any, data: bytes = b"") -> None:
 
 
 def offsets_beyond_the_file(path: Path) -> None:
-    st_header(path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8)
+    st_header(
+        path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8
+    )
 
 
 def extension_type(path: Path) -> None:
@@ -201,7 +228,10 @@ def pickled_extension_type(path: Path) -> None:
             b"ARROW:extension:metadata": pickle.dumps(Bomb()),
         },
     )
-    pq.write_table(pa.table([pa.array([[1.0], [2.0]], pa.list_(pa.float32()))], schema=pa.schema([field])), path)
+    pq.write_table(
+        pa.table([pa.array([[1.0], [2.0]], pa.list_(pa.float32()))], schema=pa.schema([field])),
+        path,
+    )
 
 
 def ragged_rows_that_would_reshape(path: Path) -> None:
@@ -251,7 +281,9 @@ ONES = np.ones((3, 2))
         ({"X": ONES, "y": np.arange(3), "text/other": ONES}, "text/c"),
     ],
 )
-def test_columns_that_do_not_fit_each_other_are_named(tmp_path: Path, columns: dict[str, Any], named: str) -> None:
+def test_columns_that_do_not_fit_each_other_are_named(
+    tmp_path: Path, columns: dict[str, Any], named: str
+) -> None:
     np.savez(tmp_path / "c.npz", **columns)
     refused(lambda: read_embeddings(tmp_path / "c.npz"), named)
 
@@ -271,7 +303,12 @@ def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path: Path) -> Non
     file = tmp_path / "rows.npz"
 
     def read(**columns: Any) -> Any:
-        np.savez(file, features=np.eye(3), labels=[0, 1, 0], **{k: np.array(v) for k, v in columns.items()})
+        np.savez(
+            file,
+            features=np.eye(3),
+            labels=[0, 1, 0],
+            **{k: np.array(v) for k, v in columns.items()},
+        )
         return read_embeddings(file)
 
     for column in (["ink", "ink", "chalk"], [0, 0, 1]):

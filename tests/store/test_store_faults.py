@@ -14,7 +14,19 @@ import numpy as np
 import pytest
 from draws import FULL
 from refusal import refused
-from toy_store import ALL_BAD, BAD, KEYS, check_what_is_read, content, create, fill, values, whole, write, writer
+from toy_store import (
+    ALL_BAD,
+    BAD,
+    KEYS,
+    check_what_is_read,
+    content,
+    create,
+    fill,
+    values,
+    whole,
+    write,
+    writer,
+)
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks, files, journal
@@ -106,7 +118,9 @@ def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_
     assert codes == {Exit.ENVIRONMENT}
 
 
-def test_a_full_disk_says_what_it_needs_and_what_is_free(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_says_what_it_needs_and_what_is_free(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = create(place / "s.zarr")
     with writer(store, KEYS[0]) as w:
         write(w, 0, KEYS[0])
@@ -174,13 +188,19 @@ def test_between_the_steps_of_a_commit_readers_are_right_and_another_array_may_c
     fill(store, KEYS[1])  # another backbone ends while the first is dead
     check_what_is_read(store.path)
     assert verify(store.path).problems == []
-    assert set(np.flatnonzero(early.samples.ok == 0).tolist()) >= set(BAD[KEYS[1]]), "readers follow the manifest"
+    assert set(np.flatnonzero(early.samples.ok == 0).tolist()) >= set(BAD[KEYS[1]]), (
+        "readers follow the manifest"
+    )
     whole(store.path)
     assert content(store.path) == expected
-    assert not crash_in_commit(store, KEYS[0], monkeypatch, step), "a complete array has nothing to commit"
+    assert not crash_in_commit(store, KEYS[0], monkeypatch, step), (
+        "a complete array has nothing to commit"
+    )
 
 
-def test_an_array_that_died_in_its_commit_may_be_discarded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_that_died_in_its_commit_may_be_discarded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = content(whole(place / "whole.zarr").path)
     store = create(place / "s.zarr")
     assert crash_in_commit(store, KEYS[0], monkeypatch, STEPS["manifest"])
@@ -229,7 +249,9 @@ def test_a_partition_whose_name_is_no_file_name_is_refused(place: Path) -> None:
     assert store.partitions == []
 
 
-def test_every_new_directory_is_durable_before_what_lies_below_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_new_directory_is_durable_before_what_lies_below_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(chunks, "fsync_directory", synced.append)
     chunks.make_directories(place / "a" / "b" / "c")
@@ -264,16 +286,22 @@ def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place
     assert (sorted(begun.chunks), begun.torn) == ([0], False)
     fill(store, KEYS[0])
     assert verify(store.path).problems == []
-    assert np.array_equal(Store.open(store.path).reader(KEYS[0]).all(), values(KEYS[0]), equal_nan=True)
+    assert np.array_equal(
+        Store.open(store.path).reader(KEYS[0]).all(), values(KEYS[0]), equal_nan=True
+    )
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, monkeypatch):
     """Otherwise a power cut could leave the new name with the old, or no, bytes."""
     seen, sync, rename = [], os.fsync, Path.replace
     monkeypatch.setattr(
-        files.os, "fsync", lambda fd: (seen.append(Path(f"/proc/self/fd/{fd}").resolve().name), sync(fd))
+        files.os,
+        "fsync",
+        lambda fd: (seen.append(Path(f"/proc/self/fd/{fd}").resolve().name), sync(fd)),
     )
-    monkeypatch.setattr(Path, "replace", lambda self, to: (seen.append("renamed"), rename(self, to))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (seen.append("renamed"), rename(self, to))[1]
+    )
     files.write_atomic(place / "file", b"new")
     assert (place / "file").read_bytes() == b"new"
     partial, renamed, folder = seen
@@ -281,7 +309,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, 
     assert (renamed, folder) == ("renamed", place.resolve().name)
 
 
-def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(place: Path) -> None:
+def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(
+    place: Path,
+) -> None:
     store = whole(place / "s.zarr")
     mine = (".manifest.json.1-a.partial", "partitions/.p.json.1-a.partial", "text/a/.b.1-a.partial")
     others = (".journal-a.jsonl.1-a.partial", ".history.jsonl.1-a.partial", "text/a/b.partial")

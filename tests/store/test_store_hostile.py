@@ -44,7 +44,9 @@ def store() -> Iterator[Store]:
 def fill_flight(made: Store) -> None:
     with writer(made, "c-0", recipe={"backbone": "c"}) as w:
         w.write(0, np.ones((4, 1, 3), np.float32))
-        w.write(2, np.full((4, 1, 3), np.nan, np.float32), dict.fromkeys((8, 9, 10, 11), "truncated"))
+        w.write(
+            2, np.full((4, 1, 3), np.nan, np.float32), dict.fromkeys((8, 9, 10, 11), "truncated")
+        )
 
 
 def use(path: Path) -> None:
@@ -73,7 +75,13 @@ def refusal(path: Path) -> Exit | None:
 
 def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place of a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else []
+    )
     return [at, *(p for k, v in items for p in paths_of(v, (*at, k)))]
 
 
@@ -88,7 +96,9 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 @pytest.mark.slow
 @given(data=st.data(), new=JSON | st.just(1 << 39) | st.just("../../etc"))
 @examples(150, 600)
-def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store, data: Any, new: Any) -> None:
+def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(
+    store: Store, data: Any, new: Any
+) -> None:
     file = store.path / "manifest.json"
     raw = file.read_bytes()
     manifest = parse_signed(raw)
@@ -111,7 +121,9 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
         (("texts", "a", 0, "shape"), [3, 4, 1]),
     ],
 )
-def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(at: tuple[Any, ...], value: Any) -> None:
+def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(
+    at: tuple[Any, ...], value: Any
+) -> None:
     with in_memory() as place:
         file = whole(place / "s.zarr").path / "manifest.json"
         file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
@@ -130,7 +142,11 @@ def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes) -> None:
 
 
 @pytest.mark.slow
-@given(raw=st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | JSON.map(lambda v: json.dumps(v).encode()))
+@given(
+    raw=st.binary(max_size=300)
+    | st.text(max_size=100).map(str.encode)
+    | JSON.map(lambda v: json.dumps(v).encode())
+)
 @examples(150, 300)
 def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
     file = store.path / "manifest.json"
@@ -147,7 +163,9 @@ def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
 @pytest.mark.slow
 @given(data=st.data(), new=JSON, line=st.integers(0, 2))
 @examples(80, 400)
-def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, data: Any, new: Any, line: int) -> None:
+def test_a_journal_with_any_field_replaced_and_digests_that_fit(
+    store: Store, data: Any, new: Any, line: int
+) -> None:
     file = store.path / "journal-c-0.jsonl"
     raw = file.read_bytes()
     lines = raw.splitlines(keepends=True)
@@ -164,9 +182,14 @@ def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, da
 
 
 @pytest.mark.slow
-@given(raw=st.binary(max_size=200), which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]))
+@given(
+    raw=st.binary(max_size=200),
+    which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]),
+)
 @examples(75, 300)
-def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes, which: str) -> None:
+def test_journals_partitions_and_histories_of_any_bytes(
+    store: Store, raw: bytes, which: str
+) -> None:
     store.append_history({"event": "x"})
     file = store.path / which
     kept = file.read_bytes()
@@ -184,7 +207,9 @@ def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes
 
 def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
-    (store.path / "manifest.json").write_bytes(signed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    (store.path / "manifest.json").write_bytes(
+        signed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    )
     refused(lambda: Store.open(store.path), code=Exit.CORRUPT)
 
 
@@ -192,10 +217,14 @@ def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_p
     store = create(tmp_path / "s.zarr")
     fill(store, KEYS[0])
     file = store.path / "manifest.json"
-    large = replaced(parse_signed(file.read_bytes()), ("arrays", KEYS[0], "shape"), [14, 1 << 30, 1 << 30])
+    large = replaced(
+        parse_signed(file.read_bytes()), ("arrays", KEYS[0], "shape"), [14, 1 << 30, 1 << 30]
+    )
     file.write_bytes(to_signed(large))
     # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
-    refused(Store.open(store.path).reader(KEYS[0]).all, "9,223,372,036,854,775,812", code=Exit.CORRUPT)
+    refused(
+        Store.open(store.path).reader(KEYS[0]).all, "9,223,372,036,854,775,812", code=Exit.CORRUPT
+    )
 
 
 def test_a_newer_format_is_named(tmp_path: Path) -> None:
@@ -218,7 +247,13 @@ def test_signed_json_comes_back_and_every_other_spelling_is_refused(body: dict[s
 
 def test_another_spelling_is_refused_although_its_digest_fits() -> None:
     assert to_signed({"a": 1}) == signed(b'{"a":1}')
-    for text in (b'{"a": 1}', b'{"b":1,"a":2}', b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u0061"}'):
+    for text in (
+        b'{"a": 1}',
+        b'{"b":1,"a":2}',
+        b'{"a":1,"a":2}',
+        b'{"a":1.0e0}',
+        b'{"a":"\\u0061"}',
+    ):
         with pytest.raises(ValueError, match="JSON"):
             parse_signed(signed(text))
 

@@ -16,7 +16,21 @@ import pytest
 import xarray
 import zarr
 from refusal import refused
-from toy_store import ALL_BAD, BAD, CHUNK, KEYS, ROWS, content, create, fill, samples, values, whole, write, writer
+from toy_store import (
+    ALL_BAD,
+    BAD,
+    CHUNK,
+    KEYS,
+    ROWS,
+    content,
+    create,
+    fill,
+    samples,
+    values,
+    whole,
+    write,
+    writer,
+)
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import writer as writing
@@ -37,13 +51,19 @@ def printable(raw: bytes) -> str:
     return "text:" + text if text.isprintable() or text.endswith("\n") else "hex:" + raw.hex()
 
 
-def write_all(store: Store, key: str, x: np.ndarray, bad: dict[int, str] | None = None, **changed: Any) -> ArrayWriter:
+def write_all(
+    store: Store, key: str, x: np.ndarray, bad: dict[int, str] | None = None, **changed: Any
+) -> ArrayWriter:
     """A finished array of these values."""
     with writer(store, key, shape=x.shape, dtype=str(x.dtype), **changed) as w:
         size = changed.get("chunk_rows", CHUNK)
         for chunk in w.missing():
             rows = range(chunk * size, (chunk + 1) * size)
-            w.write(chunk, x[rows.start : rows.stop], {row: why for row, why in (bad or {}).items() if row in rows})
+            w.write(
+                chunk,
+                x[rows.start : rows.stop],
+                {row: why for row, why in (bad or {}).items() if row in rows},
+            )
         w.complete()
     return w
 
@@ -54,7 +74,9 @@ def store_of(path: Path, held: Samples) -> Store:
 
 def test_a_store_has_the_bytes_of_the_golden_file(place: Path) -> None:
     kept = json.loads((GOLDEN / "store-format-1-named-axes.json").read_text())
-    assert {name: printable(raw) for name, raw in content(whole(place / "s.zarr").path).items()} == kept
+    assert {
+        name: printable(raw) for name, raw in content(whole(place / "s.zarr").path).items()
+    } == kept
 
 
 @pytest.mark.parametrize("golden", ["store-format-1.json", "store-format-1-named-axes.json"])
@@ -77,14 +99,18 @@ def test_a_store_of_format_1_still_reads(place: Path, golden: str) -> None:
 
 def test_the_bytes_of_a_chunk_by_hand(tmp_path: Path) -> None:
     # 1.0 = 0x3c00, -2.0 = 0xc000, 65504 = 0x7bff, little-endian; one row of two is missing: NaN = 0x7e00 twice
-    crc = write_chunk_file(tmp_path / "c/0/0", np.array([[1.0, -2.0], [65504, 0]], np.float16), 3, "float16")
+    crc = write_chunk_file(
+        tmp_path / "c/0/0", np.array([[1.0, -2.0], [65504, 0]], np.float16), 3, "float16"
+    )
     payload = bytes.fromhex("003c00c0" + "ff7b0000" + "007e007e")
     assert crc == google_crc32c.value(payload)
     assert (tmp_path / "c/0/0").read_bytes() == payload + crc.to_bytes(4, "little")
 
 
 def test_crc32c_is_castagnoli() -> None:
-    assert google_crc32c.value(b"123456789") == 0xE3069283  # the check value of RFC 3720, appendix B.4's polynomial
+    assert (
+        google_crc32c.value(b"123456789") == 0xE3069283
+    )  # the check value of RFC 3720, appendix B.4's polynomial
     assert google_crc32c.value(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4: 32 bytes of zeros
 
 
@@ -93,7 +119,12 @@ def test_the_bytes_of_names_by_hand() -> None:
     assert encode_strings(["ü", ""]) == raw
     assert decode_strings(raw) == ("ü", "")
     assert decode_strings(bytes(4)) == ()
-    for torn in ("", "01000000" + "02000000c3", "01000000" + "02000000c3bc" + "00", "01000000" + "01000000c3"):
+    for torn in (
+        "",
+        "01000000" + "02000000c3",
+        "01000000" + "02000000c3bc" + "00",
+        "01000000" + "01000000c3",
+    ):
         with pytest.raises(ValueError, match=r"."):
             decode_strings(bytes.fromhex(torn))
 
@@ -103,10 +134,17 @@ def test_the_manifest_ends_with_the_digest_of_the_rest(place: Path) -> None:
     body, claimed = raw[:-77] + b"}", raw[-66:-2]
     assert raw.endswith(b'"sha256":"' + claimed + b'"}')
     assert hashlib.sha256(body).hexdigest().encode() == claimed
-    assert body == json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert (
+        body
+        == json.dumps(
+            json.loads(body), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
+    )
 
 
-@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")  # of the manifest, which is no Zarr file
+@pytest.mark.filterwarnings(
+    "ignore::zarr.errors.ZarrUserWarning"
+)  # of the manifest, which is no Zarr file
 def test_xarray_opens_a_store_with_arrays_of_several_widths(tmp_path: Path) -> None:
     features = {"narrow": np.ones((7, 2), np.float32), "wide": np.zeros((7, 3), np.float32)}
     texts = {"wide": np.eye(2, 3, dtype=np.float32)}
@@ -141,7 +179,9 @@ def test_zarr_reads_what_fedcache_writes_and_sees_no_unfinished_array(place: Pat
     assert group["samples/label"].attrs["classes"] == ["x", "y", "z"]
 
 
-@pytest.mark.parametrize(("dtype", "fill_value"), [("float32", None), ("uint8", 0), ("int32", -1), ("int16", -1)])
+@pytest.mark.parametrize(
+    ("dtype", "fill_value"), [("float32", None), ("uint8", 0), ("int32", -1), ("int16", -1)]
+)
 def test_zarr_reads_every_dtype_and_the_rows_beyond_the_end_are_the_fill_value(
     place: Path, dtype: str, fill_value: int | None
 ) -> None:
@@ -168,7 +208,9 @@ def test_zarr_raises_on_a_flipped_bit_wherever_it_is(place: Path) -> None:
 
 def test_a_store_without_rows_is_a_store(place: Path) -> None:
     none = np.zeros(0)
-    store = store_of(place / "e.zarr", Samples(np.zeros((0, 16)), (), none, none, none, none, ("x",), ("d",)))
+    store = store_of(
+        place / "e.zarr", Samples(np.zeros((0, 16)), (), none, none, none, none, ("x",), ("d",))
+    )
     assert (store.rows, store.samples.name, store.samples.uid.shape) == (0, (), (0, 16))
     write_all(store, KEYS[0], np.zeros((0, 1, 3), np.float16))
     assert store.reader(KEYS[0]).all().shape == (0, 1, 3)
@@ -188,7 +230,9 @@ def test_what_is_there_already_is_left_alone(place: Path) -> None:
     assert sorted(p.name for p in place.iterdir()) == ["empty", "file", "folder"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted as Linux lists them")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="descriptors are counted as Linux lists them"
+)
 def test_many_chunks_need_few_descriptors(place: Path) -> None:
     store = store_of(place / "s.zarr", samples(rows=200))
     assert MAPS < 200  # more chunks of one row than are mapped at a time
@@ -197,7 +241,9 @@ def test_many_chunks_need_few_descriptors(place: Path) -> None:
     reader = store.reader("m-0")
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert np.array_equal(reader.all(), x)
-    assert [(start, block.item()) for start, block in reader.blocks()] == [(row, row) for row in range(200)]
+    assert [(start, block.item()) for start, block in reader.blocks()] == [
+        (row, row) for row in range(200)
+    ]
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + MAPS
 
 
@@ -205,12 +251,23 @@ def test_rows_that_do_not_fit_are_bugs_of_the_caller(place: Path) -> None:
     ones = np.ones((4, 1, 3))
     store = create(place / "s.zarr")
     with writer(store, KEYS[0]) as w:
-        for chunk, rows in ((4, ones), (-1, ones), (3, ones), (0, ones[..., :2]), (0, ones.astype(np.int64))):
+        for chunk, rows in (
+            (4, ones),
+            (-1, ones),
+            (3, ones),
+            (0, ones[..., :2]),
+            (0, ones.astype(np.int64)),
+        ):
             refused(lambda chunk=chunk, rows=rows: w.write(chunk, rows), code=Exit.BUG)
         refused(lambda: w.write(0, ones, {2: "truncated"}), "rows 2", code=Exit.BUG)
         refused(w.complete, "[0, 1, 2, 3]", code=Exit.BUG)
         assert w.kept == []
-    for changed in ({"shape": (13, 1, 3)}, {"shape": (14,)}, {"dtype": "float64"}, {"chunk_rows": 0}):
+    for changed in (
+        {"shape": (13, 1, 3)},
+        {"shape": (14,)},
+        {"dtype": "float64"},
+        {"chunk_rows": 0},
+    ):
         refused(lambda changed=changed: writer(store, KEYS[0], **changed), code=Exit.BUG)
 
 
@@ -280,7 +337,12 @@ def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
         "wanted = {'torch', 'zarr', 'h5py', 'pyarrow', 'safetensors'};"
         "print(sorted(wanted & set(sys.modules) | {m for m in sys.modules if m.startswith('fedcache.extract.')}))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(place: Path) -> None:
@@ -288,7 +350,11 @@ def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(plac
     fill(store, KEYS[1])
     store = Store.open(store.path)
     refused(lambda: store.partition("p"), "s.zarr", "'p'", code=Exit.STORE)
-    refused(lambda: store.text("a"), f"fedcache extract --store {store.path} --backbones a", code=Exit.STORE)
+    refused(
+        lambda: store.text("a"),
+        f"fedcache extract --store {store.path} --backbones a",
+        code=Exit.STORE,
+    )
     refused(lambda: store.use_text("a", ["{}"]), "s.zarr", code=Exit.STORE)
     assert store.templates("a") is None
     refused(lambda: store.reader("c-1"), "c-1", KEYS[1], code=Exit.STORE)
@@ -303,7 +369,8 @@ def test_the_text_features_written_or_chosen_last_are_the_current_ones(place: Pa
     assert np.array_equal(store.text("a b"), two)
     assert np.array_equal(store.text("a b", ["one {}"]), one)
     held = [
-        store.has_text("a b", [f"{name} {{}}"], weights=w) for name, w in (("one", "w"), ("one", "v"), ("six", "w"))
+        store.has_text("a b", [f"{name} {{}}"], weights=w)
+        for name, w in (("one", "w"), ("one", "v"), ("six", "w"))
     ]
     assert held == [True, False, False]
     assert store.use_text("a b", ["one {}"], weights="w")
@@ -320,7 +387,9 @@ def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(pla
     train = [2, 4, 5, 7, 8, 10, 11]
     test = [0, 3, 6, 12]
     x, y = store.Xy()
-    assert np.array_equal(x, np.concatenate([values(key)[train, 0] for key in KEYS], axis=1).astype(np.float32))
+    assert np.array_equal(
+        x, np.concatenate([values(key)[train, 0] for key in KEYS], axis=1).astype(np.float32)
+    )
     assert (x.dtype, y.dtype, y.tolist()) == (np.float32, np.int64, [2, 1, 1, 1, 2, 1, 2])
     for split, rows in (("test", test), ("validation", []), (None, sorted([*train, *test]))):
         x, y = store.Xy("b", split)
@@ -328,8 +397,15 @@ def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(pla
         assert len(y) == len(rows)
     refused(lambda: store.Xy(split="tets"), "Did you mean 'test'")
     frame = store.frame()
-    row = {"uid": samples().uid[5].tobytes().hex(), "name": "train/ß/005.png", "label": 1, "class": "y",
-           "domain": "chalk", "split": "train", "ok": True}  # fmt: skip
+    row = {
+        "uid": samples().uid[5].tobytes().hex(),
+        "name": "train/ß/005.png",
+        "label": 1,
+        "class": "y",
+        "domain": "chalk",
+        "split": "train",
+        "ok": True,
+    }
     assert frame.iloc[5].to_dict() == row
     assert frame["ok"].tolist() == [i not in ALL_BAD for i in range(ROWS)]
 

@@ -20,7 +20,9 @@ from fedcache.store.machine import memory_limit
 from fedcache.store.store import Store
 
 
-def old_prepare(features: list[np.ndarray[Any, Any]], post: str, train: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def old_prepare(
+    features: list[np.ndarray[Any, Any]], post: str, train: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
     """The definition, over whole arrays: what ``prepare`` must give to the bit whatever it holds at a time."""
     out = [f.astype(np.float32) for f in features]
     if post == "l2":
@@ -84,7 +86,9 @@ def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(
     assert arrays.numpy().tobytes() == expected.tobytes()
 
 
-def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_before_anything_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import errno
 
     def full(*_: object) -> None:
@@ -100,7 +104,13 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path: Path, monke
 def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     assert 0 < memory_limit() < psutil.virtual_memory().available
-    for asked, known in (("8G", 8 << 30), ("1.5 m", 3 << 19), ("500MB", 500 << 20), ("12", 12), ("2GiB", 2 << 30)):
+    for asked, known in (
+        ("8G", 8 << 30),
+        ("1.5 m", 3 << 19),
+        ("500MB", 500 << 20),
+        ("12", 12),
+        ("2GiB", 2 << 30),
+    ):
         monkeypatch.setenv("FEDCACHE_MEMORY", asked)
         assert memory_limit() == known
     monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
@@ -111,13 +121,25 @@ def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     ("meminfo", "group", "left"),
     [
         ("MemAvailable: 3000 kB\n", ("max", 0), 3000 << 10),  # a group without a limit
-        ("MemAvailable: 3000 kB\n", (2_000_000, 500_000), 1_500_000),  # the group leaves less than the system
+        (
+            "MemAvailable: 3000 kB\n",
+            (2_000_000, 500_000),
+            1_500_000,
+        ),  # the group leaves less than the system
         ("MemAvailable: 3000 kB\n", (2_000_000, 2_500_000), 0),
-        ("MemTotal: 9000 kB\n", None, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),  # an old Linux
+        (
+            "MemTotal: 9000 kB\n",
+            None,
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        ),  # an old Linux
     ],
 )
 def test_the_budget_is_half_of_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meminfo: str, group: tuple[int | str, int] | None, left: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    meminfo: str,
+    group: tuple[int | str, int] | None,
+    left: int,
 ) -> None:
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     monkeypatch.setattr(limit, "Path", lambda path: tmp_path / str(path).lstrip("/"))

@@ -44,9 +44,16 @@ def fails(error: BaseException) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("error", "lives"),
-    [(None, True), (ProcessLookupError(), False), (PermissionError(), True), (OverflowError(), True)],
+    [
+        (None, True),
+        (ProcessLookupError(), False),
+        (PermissionError(), True),
+        (OverflowError(), True),
+    ],
 )
-def test_a_process_lives_unless_the_system_knows_none(error: Any, lives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_lives_unless_the_system_knows_none(
+    error: Any, lives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lock.os, "kill", fails(error) if error else lambda pid, signal: None)
     assert lock.is_alive(7) is lives
 
@@ -94,8 +101,12 @@ def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(
 def test_a_store_without_features_says_so() -> None:
     images = SimpleNamespace(dtype="uint8")
     for held in ({}, {"pixels-0": images}):
-        refused(StoreError, "s.zarr", lambda held=held: manifest.select_arrays(held, None, "s.zarr"))
-    assert manifest.select_arrays({"p": images, "a": SimpleNamespace(dtype="float16")}, None, "s") == ["a"]  # type: ignore[dict-item]
+        refused(
+            StoreError, "s.zarr", lambda held=held: manifest.select_arrays(held, None, "s.zarr")
+        )
+    assert manifest.select_arrays(
+        {"p": images, "a": SimpleNamespace(dtype="float16")}, None, "s"
+    ) == ["a"]  # type: ignore[dict-item]
 
 
 def test_what_is_mapped_is_counted_or_taken_to_be_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +151,12 @@ def test_text_features_that_are_zero_or_not_finite_are_named(place: Path) -> Non
     for row, value in ((1, 0.0), (2, np.nan), (0, np.inf)):
         text = np.ones((3, 4), np.float32)
         text[row] = value
-        np.savez(place / "x.npz", features=np.ones((6, 4), np.float32), labels=np.arange(6) % 3, text=text)
+        np.savez(
+            place / "x.npz",
+            features=np.ones((6, 4), np.float32),
+            labels=np.arange(6) % 3,
+            text=text,
+        )
         refused(CorruptionError, f"row {row} of text", lambda: read_embeddings(place / "x.npz"))
 
 
@@ -172,10 +188,14 @@ def test_an_export_has_a_known_ending_and_a_folder(place: Path) -> None:
 def test_features_have_names_that_a_folder_can_have(tmp_path: Path) -> None:
     for key in ("..", "-x", "x" * 120):
         given = {key: np.eye(3)}
-        refused(UsageError, key, lambda given=given: Store.from_arrays(given, path=tmp_path / "s.zarr"))
+        refused(
+            UsageError, key, lambda given=given: Store.from_arrays(given, path=tmp_path / "s.zarr")
+        )
 
 
-def test_names_that_are_none_or_too_few_are_corruption(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_none_or_too_few_are_corruption(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = whole(place / "s.zarr").path
     known = manifest.read_manifest(path)
     for answer in (lambda raw: ["a"] * 13, fails(ValueError("torn"))):

@@ -36,4 +36,6 @@ def small_store(place: Path) -> Path:
     rng = np.random.default_rng(0)
     label = rng.integers(0, 3, 120)
     x = (rng.normal(size=(3, 6))[label] + 0.5 * rng.normal(size=(120, 6))).astype("f4")
-    return fc.Store.from_arrays({"mine": x}, labels=label, classes=list(CLASSES), path=place / "s.zarr").path
+    return fc.Store.from_arrays(
+        {"mine": x}, labels=label, classes=list(CLASSES), path=place / "s.zarr"
+    ).path

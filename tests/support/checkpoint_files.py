@@ -16,7 +16,9 @@ def resnet18_metadataset(seed: int = 0) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
 
     def conv(name: str, outs: int, ins: int, side: int) -> None:
-        state[f"{name}.weight"] = torch.randn(outs, ins, side, side, generator=generator) * (2 / (ins * side**2)) ** 0.5
+        state[f"{name}.weight"] = (
+            torch.randn(outs, ins, side, side, generator=generator) * (2 / (ins * side**2)) ** 0.5
+        )
 
     def norm(name: str, width: int) -> None:
         state[f"{name}.weight"] = torch.rand(width, generator=generator) + 0.5
@@ -47,7 +49,10 @@ def resnet18_metadataset(seed: int = 0) -> dict[str, Tensor]:
 def save_metadataset(path: Path, state: dict[str, Tensor]) -> Path:
     """``<domain>-net/model_best.pth.tar``: a pickle with a ``state_dict`` and a numpy accuracy, and no tar."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"epoch": 40, "state_dict": state, "best_acc": np.float64(71.25), "args": {"lr": 0.01}}, path)
+    torch.save(
+        {"epoch": 40, "state_dict": state, "best_acc": np.float64(71.25), "args": {"lr": 0.01}},
+        path,
+    )
     return path
 
 
@@ -58,14 +63,18 @@ def random_like(module: torch.nn.Module, seed: int = 0, scale: float = 0.05) -> 
     for name, value in module.state_dict().items():
         if not value.is_floating_point():
             state[name] = value.clone()
-        elif name.endswith(("running_var", "norm.weight")) or (value.ndim == 1 and name.endswith("weight")):
+        elif name.endswith(("running_var", "norm.weight")) or (
+            value.ndim == 1 and name.endswith("weight")
+        ):
             state[name] = torch.rand(value.shape, generator=generator) + 0.5
         else:
             state[name] = torch.randn(value.shape, generator=generator) * scale
     return state
 
 
-def augreg_npz(path: Path, *, width: int = 192, heads: int = 3, blocks: int = 12, classes: int = 5) -> Path:
+def augreg_npz(
+    path: Path, *, width: int = 192, heads: int = 3, blocks: int = 12, classes: int = 5
+) -> Path:
     """A ViT-Tiny/16 at 224 px in the names and layouts of the AugReg release."""
     rng = np.random.default_rng(0)
 
@@ -103,4 +112,6 @@ def augreg_npz(path: Path, *, width: int = 192, heads: int = 3, blocks: int = 12
 
 def images(count: int, side: int, seed: int = 0) -> Tensor:
     """uint8 [count, side, side, 3]."""
-    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8))
+    return torch.from_numpy(
+        np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    )

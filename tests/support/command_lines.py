@@ -30,7 +30,11 @@ from fedcache.federate.partition.partition import SCHEMES
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: Any = typer.main.get_command(app)
-EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+EXTRAS = set(
+    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+)
 BEGINS = re.compile(r"(?<![\w./$-])(?:fedcache (?=[a-z-])|pip install |python -c )")
 STANDS = {"typed": re.compile(r"(?:\n|  )$"), "start": re.compile("^$"), "code": re.compile("`$")}
 """How a command line stands in a text, by what is before it: to be typed, at the start, as code; else in a sentence."""
@@ -85,7 +89,12 @@ def _unknown_words(values: dict[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         given = value if isinstance(value, list | tuple) else [value]
         for word in ",".join(str(one) for one in given if one is not None).split(","):
-            if name in WORDS and word and word not in WORDS[name] and not PLACEHOLDER.fullmatch(word):
+            if (
+                name in WORDS
+                and word
+                and word not in WORDS[name]
+                and not PLACEHOLDER.fullmatch(word)
+            ):
                 yield f"{word!r} is no {name}"
 
 
@@ -158,8 +167,14 @@ def _command_fault(words: list[str], stands: str) -> str:
 
 
 def _extra_fault(words: list[str]) -> str:
-    asked = [found[1] for word in words if (found := re.match(r"fedcache\[(.+)\]", word)) is not None]
-    lost = [extra for extra in ",".join(asked).split(",") if not PLACEHOLDER.fullmatch(extra) and extra not in EXTRAS]
+    asked = [
+        found[1] for word in words if (found := re.match(r"fedcache\[(.+)\]", word)) is not None
+    ]
+    lost = [
+        extra
+        for extra in ",".join(asked).split(",")
+        if not PLACEHOLDER.fullmatch(extra) and extra not in EXTRAS
+    ]
     return f"no such extra: {', '.join(lost)}" if asked and lost else ""
 
 

@@ -16,7 +16,9 @@ from fedcache.store.verify import verify
 def with_history_and_an_array_in_flight(path: Path) -> Store:
     store = create(path)
     fill(store, KEYS[0])
-    store.put_text("a", ["{}"], np.eye(3, 2, dtype=np.float32), {"backbone": "a", "weights": "none"})
+    store.put_text(
+        "a", ["{}"], np.eye(3, 2, dtype=np.float32), {"backbone": "a", "weights": "none"}
+    )
     store.put_partition("p", {"clients": []})
     store.append_history({"event": "extract", "seconds": 1e-05})
     store.append_history({"event": "extract", "seconds": 2.5})

@@ -12,5 +12,7 @@ from fedcache.tables.file_rows import FileRows
 def read_embeddings(path: Path) -> Embeddings:
     """``open_embeddings`` with the features in memory."""
     found = open_embeddings(path)
-    whole = {name: v.whole() if isinstance(v, FileRows) else v for name, v in found.features.items()}
+    whole = {
+        name: v.whole() if isinstance(v, FileRows) else v for name, v in found.features.items()
+    }
     return replace(found, features=whole)

@@ -50,9 +50,15 @@ class FakeGrid:
 
     def nodes(self) -> dict[int, str]:
         self.hidden = {node: left - 1 for node, left in self.hidden.items() if left > 0}
-        return {node: self.keys.get(node, f"key of {node}") for node in self.sites if node not in self.hidden}
+        return {
+            node: self.keys.get(node, f"key of {node}")
+            for node in self.sites
+            if node not in self.hidden
+        }
 
-    def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+    def ask(
+        self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
+    ) -> dict[int, SiteMessage | str]:
         self.log.append((kind, tuple(messages)))
         number = sum(k == kind for k, _ in self.log)
         found: dict[int, SiteMessage | str] = {}
@@ -71,7 +77,9 @@ class FakeGrid:
                 found[node] = f"its answer is malformed: {error}"
         return found
 
-    def ask_sum(self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float) -> SecureSum:
+    def ask_sum(
+        self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
+    ) -> SecureSum:
         """The sum of vectors that were rounded as SecAgg+ rounds them; nothing is masked here."""
         found = self.ask("fit", messages, timeout)
         sound = {n: a for n, a in found.items() if not isinstance(a, str) and refusal_of(a) is None}
@@ -80,8 +88,16 @@ class FakeGrid:
         for answer in sound.values():
             vector = torch.cat([tree["vector"] for tree in answer.trees])
             total = (vector / step).round() * step + (total if len(total) else 0.0)
-        missing = {n: a if isinstance(a, str) else str(refusal_of(a)) for n, a in found.items() if n not in sound}
-        failed = "" if 3 * len(sound) >= 2 * len(messages) else "too few sites were left in the masked uploads"
+        missing = {
+            n: a if isinstance(a, str) else str(refusal_of(a))
+            for n, a in found.items()
+            if n not in sound
+        }
+        failed = (
+            ""
+            if 3 * len(sound) >= 2 * len(messages)
+            else "too few sites were left in the masked uploads"
+        )
         return SecureSum({n: a.words for n, a in sound.items()}, total, missing, failed)
 
 

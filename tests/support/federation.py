@@ -27,12 +27,29 @@ ROUNDS = 3
 def federation(seed=0, *, sizes=SIZES, classes=C, width=D, per_client=3, tests=6, **kwargs):
     """Nine clients of ``sizes`` rows, ``per_client`` of 6 classes each, 11 features."""
     return make_federation(
-        seed, sizes=sizes, classes=classes, width=width, per_client=per_client, tests=tests, **kwargs
+        seed,
+        sizes=sizes,
+        classes=classes,
+        width=width,
+        per_client=per_client,
+        tests=tests,
+        **kwargs,
     )
 
 
-SMALL = {"batch": 16, "epochs": 2, "dim": 5, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 4,
-         "probe_epochs": 6, "probe_batch": 16, "n_ctx": 2}  # fmt: skip
+SMALL = {
+    "batch": 16,
+    "epochs": 2,
+    "dim": 5,
+    "hidden": 7,
+    "proj": 4,
+    "channels": 1,
+    "esd_epochs": 2,
+    "esd_batch": 4,
+    "probe_epochs": 6,
+    "probe_batch": 16,
+    "n_ctx": 2,
+}
 """Sizes of the laws' models, for the methods that have such a switch."""
 
 
@@ -40,7 +57,9 @@ def small(name):
     """The settings under which the laws run a method."""
     declared = {h.name for h in METHODS[name].hparams}
     sizes = {k: v for k, v in SMALL.items() if k in declared}
-    return {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes  # a step runs a tower
+    return (
+        {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes
+    )  # a step runs a tower
 
 
 LAW_SIZES = {"batch": {16: 4, 8: 3}, "dim": {5: 7}, "queue": {8: 4}, "esd_batch": {4: 2}}
@@ -70,15 +89,22 @@ def go_tiny(name, settings=None, data=None, clients=None, **kwargs):
     """``go`` on the tiny federation: 3 of 4 clients, 2 rounds."""
     if data is None:
         data, clients = tiny()
-    return go(name, scaled({**small(name), **(settings or {})}), data, clients,
-              **{"rounds": 2, "participation": 3, **kwargs})  # fmt: skip
+    return go(
+        name,
+        scaled({**small(name), **(settings or {})}),
+        data,
+        clients,
+        **{"rounds": 2, "participation": 3, **kwargs},
+    )
 
 
 def images_of(data):
     """The same rows as images of 4 x 4: the features, repeated, as bytes."""
     x = data.x[:, :1].double()
     bytes_ = ((x - x.nan_to_num().min()) / 3.0 * 255.0).clamp(0, 255).nan_to_num().to(torch.uint8)
-    return replace(data, x=bytes_.repeat(1, 1, 48 // x.shape[-1] + 1)[..., :48].contiguous(), image=(4, 4))
+    return replace(
+        data, x=bytes_.repeat(1, 1, 48 // x.shape[-1] + 1)[..., :48].contiguous(), image=(4, 4)
+    )
 
 
 def cases():
@@ -89,7 +115,11 @@ def cases():
         small_ = small(name)
         if "opt" in declared:
             rates = {"sgd": 0.05, "adam": 0.01}
-            out += [(name, {**small_, "opt": o, "lr": rates[o]}) for o in rates if o in method.hparam("opt").choices]
+            out += [
+                (name, {**small_, "opt": o, "lr": rates[o]})
+                for o in rates
+                if o in method.hparam("opt").choices
+            ]
         else:
             out.append((name, small_))
     return out
@@ -101,7 +131,10 @@ VARIANTS = [
     ("fedavg", {"head": "linear", "opt": "adam", "init": "zero", "reset_opt": False}),
     ("fedavg", {"bn": True, "batch": 16, "z_norm": "none"}),
     ("fedavg", {"bn": True, "bn_mode": "local", "batch": 16, "logit_head": "relu_l2"}),
-    ("fedprox", {"mu": 0.5, "prox_half": False, "opt": "sgd", "lr": 0.05, "drop_last": True, "batch": 8}),
+    (
+        "fedprox",
+        {"mu": 0.5, "prox_half": False, "opt": "sgd", "lr": 0.05, "drop_last": True, "batch": 8},
+    ),
     ("fedncm", {"metric": "euclid"}),
     ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True, "rff_dim": 20}),
     ("fed3r", {"omega": 2.0, "bias": True, "class_weight": "local"}),
@@ -114,82 +147,351 @@ VARIANTS = [
     ("gh-ofl", {"variance": "pooled"}),
     ("gh-ofl", {"head": "lda", "shrink": 0.2}),
     ("gh-ofl", {"head": "qda", "shrink": 0.2}),
-    ("fedclip", {"objective": "ce", "batch": 16, "agg": "uniform", "reset_opt": False, "drop_last": True}),
-    ("lp-plus-plus", {"bias": True, "momentum": 0.9, "alpha_grad": "sum", "alpha_every": 1, "agg": "uniform"}),
+    (
+        "fedclip",
+        {"objective": "ce", "batch": 16, "agg": "uniform", "reset_opt": False, "drop_last": True},
+    ),
+    (
+        "lp-plus-plus",
+        {"bias": True, "momentum": 0.9, "alpha_grad": "sum", "alpha_every": 1, "agg": "uniform"},
+    ),
     ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
     ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
     ("tip-local", {"a": 3.0, "b": 2.0, "feat_post": "none"}),
     ("fed-tip-proto", {"min_rows": 4}),
     ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
     ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
-    ("fedpcl", {"objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2", "warmup": "zero_loss",
-                "proto_agg": "mean", "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
-                "drop_last": True, "proto_drop_last": True}),
-    ("fedpcl", {"pad": False, "denominator": "include", "proto_norm": True, "infer_proto": "local_padded", "dim": 5}),
-    ("fedpcl", {"terms": "g", "bn": True, "infer_proto": "global", "infer_score": "cos", "batch": 16, "dim": 5}),
-    ("fedpcl", {"noise_on": "proto", "noise": "laplace", "noise_local_infer": True, "dim": 5, "batch": 16}),
+    (
+        "fedpcl",
+        {
+            "objective": "proto_anchor",
+            "terms": "p",
+            "lp_reduce": "sum",
+            "views": "2",
+            "warmup": "zero_loss",
+            "proto_agg": "mean",
+            "infer_score": "mse",
+            "init": "independent",
+            "batch": 8,
+            "dim": 5,
+            "drop_last": True,
+            "proto_drop_last": True,
+        },
+    ),
+    (
+        "fedpcl",
+        {
+            "pad": False,
+            "denominator": "include",
+            "proto_norm": True,
+            "infer_proto": "local_padded",
+            "dim": 5,
+        },
+    ),
+    (
+        "fedpcl",
+        {
+            "terms": "g",
+            "bn": True,
+            "infer_proto": "global",
+            "infer_score": "cos",
+            "batch": 16,
+            "dim": 5,
+        },
+    ),
+    (
+        "fedpcl",
+        {"noise_on": "proto", "noise": "laplace", "noise_local_infer": True, "dim": 5, "batch": 16},
+    ),
     ("fedpcl", {"noise_on": "features", "views": "2", "s": 0.2, "dim": 5, "batch": 16}),
     ("fedpcl", {"views": "twice", "train_view": "aug", "proto_view": "aug", "dim": 5, "batch": 16}),
     ("fedproto", {"train_view": "aug", "proto_view": "aug", "dim": 5, "batch": 16, "epochs": 2}),
     ("fedavg", {"train_view": "aug", "dim": 5, "batch": 16, "epochs": 2}),
     ("perfedavg", {"train_view": "aug", "alpha": 0.3, "beta": 0.1, "batch": 8, "dim": 5}),
-    ("fst-cbdg", {"train_view": "aug", "tsamp_reduce": "sum", "renorm_synth": True, "batch": 16, "epochs": 2}),
-    ("fst-cbdg", {"tsamp_scope": "iteration", "synth": "strata", "tsamp_reduce": "joint", "lambda": 0.3, "batch": 16}),
+    (
+        "fst-cbdg",
+        {
+            "train_view": "aug",
+            "tsamp_reduce": "sum",
+            "renorm_synth": True,
+            "batch": 16,
+            "epochs": 2,
+        },
+    ),
+    (
+        "fst-cbdg",
+        {
+            "tsamp_scope": "iteration",
+            "synth": "strata",
+            "tsamp_reduce": "joint",
+            "lambda": 0.3,
+            "batch": 16,
+        },
+    ),
     ("fst-cbdg", {"ablation": "ist_only", "batch": 16, "logit_scale": 20.0}),
     ("fst-cbdg", {"synth": "strata", "strata": 2, "gamma": 0.4, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"synth": "strata", "tsamp_scope": "batch", "tsamp_reduce": "sum", "batch": 16}),
-    ("fst-cbdg", {"ablation": "tsamp_only", "sampling": "equal", "pseudo": "uniform", "sigma": 0.3}),
+    (
+        "fst-cbdg",
+        {"ablation": "tsamp_only", "sampling": "equal", "pseudo": "uniform", "sigma": 0.3},
+    ),
     ("fst-cbdg", {"ablation": "tsamp_central", "central_rows": 9, "batch": 16}),
     ("central", {"l2": 0.01}),
     ("central", {"probe": "sgd", "init": "zero", "epochs": 2}),
     ("central", {"probe": "sgd", "logit_scale": 5.0}),
     ("central", {"logit_scale": 5.0}),
-    ("fedprox-simclr", {"mu": 0.3, "prox_half": False, "simclr": "one_way", "hidden": 7, "proj": 4, "epochs": 1}),
-    ("flesd-head", {"send": "matrix", "sim_topk_percent": 40.0, "sim_at": "trunk", "zeta": 0.5, "exclude_self": True,
-                    "hidden": 7, "proj": 4, "epochs": 1, "esd_epochs": 2, "esd_batch": 4}),
-    ("flesd-head", {"anchors": "queue", "queue": 8, "esd_batch": 4, "queue_warm": False, "hidden": 7, "proj": 4,
-                    "epochs": 1, "esd_epochs": 2}),
-    ("fedrep", {"bn": True, "bn_mode": "local", "init": "independent", "e_h": 2, "batch": 16, "dim": 5}),
-    ("fedrep", {"bn": True, "logit_head": "relu_l2", "agg": "uniform", "e_b": 2, "opt": "sgd", "lr": 0.05, "batch": 16,
-                "drop_last": True}),
-    ("pfedme", {"K": 2, "lambda": 3.0, "eta": 0.2, "beta": 0.6, "inner_decay": 0.01, "eval": "global", "batch": 8}),
-    ("pfedme", {"head": "linear", "init": "zero", "lambda": 2.0, "eta": 0.5, "agg": "uniform", "epochs": 2}),
+    (
+        "fedprox-simclr",
+        {"mu": 0.3, "prox_half": False, "simclr": "one_way", "hidden": 7, "proj": 4, "epochs": 1},
+    ),
+    (
+        "flesd-head",
+        {
+            "send": "matrix",
+            "sim_topk_percent": 40.0,
+            "sim_at": "trunk",
+            "zeta": 0.5,
+            "exclude_self": True,
+            "hidden": 7,
+            "proj": 4,
+            "epochs": 1,
+            "esd_epochs": 2,
+            "esd_batch": 4,
+        },
+    ),
+    (
+        "flesd-head",
+        {
+            "anchors": "queue",
+            "queue": 8,
+            "esd_batch": 4,
+            "queue_warm": False,
+            "hidden": 7,
+            "proj": 4,
+            "epochs": 1,
+            "esd_epochs": 2,
+        },
+    ),
+    (
+        "fedrep",
+        {"bn": True, "bn_mode": "local", "init": "independent", "e_h": 2, "batch": 16, "dim": 5},
+    ),
+    (
+        "fedrep",
+        {
+            "bn": True,
+            "logit_head": "relu_l2",
+            "agg": "uniform",
+            "e_b": 2,
+            "opt": "sgd",
+            "lr": 0.05,
+            "batch": 16,
+            "drop_last": True,
+        },
+    ),
+    (
+        "pfedme",
+        {
+            "K": 2,
+            "lambda": 3.0,
+            "eta": 0.2,
+            "beta": 0.6,
+            "inner_decay": 0.01,
+            "eval": "global",
+            "batch": 8,
+        },
+    ),
+    (
+        "pfedme",
+        {
+            "head": "linear",
+            "init": "zero",
+            "lambda": 2.0,
+            "eta": 0.5,
+            "agg": "uniform",
+            "epochs": 2,
+        },
+    ),
     ("pfedme", {"bn": True, "eta": 0.05, "dim": 5, "batch": 16}),
-    ("perfedavg", {"alpha": 0.3, "beta": 0.1, "adapt_on": "test", "adapt_steps": 3, "batch": 8, "dim": 5}),
+    (
+        "perfedavg",
+        {"alpha": 0.3, "beta": 0.1, "adapt_on": "test", "adapt_steps": 3, "batch": 8, "dim": 5},
+    ),
     ("perfedavg", {"alpha": 0.2, "beta": 0.1, "bn": True, "adapt_steps": 2, "batch": 16, "dim": 5}),
-    ("perfedavg", {"head": "linear", "alpha": 0.2, "beta": 0.1, "adapt_steps": 0, "agg": "uniform", "epochs": 2}),
-    ("supcon", {"views": "2", "tau": 0.2, "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
-                "drop_last": True, "proto_drop_last": True, "proto_norm": True}),
+    (
+        "perfedavg",
+        {
+            "head": "linear",
+            "alpha": 0.2,
+            "beta": 0.1,
+            "adapt_steps": 0,
+            "agg": "uniform",
+            "epochs": 2,
+        },
+    ),
+    (
+        "supcon",
+        {
+            "views": "2",
+            "tau": 0.2,
+            "infer_score": "mse",
+            "init": "independent",
+            "batch": 8,
+            "dim": 5,
+            "drop_last": True,
+            "proto_drop_last": True,
+            "proto_norm": True,
+        },
+    ),
     ("supcon", {"bn": True, "infer_score": "cos", "reset_opt": False, "batch": 16, "dim": 5}),
-    ("fedntd", {"head": "mlp", "bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "tau": 3.0, "agg": "uniform"}),
+    (
+        "fedntd",
+        {
+            "head": "mlp",
+            "bn": True,
+            "bn_mode": "local",
+            "batch": 16,
+            "dim": 5,
+            "tau": 3.0,
+            "agg": "uniform",
+        },
+    ),
     ("fedntd", {"logit_scale": 20.0, "tau": 2.0, "lr": 0.002, "batch": 16}),
-    ("fedntd", {"lr_decay": 0.5, "reset_opt": False, "init": "zero", "beta": 0.3, "lr": 0.5, "drop_last": True,
-                "batch": 8}),
+    (
+        "fedntd",
+        {
+            "lr_decay": 0.5,
+            "reset_opt": False,
+            "init": "zero",
+            "beta": 0.3,
+            "lr": 0.5,
+            "drop_last": True,
+            "batch": 8,
+        },
+    ),
     ("scaffold", {"head": "linear", "lr_g": 0.5, "epochs": 2, "batch": 16}),
     ("scaffold", {"bn": True, "bn_mode": "local", "dim": 5, "drop_last": True, "batch": 8}),
-    ("ditto", {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "reset_opt": False, "lambda": 2.0}),
+    (
+        "ditto",
+        {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "reset_opt": False, "lambda": 2.0},
+    ),
     ("ditto", {"head": "linear", "opt": "sgd", "personal_epochs": 3, "batch": 16}),
     ("moon", {"bn": True, "batch": 16, "dim": 5, "z_norm": "none", "reset_opt": False, "mu": 5.0}),
-    ("moon", {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "opt": "sgd", "lr": 0.05, "tau": 0.1}),
-    ("promptfl", {"n_ctx": 3, "ctx_pos": "middle", "csc": True, "train_view": "aug", "reset_opt": False, "batch": 16}),
+    (
+        "moon",
+        {
+            "bn": True,
+            "bn_mode": "local",
+            "batch": 16,
+            "dim": 5,
+            "opt": "sgd",
+            "lr": 0.05,
+            "tau": 0.1,
+        },
+    ),
+    (
+        "promptfl",
+        {
+            "n_ctx": 3,
+            "ctx_pos": "middle",
+            "csc": True,
+            "train_view": "aug",
+            "reset_opt": False,
+            "batch": 16,
+        },
+    ),
     ("pfedprompt", {"n_ctx": 2, "values": "features", "a": 2.0, "batch": 16}),
-    ("fedtpg", {"n_ctx": 2, "depth": 1, "heads": 2, "names": "all", "ctx_pos": "middle", "agg": "weighted"}),
+    (
+        "fedtpg",
+        {
+            "n_ctx": 2,
+            "depth": 1,
+            "heads": 2,
+            "names": "all",
+            "ctx_pos": "middle",
+            "agg": "weighted",
+        },
+    ),
     ("tofa", {"prior": "equal", "fusion": "half", "texts": 3, "tau": 0.5, "power": 1.0}),
     ("tofa", {"fusion": "vision", "texts": 1, "power": 0.0, "scale": None}),
-    ("promptfl", {"ctx_init": "words", "ctx_pos": "front", "warm_rounds": 1, "sched_rounds": 2, "scale": None}),
-    ("tpfl", {"n_ctx": 2, "vp_template": "fixed_patch", "vp_init": "randn", "reset_opt": False, "batch": 16}),
-    ("tpfl", {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "agg": "uniform", "batch": 16}),
-    ("atpfl", {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "csc": True, "batch": 16, "lr": 0.01}),
-    ("atpfl", {"n_ctx": 2, "vp_size": 0, "mu_aug": 3.0, "gamma_aug": 0.1, "reset_opt": False, "batch": 16}),
-    ("local-prompt", {"n_ctx": 2, "vp_size": 0, "reset_opt": False, "opt": "sgd", "sched_unit": "none", "batch": 16}),
+    (
+        "promptfl",
+        {
+            "ctx_init": "words",
+            "ctx_pos": "front",
+            "warm_rounds": 1,
+            "sched_rounds": 2,
+            "scale": None,
+        },
+    ),
+    (
+        "tpfl",
+        {
+            "n_ctx": 2,
+            "vp_template": "fixed_patch",
+            "vp_init": "randn",
+            "reset_opt": False,
+            "batch": 16,
+        },
+    ),
+    (
+        "tpfl",
+        {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "agg": "uniform", "batch": 16},
+    ),
+    (
+        "atpfl",
+        {
+            "n_ctx": 2,
+            "vp_template": "random_patch",
+            "vp_size": 2,
+            "csc": True,
+            "batch": 16,
+            "lr": 0.01,
+        },
+    ),
+    (
+        "atpfl",
+        {
+            "n_ctx": 2,
+            "vp_size": 0,
+            "mu_aug": 3.0,
+            "gamma_aug": 0.1,
+            "reset_opt": False,
+            "batch": 16,
+        },
+    ),
+    (
+        "local-prompt",
+        {
+            "n_ctx": 2,
+            "vp_size": 0,
+            "reset_opt": False,
+            "opt": "sgd",
+            "sched_unit": "none",
+            "batch": 16,
+        },
+    ),
     ("local-supervised", {"score": "probe", "opt": "sgd", "batch": 16}),
     ("tpfl-feat", {"csc": True, "a": 2.0, "batch": 16, "agg": "uniform", "reset_opt": False}),
-    ("atpfl-feat", {"csc": True, "mu_aug": 3.0, "gamma_aug": 0.1, "batch": 16, "warm_rounds": 1, "lr": 0.01}),
+    (
+        "atpfl-feat",
+        {"csc": True, "mu_aug": 3.0, "gamma_aug": 0.1, "batch": 16, "warm_rounds": 1, "lr": 0.01},
+    ),
     ("feddisco", {"metric": "l2", "a": 0.2, "dim": 5, "batch": 16}),
     ("gda", {"proto_view": "aug", "alpha": 0.5}),
     ("feddyn", {"alpha_by": "rows", "clip": 0.5, "alpha": 0.2, "dim": 5, "batch": 16, "bn": True}),
-    ("fedlc", {"denominator": "exclude", "tau": 0.5, "head": "linear", "opt": "sgd", "lr": 0.01, "batch": 16}),
-]  # fmt: skip
+    (
+        "fedlc",
+        {
+            "denominator": "exclude",
+            "tau": 0.5,
+            "head": "linear",
+            "opt": "sgd",
+            "lr": 0.01,
+            "batch": 16,
+        },
+    ),
+]
 """Switches away from their defaults; every choice that a law could break appears at least once."""
 
 
@@ -200,17 +502,32 @@ def ids(case):
 
 
 def run(
-    method, hp, data, clients, *, rounds, state=None, on_round=None, watch=None, execution="auto", own=None, **spec
+    method,
+    hp,
+    data,
+    clients,
+    *,
+    rounds,
+    state=None,
+    on_round=None,
+    watch=None,
+    execution="auto",
+    own=None,
+    **spec,
 ):
     """``engine.run`` with everything named at once; ``on_round`` is called without the number of the point."""
     callbacks = RunCallbacks(watch, on_round and (lambda _point, *rest: on_round(*rest)))
-    spec = TrainingRun(method, data, clients, rounds, execution=execution, overrides=own or {}, **spec)
+    spec = TrainingRun(
+        method, data, clients, rounds, execution=execution, overrides=own or {}, **spec
+    )
     return engine.run(spec, hp, state=state, callbacks=callbacks)
 
 
 def run_points(method, hps, data, clients, *, rounds, execution="auto", cache=None, **spec):
     """``engine.run_points`` with everything named at once."""
-    return engine.run_points(TrainingRun(method, data, clients, rounds, execution=execution, **spec), hps, cache=cache)
+    return engine.run_points(
+        TrainingRun(method, data, clients, rounds, execution=execution, **spec), hps, cache=cache
+    )
 
 
 def go(name, settings=None, data=None, clients=None, **kwargs):

@@ -20,7 +20,9 @@ def pixels(seed: int, height: int = 6, width: int = 8) -> np.ndarray:
 def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
     """The bytes of an image file."""
     buffer = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(buffer, kind, **options)
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(
+        buffer, kind, **options
+    )
     return buffer.getvalue()
 
 
@@ -42,7 +44,9 @@ def write_directory(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
-def write_zip(path: Path, files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+def write_zip(
+    path: Path, files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED
+) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, raw in files.items():
             archive.writestr(name, raw)

@@ -10,7 +10,18 @@ from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, gener
 from fedcache.federate.methods import METHODS
 
 
-def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):
+def lanes(
+    name,
+    settings,
+    *,
+    classes=6,
+    clients=9,
+    width=11,
+    lead=(),
+    who=("client-1",),
+    text=None,
+    swept=None,
+):
     """A context of float64 lanes for calling a method's functions directly."""
     hp = {**METHODS[name].resolve("paper", settings), **(swept or {})}
     env = RunConstants(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
@@ -24,12 +35,24 @@ def paper(name, width, settings=None, *, classes=10, clients=5):
 
 
 def wide(width, classes=10, clients=5, rows=20):
-    return federation(sizes=(rows,) * clients, classes=classes, width=width, per_client=classes, dtype=torch.float32)
+    return federation(
+        sizes=(rows,) * clients,
+        classes=classes,
+        width=width,
+        per_client=classes,
+        dtype=torch.float32,
+    )
 
 
 def single(data, clients):
     """All rows in one client."""
-    return [Rows("only", np.concatenate([c.train for c in clients]), np.concatenate([c.test for c in clients]))]
+    return [
+        Rows(
+            "only",
+            np.concatenate([c.train for c in clients]),
+            np.concatenate([c.test for c in clients]),
+        )
+    ]
 
 
 def model_of(tree):

@@ -92,7 +92,9 @@ def base_commit() -> str | None:
 def _git(*words: str) -> str | None:
     """What git prints; None where it fails or is not installed."""
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -107,7 +109,9 @@ def sources_of(module: str) -> frozenset[str]:
         return frozenset()
     found = {file.as_posix()}
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fedcache.federate.methods."):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+            "fedcache.federate.methods."
+        ):
             continue
         imported = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in imported:

@@ -15,7 +15,9 @@ def lay(folder: Path, site: Path) -> Path:
     shutil.copytree(folder / package, site / package)
     facts = site / f"{package}-{project['version']}.dist-info"
     facts.mkdir()
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (facts / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     lines = []
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]

@@ -44,7 +44,11 @@ def served(
     """
 
     def mark(law: Law) -> Law:
-        law.__dict__["pairs"] = ([case for case in cases if only(case[0])], tuple(executions), in_turn and not FULL)
+        law.__dict__["pairs"] = (
+            [case for case in cases if only(case[0])],
+            tuple(executions),
+            in_turn and not FULL,
+        )
         return law
 
     return mark
@@ -66,13 +70,23 @@ def parametrize(metafunc: Any, executions: Sequence[str] = ()) -> None:
         return
     cases, own, in_turn = law.pairs
     cases = one_of_each(cases, kind_of) if executions else cases
-    pairs = [(case, fitting(case, execution), execution) for execution in executions or own for case in cases]
-    found = [(fitted, execution, f"{execution}-{ids(case)}") for case, fitted, execution in pairs if fitted is not None]
+    pairs = [
+        (case, fitting(case, execution), execution)
+        for execution in executions or own
+        for case in cases
+    ]
+    found = [
+        (fitted, execution, f"{execution}-{ids(case)}")
+        for case, fitted, execution in pairs
+        if fitted is not None
+    ]
     if in_turn:
         of_case: dict[str, list[tuple[Case, str, str]]] = {}
         for one in found:
             of_case.setdefault(one[2].partition("-")[2], []).append(one)
         found = [can_be[i % len(can_be)] for i, can_be in enumerate(of_case.values())]
     metafunc.parametrize(
-        ("case", "execution"), [(case, execution) for case, execution, _ in found], ids=[name for *_, name in found]
+        ("case", "execution"),
+        [(case, execution) for case, execution, _ in found],
+        ids=[name for *_, name in found],
     )

@@ -42,7 +42,9 @@ class Tree:
         write_directory(self.root, {path: raw})
         return raw
 
-    def row(self, name: str, label: int, split: str, image: bytes | np.ndarray, domain: str = "all") -> None:
+    def row(
+        self, name: str, label: int, split: str, image: bytes | np.ndarray, domain: str = "all"
+    ) -> None:
         self.rows.append(Row(name, label, domain, SPLITS[split], image))
 
 
@@ -50,7 +52,9 @@ def python2(value: object) -> bytes:
     """A pickle as Python 2 wrote CIFAR's batches: byte strings for texts, and for the bytes of an array."""
 
     def text(raw: bytes) -> bytes:
-        return (b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))) + raw
+        return (
+            b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
+        ) + raw
 
     def put(held: object) -> bytes:
         match held:
@@ -80,7 +84,10 @@ def _cifar(tree: Tree, folder: str, files: dict[str, list[str]], key: str, class
             tree._seed += 4
             labels = [(place + i) % classes for i in range(4)]
             flat = images.transpose(0, 3, 1, 2).reshape(4, -1)
-            write_directory(tree.root / folder, {name: python2({"batch_label": name, key: labels, "data": flat})})
+            write_directory(
+                tree.root / folder,
+                {name: python2({"batch_label": name, key: labels, "data": flat})},
+            )
             for image, label in zip(images, labels, strict=True):
                 tree.row(f"{split}/{place:05d}", label, split, image)
                 place += 1
@@ -95,7 +102,13 @@ def cifar100(tree: Tree) -> None:
     _cifar(tree, "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels", 100)
 
 
-DIGITS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synth": "SynthDigits", "mnistm": "MNIST_M"}
+DIGITS = {
+    "mnist": "MNIST",
+    "svhn": "SVHN",
+    "usps": "USPS",
+    "synth": "SynthDigits",
+    "mnistm": "MNIST_M",
+}
 
 
 def _digits(tree: Tree, *, parts: bool) -> None:
@@ -105,13 +118,18 @@ def _digits(tree: Tree, *, parts: bool) -> None:
             rng = np.random.default_rng([d, count])
             shape = (count, side, side) if domain in ("mnist", "usps") else (count, side, side, 3)
             images = rng.integers(0, 256, shape, dtype=np.uint8)
-            labels = rng.permutation(np.arange(count) % 10).astype(np.int64)  # no order by class, as in the release
+            labels = rng.permutation(np.arange(count) % 10).astype(
+                np.int64
+            )  # no order by class, as in the release
             files = {f"{split}.pkl": slice(None)}
             if parts and split == "train":
                 files = {
-                    f"partitions/train_part{i}.pkl": slice(i * count // 10, (i + 1) * count // 10) for i in range(10)
+                    f"partitions/train_part{i}.pkl": slice(i * count // 10, (i + 1) * count // 10)
+                    for i in range(10)
                 }
-            held = {name: pickle.dumps((images[cut], labels[cut]), 4) for name, cut in files.items()}
+            held = {
+                name: pickle.dumps((images[cut], labels[cut]), 4) for name, cut in files.items()
+            }
             write_directory(tree.root / folder, held)
             for i in range(count):
                 tree.row(f"{domain}/{split}/{i:05d}", int(labels[i]), split, images[i], domain)
@@ -122,7 +140,9 @@ def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> Non
     for domain in held.domains:
         for split in ("train", "test"):
             paths, words = [], []
-            for i in reversed(range(per_class)):  # against the alphabet: the order of the list counts
+            for i in reversed(
+                range(per_class)
+            ):  # against the alphabet: the order of the list counts
                 for label, folder in enumerate(held.folders):
                     path = f"{domain}/{folder}/{split}_{i:04d}.jpg"
                     raw = tree.image(path)
@@ -130,7 +150,9 @@ def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> Non
                     paths.append(f"{top}/{path}")
                     words.append(folder)
             lists = (np.array(paths), np.array(words, dtype=object)) if arrays else (paths, words)
-            write_directory(tree.root, {f"{domain}_{split}.pkl": pickle.dumps(lists, pickle.HIGHEST_PROTOCOL)})
+            write_directory(
+                tree.root, {f"{domain}_{split}.pkl": pickle.dumps(lists, pickle.HIGHEST_PROTOCOL)}
+            )
 
 
 def office10_tree(tree: Tree) -> None:
@@ -149,9 +171,13 @@ def domainnet10_lists(tree: Tree) -> None:
             lines = [f"{domain}/aircraft_carrier/{domain}_001_000018.jpg 0"]
             for label, folder in enumerate(held.folders):
                 path = f"{domain}/{folder}/{domain}_{9 - label:03d}_{split}.jpg"
-                tree.row(f"{domain}/{split}/{label:05d}/{path}", label, split, tree.image(path), domain)
+                tree.row(
+                    f"{domain}/{split}/{label:05d}/{path}", label, split, tree.image(path), domain
+                )
                 lines.append(f"{path} {31 + label + d}")
-            write_directory(tree.root, {f"{domain}_{split}.txt": ("\n".join(lines) + "\n").encode()})
+            write_directory(
+                tree.root, {f"{domain}_{split}.txt": ("\n".join(lines) + "\n").encode()}
+            )
 
 
 def _folders(tree: Tree, name: str, tops: dict[str, str], file: str) -> None:
@@ -177,8 +203,12 @@ def tiny_imagenet(tree: Tree) -> None:
         path = f"val/images/val_{label}.JPEG"
         tree.row(path, label, "test", tree.image(path))
         lines.append(f"val_{label}.JPEG\t{held.folders[label]}\t0\t32\t44\t62\n")
-    boxes = {f"train/{held.folders[0]}/{held.folders[0]}_boxes.txt": b"n01443537_0.JPEG\t0\t10\t63\t58\n"}
-    write_directory(tree.root, {"val/val_annotations.txt": "".join(lines).encode(), "wnids.txt": b"", **boxes})
+    boxes = {
+        f"train/{held.folders[0]}/{held.folders[0]}_boxes.txt": b"n01443537_0.JPEG\t0\t10\t63\t58\n"
+    }
+    write_directory(
+        tree.root, {"val/val_annotations.txt": "".join(lines).encode(), "wnids.txt": b"", **boxes}
+    )
     tree.image("test/images/test_0.JPEG")  # has no label
 
 
@@ -191,7 +221,9 @@ def imagenet100(tree: Tree) -> None:
     tree.image("train/n01440764/n01440764_18.JPEG")  # tench: in ImageNet, not among the hundred
 
 
-def _coop(name: str, file: str, images: str, path: Callable[[str, str, int], str]) -> Callable[[Tree], None]:
+def _coop(
+    name: str, file: str, images: str, path: Callable[[str, str, int], str]
+) -> Callable[[Tree], None]:
     def write(tree: Tree) -> None:
         held = paper.read(name)
         lists: dict[str, list[list[object]]] = {"train": [], "val": [], "test": []}
@@ -210,7 +242,9 @@ def _in_folder(folder: str, split: str, label: int) -> str:
 
 
 caltech101 = _coop("caltech101", "split_zhou_Caltech101.json", "101_ObjectCategories", _in_folder)
-flowers102 = _coop("flowers102", "split_zhou_OxfordFlowers.json", "jpg", lambda f, s, n: f"image_{s}_{n:05d}.jpg")
+flowers102 = _coop(
+    "flowers102", "split_zhou_OxfordFlowers.json", "jpg", lambda f, s, n: f"image_{s}_{n:05d}.jpg"
+)
 pets = _coop("pets", "split_zhou_OxfordPets.json", "images", lambda f, s, n: f"{f}_{s}_{n}.jpg")
 dtd = _coop("dtd", "split_zhou_DescribableTextures.json", "images", _in_folder)
 eurosat = _coop("eurosat", "split_zhou_EuroSAT.json", "2750", _in_folder)
@@ -269,7 +303,10 @@ def cars_official(tree: Tree) -> None:
 
     kinds = [(k, object) for k in ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")]
     (tree.root / "devkit").mkdir(parents=True)
-    for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+    for split, file in (
+        ("train", "devkit/cars_train_annos.mat"),
+        ("test", "cars_test_annos_withlabels.mat"),
+    ):
         table = np.zeros((1, 196), dtype=kinds)
         for i in range(196):
             label = (5 * i) % 196
@@ -288,13 +325,21 @@ def ucf101_official(tree: Tree) -> None:
             path = f"{held.classes[label]}/{video}.jpg"
             tree.row(path, label, split, tree.image(f"UCF-101-midframes/{path}"))
             lines.append(f"{folder}/{video}.avi" + (f" {label + 1}" if split == "train" else ""))
-        write_directory(tree.root, {f"ucfTrainTestlist/{file}.txt": ("\r\n".join(lines) + "\r\n").encode()})
+        write_directory(
+            tree.root, {f"ucfTrainTestlist/{file}.txt": ("\r\n".join(lines) + "\r\n").encode()}
+        )
 
 
 LAYOUTS: dict[str, list[Callable[[Tree], None]]] = {
     "digit5": [partial(_digits, parts=True), partial(_digits, parts=False)],
-    "office10": [partial(_pairs, name="office10", top="office_caltech_10", per_class=3, arrays=False), office10_tree],
-    "domainnet10": [partial(_pairs, name="domainnet10", top="DomainNet", per_class=2, arrays=True), domainnet10_lists],
+    "office10": [
+        partial(_pairs, name="office10", top="office_caltech_10", per_class=3, arrays=False),
+        office10_tree,
+    ],
+    "domainnet10": [
+        partial(_pairs, name="domainnet10", top="DomainNet", per_class=2, arrays=True),
+        domainnet10_lists,
+    ],
     "cifar10": [cifar10],
     "cifar100": [cifar100],
     "cinic10": [cinic10],

@@ -14,7 +14,9 @@ DATASET = "d" * 64
 
 def columns_from(label, domain, split, ok, classes, domains) -> Columns:
     rows = len(label)
-    uid = np.frombuffer(b"".join(hashlib.md5(b"%d" % i).digest() for i in range(rows)), np.uint8).reshape(rows, 16)
+    uid = np.frombuffer(
+        b"".join(hashlib.md5(b"%d" % i).digest() for i in range(rows)), np.uint8
+    ).reshape(rows, 16)
     return Columns(
         np.asarray(label, np.int32),
         np.asarray(domain, np.int16),
@@ -45,7 +47,9 @@ def any_columns(draw) -> Columns:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     unknown = draw(st.sampled_from([0.0, 0.0, 0.2, 1.0]))
     label = np.where(rng.random(rows) < unknown, -1, rng.integers(0, classes, rows))
-    shares = draw(st.sampled_from([(0.6, 0.3, 0.1), (0.5, 0.5, 0.0), (0.9, 0.0, 0.1), (0.0, 1.0, 0.0)]))
+    shares = draw(
+        st.sampled_from([(0.6, 0.3, 0.1), (0.5, 0.5, 0.0), (0.9, 0.0, 0.1), (0.0, 1.0, 0.0)])
+    )
     split = rng.choice(3, rows, p=shares)
     ok = rng.random(rows) < draw(st.sampled_from([1.0, 0.9]))
     return columns_from(label, rng.integers(0, domains, rows), split, ok, classes, domains)

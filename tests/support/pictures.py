@@ -20,7 +20,9 @@ def picture(seed: int, label: int, side: int = 24) -> Image.Image:
     return Image.fromarray(np.clip(base + rng.normal(0, 25, base.shape), 0, 255).astype(np.uint8))
 
 
-def folder(root: Path, *, train: int = 12, test: int = 4, classes: int = 3, domains: tuple[str, ...] = ()) -> Path:
+def folder(
+    root: Path, *, train: int = 12, test: int = 4, classes: int = 3, domains: tuple[str, ...] = ()
+) -> Path:
     """``root/{split}/[domain/]{class}/NNN.png`` with so many images of each of the first ``classes`` names."""
     for d, domain in enumerate(domains or ("",)):
         for split, count in (("train", train), ("test", test)):

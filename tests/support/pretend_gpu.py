@@ -20,7 +20,12 @@ CUDA = torch.device("cuda", 0)
 
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default}
-INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+INDEXED = {
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._index_put_impl_.default,
+}
 """Operations whose tensors may be of both devices: copies, and indices on the CPU."""
 
 
@@ -79,7 +84,10 @@ class Making(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in (torch.tensor, torch.as_tensor) or torch.device(kwargs.get("device") or "cpu").type != "cuda":
+        if (
+            func not in (torch.tensor, torch.as_tensor)
+            or torch.device(kwargs.get("device") or "cpu").type != "cuda"
+        ):
             return func(*args, **kwargs)
         return OnGpu(func(*args, **{k: v for k, v in kwargs.items() if k != "device"}))
 
@@ -94,18 +102,28 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     asked = kwargs.get("device")
     wanted = None if asked is None else torch.device(asked).type
     if func not in COPIES | INDEXED and ours and any(t.dim() for t in others):
-        raise RuntimeError(f"{func}: Expected all tensors to be on the same device, found cuda and cpu")
+        raise RuntimeError(
+            f"{func}: Expected all tensors to be on the same device, found cuda and cpu"
+        )
     if func in INDEXED and ours and not isinstance(args[0], OnGpu):
-        raise RuntimeError(f"{func}: indices should be on the same device as the indexed tensor (cpu)")
+        raise RuntimeError(
+            f"{func}: indices should be on the same device as the indexed tensor (cpu)"
+        )
     if func is aten._local_scalar_dense.default:
         return func(args[0].held if ours else args[0])
     there = wanted in ("cuda", "meta") or (wanted is None and bool(ours))
     if func is aten.copy_.default:
         there = isinstance(args[0], OnGpu)
     if there and asked is not None:
-        kwargs = {**kwargs, "device": "cpu", **({"pin_memory": False} if "pin_memory" in kwargs else {})}
+        kwargs = {
+            **kwargs,
+            "device": "cpu",
+            **({"pin_memory": False} if "pin_memory" in kwargs else {}),
+        }
         flat, spec = tree_flatten((args, kwargs))
-    real_args, real_kwargs = tree_unflatten([t.held if isinstance(t, OnGpu) else t for t in flat], spec)
+    real_args, real_kwargs = tree_unflatten(
+        [t.held if isinstance(t, OnGpu) else t for t in flat], spec
+    )
     out = func(*real_args, **real_kwargs)
     if not there:
         return out

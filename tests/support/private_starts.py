@@ -14,8 +14,16 @@ from command import environment, ok
 
 from fedcache.config import TrainConfig
 
-CONFIG = TrainConfig(method="fedavg", rounds=4, participation="0.5", seeds="0,1", dp_clip=1.0, dp_noise=2.0,
-                     dp_allow="evaluation", eval_every=1)  # fmt: skip
+CONFIG = TrainConfig(
+    method="fedavg",
+    rounds=4,
+    participation="0.5",
+    seeds="0,1",
+    dp_clip=1.0,
+    dp_noise=2.0,
+    dp_allow="evaluation",
+    eval_every=1,
+)
 
 TRAINED = f"""
 import os, sys, time
@@ -79,4 +87,8 @@ def held_owner(folder: Path, round_: int) -> subprocess.Popen[str]:
 
 def until_all_wait(folder: Path, others: Sequence[subprocess.Popen[str]]) -> None:
     """Each of the others has said that it waits, or has ended instead."""
-    until(lambda: all((folder / f"waiting-{one.pid}").exists() or one.poll() is not None for one in others))
+    until(
+        lambda: all(
+            (folder / f"waiting-{one.pid}").exists() or one.poll() is not None for one in others
+        )
+    )

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 
-def on_a_terminal(*words: object, home: Path, width: int = 60, env: dict[str, str] | None = None) -> tuple[int, str]:
+def on_a_terminal(
+    *words: object, home: Path, width: int = 60, env: dict[str, str] | None = None
+) -> tuple[int, str]:
     """(exit code, everything that was drawn) of ``fedcache WORDS``."""
     import fcntl
     import pty
@@ -18,8 +20,15 @@ def on_a_terminal(*words: object, home: Path, width: int = 60, env: dict[str, st
     pid, fd = pty.fork()
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-        kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
-        kept |= {"FEDCACHE_HOME": str(home), "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", **(env or {})}
+        kept = {
+            k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+        }
+        kept |= {
+            "FEDCACHE_HOME": str(home),
+            "OMP_NUM_THREADS": "1",
+            "TERM": "xterm-256color",
+            **(env or {}),
+        }
         os.execve(sys.executable, [sys.executable, "-m", "fedcache", *map(str, words)], kept)
     drawn = b""
     while True:

@@ -25,9 +25,13 @@ def linear(p, x):
 
 def linear_gradient(p, data, rows):
     """Gradient of a linear head's mean cross-entropy on these rows."""
-    return gradient(lambda q: torch.nn.functional.cross_entropy(linear(q, data.x[rows, 0]), data.y[rows]), p)
+    return gradient(
+        lambda q: torch.nn.functional.cross_entropy(linear(q, data.x[rows, 0]), data.y[rows]), p
+    )
 
 
 def mean_of(trees, sizes):
     """Mean of dicts of tensors, weighed by ``sizes``."""
-    return {k: sum(n * t[k] for n, t in zip(sizes, trees, strict=True)) / sum(sizes) for k in trees[0]}
+    return {
+        k: sum(n * t[k] for n, t in zip(sizes, trees, strict=True)) / sum(sizes) for k in trees[0]
+    }

@@ -30,8 +30,22 @@ def sharded(place: Path, clients: int, *, rows: int, classes: int = 3, width: in
     """Stores of so many clients, which share the rows of one store evenly."""
     draw = np.random.default_rng(3)
     y = draw.integers(0, classes, rows)
-    x = (1.1 * draw.standard_normal((classes, width))[y] + draw.standard_normal((rows, width))).astype(np.float32)
-    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd")[:classes], path=place / "whole.zarr")
-    ok("partition", "--store", store.path, "--scheme", "iid", "--clients", clients, "--name", "even")
+    x = (
+        1.1 * draw.standard_normal((classes, width))[y] + draw.standard_normal((rows, width))
+    ).astype(np.float32)
+    store = Store.from_arrays(
+        {"mine": x}, labels=y, classes=list("abcd")[:classes], path=place / "whole.zarr"
+    )
+    ok(
+        "partition",
+        "--store",
+        store.path,
+        "--scheme",
+        "iid",
+        "--clients",
+        clients,
+        "--name",
+        "even",
+    )
     ok("shard", "--store", store.path, "-p", "even", "--out", place / "sites")
     return place / "sites"

@@ -27,7 +27,12 @@ def folder(path: Path, kind: str, seed: int = 0) -> Path:
     """A saved model: vit, clip, resnet or bert; images of 16 px."""
     torch.manual_seed(seed)
     vision = {**SHAPE, "intermediate_size": 16, "image_size": 16, "patch_size": 8}
-    text = {**SHAPE, "vocab_size": len(WORDS), "intermediate_size": 16, "max_position_embeddings": 12}
+    text = {
+        **SHAPE,
+        "vocab_size": len(WORDS),
+        "intermediate_size": 16,
+        "max_position_embeddings": 12,
+    }
     if kind == "vit":
         model = transformers.ViTModel(transformers.ViTConfig(**vision), add_pooling_layer=False)
     elif kind == "clip":
@@ -36,7 +41,9 @@ def folder(path: Path, kind: str, seed: int = 0) -> Path:
         config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
         model = transformers.CLIPModel(config)
     elif kind == "resnet":
-        config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        config = transformers.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
+        )
         model = transformers.ResNetModel(config)
     else:
         model = transformers.BertModel(transformers.BertConfig(**text), add_pooling_layer=False)
@@ -54,7 +61,11 @@ def save_tokenizer(made: Tokenizer, path: Path) -> None:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
     )
     fast.save_pretrained(path)
 
@@ -77,7 +88,9 @@ def sentence_encoder(path: Path, words: list[str], seed: int = 0, tokens: int = 
         **SHAPE, vocab_size=len(vocabulary), intermediate_size=16, max_position_embeddings=tokens
     )
     transformers.BertModel(config, add_pooling_layer=False).eval().save_pretrained(path)
-    made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    made = Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     save_tokenizer(made, path)

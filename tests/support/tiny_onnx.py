@@ -12,9 +12,16 @@ TYPES = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "uint8": Te
 
 
 def encoder(
-    path: Path, *, kind: str = "float", layout: str = "NCHW", batch: Any = "N", size: Any = 8, outputs: str = "y",
-    weight: float = 2.0, external: bool = False,
-) -> Path:  # fmt: skip
+    path: Path,
+    *,
+    kind: str = "float",
+    layout: str = "NCHW",
+    batch: Any = "N",
+    size: Any = 8,
+    outputs: str = "y",
+    weight: float = 2.0,
+    external: bool = False,
+) -> Path:
     """An encoder whose map is ``weight`` times the three channels, twice: [r, g, b, r, g, b].
 
     Outputs by letter: ``m`` the map [N, 6, H, W] (or [N, H, W, 6]), ``y`` its mean over places [N, 6], ``t`` the places
@@ -27,7 +34,9 @@ def encoder(
     nodes = [helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT)]
     nodes += [helper.make_node("Mul", ["f", "w"], ["d"])]
     nodes += [helper.make_node("Concat", ["d", "d"], ["m"], axis=1 if first else 3)]
-    nodes += [helper.make_node("ReduceMean", ["m"], ["y"], axes=[2, 3] if first else [1, 2], keepdims=0)]
+    nodes += [
+        helper.make_node("ReduceMean", ["m"], ["y"], axes=[2, 3] if first else [1, 2], keepdims=0)
+    ]
     if "t" in outputs:
         nodes += [helper.make_node("Reshape", ["m", "flat"], ["u"])]
         nodes += [helper.make_node("Transpose", ["u"], ["t"], perm=[0, 2, 1])]
@@ -41,7 +50,10 @@ def encoder(
         nodes += [helper.make_node("Add", ["y", "e"], ["l"])]
     if "z" in outputs:
         nodes += [helper.make_node("Slice", ["y", "zero", "zero", "one"], ["z"])]
-        constants += [numpy_helper.from_array(np.array([v], np.int64), k) for k, v in (("zero", 0), ("one", 1))]
+        constants += [
+            numpy_helper.from_array(np.array([v], np.int64), k)
+            for k, v in (("zero", 0), ("one", 1))
+        ]
     shapes = {
         "m": [batch, 6, size, size] if first else [batch, size, size, 6],
         "y": [batch, 6],
@@ -51,8 +63,12 @@ def encoder(
         "l": [batch, 6],
         "z": [batch, 0],
     }
-    constants += [numpy_helper.from_array(np.array([0, 6, -1], np.int64), "flat")] if "t" in outputs else []
-    constants += [numpy_helper.from_array(np.array([-1], np.int64), "last")] if "l" in outputs else []
+    constants += (
+        [numpy_helper.from_array(np.array([0, 6, -1], np.int64), "flat")] if "t" in outputs else []
+    )
+    constants += (
+        [numpy_helper.from_array(np.array([-1], np.int64), "last")] if "l" in outputs else []
+    )
     graph = helper.make_graph(
         nodes,
         "tiny",
@@ -62,5 +78,11 @@ def encoder(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 9
-    save(model, str(path), save_as_external_data=external, size_threshold=0, location=f"{path.stem}.bin")
+    save(
+        model,
+        str(path),
+        save_as_external_data=external,
+        size_threshold=0,
+        location=f"{path.stem}.bin",
+    )
     return path

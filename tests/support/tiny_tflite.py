@@ -9,12 +9,18 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-KINDS = {"float32": schema.TensorType.FLOAT32, "uint8": schema.TensorType.UINT8, "int8": schema.TensorType.INT8}
+KINDS = {
+    "float32": schema.TensorType.FLOAT32,
+    "uint8": schema.TensorType.UINT8,
+    "int8": schema.TensorType.INT8,
+}
 SCALE = 1 / 64
 """Of quantised images and colours; their zero points are 128, or 0 where they are signed."""
 
 
-def classifier(path: Path, *, kind: str = "float32", side: int = 8, classes: int = 4, softmax: bool = True) -> Path:
+def classifier(
+    path: Path, *, kind: str = "float32", side: int = 8, classes: int = 4, softmax: bool = True
+) -> Path:
     """Images [1, side, side, 3] -> ``colour`` [1, 1, 1, 3], their mean -> ``scores`` [1, classes] (-> ``chances``).
 
     Class k has weight k + 1 for the first channel and none for others, so that a score is (k + 1) times red.
@@ -25,13 +31,22 @@ def classifier(path: Path, *, kind: str = "float32", side: int = 8, classes: int
     quantised = kind != "float32"
     zero = 128 if kind == "uint8" else 0
 
-    def tensor(name: str, shape: list[int], scale: float | None, values: Any = None, of: str = kind) -> Any:
+    def tensor(
+        name: str, shape: list[int], scale: float | None, values: Any = None, of: str = kind
+    ) -> Any:
         t = schema.TensorT()
-        t.name, t.shape, t.type, t.buffer = name.encode(), shape, KINDS.get(of, schema.TensorType.INT32), 0
+        t.name, t.shape, t.type, t.buffer = (
+            name.encode(),
+            shape,
+            KINDS.get(of, schema.TensorType.INT32),
+            0,
+        )
         if scale is not None and quantised:
             t.quantization = schema.QuantizationParametersT()
             t.quantization.scale = [scale]
-            t.quantization.zeroPoint = [0 if of == "int32" else 1 if values is not None and of == "uint8" else zero]
+            t.quantization.zeroPoint = [
+                0 if of == "int32" else 1 if values is not None and of == "uint8" else zero
+            ]
         if values is not None:
             buffer = schema.BufferT()
             buffer.data = np.frombuffer(values.tobytes(), np.uint8)
@@ -54,7 +69,13 @@ def classifier(path: Path, *, kind: str = "float32", side: int = 8, classes: int
     ]
     graph.operators = [
         operation(made, schema.BuiltinOperator.AVERAGE_POOL_2D, [0], [1], pooling(side)),
-        operation(made, schema.BuiltinOperator.FULLY_CONNECTED, [1, 2, 3], [4], schema.FullyConnectedOptionsT()),
+        operation(
+            made,
+            schema.BuiltinOperator.FULLY_CONNECTED,
+            [1, 2, 3],
+            [4],
+            schema.FullyConnectedOptionsT(),
+        ),
     ]
     if softmax:
         chances = tensor("chances", [1, classes], 1 / 256)
@@ -87,5 +108,7 @@ def operation(model: Any, code: int, inputs: list[int], outputs: list[int], opti
     made = schema.OperatorT()
     made.opcodeIndex, made.inputs, made.outputs = len(model.operatorCodes) - 1, inputs, outputs
     made.builtinOptions = options
-    made.builtinOptionsType = getattr(schema.BuiltinOptions, type(options).__name__.removesuffix("T"))
+    made.builtinOptionsType = getattr(
+        schema.BuiltinOptions, type(options).__name__.removesuffix("T")
+    )
     return made

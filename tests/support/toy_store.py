@@ -24,7 +24,9 @@ ALL_BAD = {**BAD[KEYS[1]], **BAD[KEYS[0]]}
 def in_memory() -> Iterator[Path]:
     """A directory in memory where the system has one: these tests make thousands of fsyncs and measure none."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None) as made:
+    with tempfile.TemporaryDirectory(
+        dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    ) as made:
         yield Path(made)
 
 
@@ -50,7 +52,9 @@ def values(key: str) -> np.ndarray[Any, np.dtype[np.float16]]:
 
 
 def create(path: Path) -> Store:
-    return Store.create(path, samples(), dataset={"slug": "toy", "digest": "ab" * 32, "template": None})
+    return Store.create(
+        path, samples(), dataset={"slug": "toy", "digest": "ab" * 32, "template": None}
+    )
 
 
 def writer(store: Store, key: str, **changed: Any) -> ArrayWriter:
@@ -80,7 +84,12 @@ def whole(path: Path) -> Store:
     store = create(path)
     for key in KEYS:
         fill(store, key)
-    store.put_text("a", ["a photo of a {}."], np.eye(3, WIDTH, dtype=np.float32), {"backbone": "a", "weights": "none"})
+    store.put_text(
+        "a",
+        ["a photo of a {}."],
+        np.eye(3, WIDTH, dtype=np.float32),
+        {"backbone": "a", "weights": "none"},
+    )
     store.put_partition("p", {"clients": [[0, 2], [3]]})
     return store
 
@@ -103,5 +112,7 @@ def check_what_is_read(path: Path) -> None:
     assert set(np.flatnonzero(ok == 0).tolist()) <= set(ALL_BAD)
     for key in store.arrays:
         assert np.array_equal(store.reader(key).all(), values(key), equal_nan=True)
-        assert set(BAD[key]) <= set(np.flatnonzero(ok == 0).tolist()), "a complete array's bad rows are not ok"
+        assert set(BAD[key]) <= set(np.flatnonzero(ok == 0).tolist()), (
+            "a complete array's bad rows are not ok"
+        )
         assert set(BAD[key]) <= set(listed)

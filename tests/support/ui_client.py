@@ -39,17 +39,30 @@ class Client:
         self.app = self.pages.app(TOKEN)
 
     def ask(
-        self, path: str, *, token: str = TOKEN, method: str = "GET", headers: dict[str, str] | None = None
+        self,
+        path: str,
+        *,
+        token: str = TOKEN,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
     ) -> Answer:
         """The answer to a path after the token."""
         plain, _, query = path.partition("?")
         given = {"host": "127.0.0.1:4321", **(headers or {})}
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-            "path": f"/{token}{plain}" if token else plain, "raw_path": plain.encode(), "root_path": "",
-            "query_string": query.encode(), "server": ("127.0.0.1", 4321), "client": ("127.0.0.1", 5),
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": f"/{token}{plain}" if token else plain,
+            "raw_path": plain.encode(),
+            "root_path": "",
+            "query_string": query.encode(),
+            "server": ("127.0.0.1", 4321),
+            "client": ("127.0.0.1", 5),
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
-        }  # fmt: skip
+        }
         sent: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:

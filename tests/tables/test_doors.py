@@ -62,7 +62,9 @@ def array_of(values: Sequence[Any], *, objects: bool) -> np.ndarray:
     """A column as numpy has it: words of Python where ``objects``, else of numpy; a missing number is NaN."""
     known = [value for value in values if value is not None]
     if any(isinstance(value, bool) for value in known) and len(known) < len(values):
-        values = [None if value is None else str(value) for value in values]  # numpy has no missing truth value
+        values = [
+            None if value is None else str(value) for value in values
+        ]  # numpy has no missing truth value
     if any(isinstance(value, str) for value in values):
         if objects:
             return np.array(values, dtype=object)
@@ -84,8 +86,11 @@ def write_h5(path: Path, content: dict[str, Any], columns: Columns) -> None:
         for name, values in columns.items():
             array = array_of(values, objects=False)
             words = array.dtype.kind == "U"
-            file.create_dataset(name, data=array.tolist() if words else array,
-                                dtype=h5py.string_dtype() if words else None)  # fmt: skip
+            file.create_dataset(
+                name,
+                data=array.tolist() if words else array,
+                dtype=h5py.string_dtype() if words else None,
+            )
 
 
 def write_parquet(path: Path, content: dict[str, Any], columns: Columns) -> None:
@@ -115,7 +120,14 @@ def of_embeddings(path: Path, choice: ColumnChoice) -> Read:
     made = arrange(found, "mine")  # which completes the splits
     splits = None if "held_out" in made.dataset else made.samples.split.tolist()
     groups = {name: group.values() for name, group in found.groups.items()}
-    return Read(found.classes, found.labels.tolist(), splits, groups, set(found.left_out), found.may_be_labels)
+    return Read(
+        found.classes,
+        found.labels.tolist(),
+        splits,
+        groups,
+        set(found.left_out),
+        found.may_be_labels,
+    )
 
 
 def of_dataset(spec: str, choice: ColumnChoice) -> Read:
@@ -126,15 +138,26 @@ def of_dataset(spec: str, choice: ColumnChoice) -> Read:
         "no-label": in_a_list(choice.no_label),
         "unlabelled": "yes" if choice.unlabelled else None,
     }
-    escaped = {word: value.replace("%", "%25").replace("&", "%26") for word, value in words.items() if value}
+    escaped = {
+        word: value.replace("%", "%25").replace("&", "%26")
+        for word, value in words.items()
+        if value
+    }
     said = "&".join(f"{word}={value}" for word, value in escaped.items())
     path = Path(spec.partition(":")[2])
-    found: Dataset = open_dataset(f"{spec}?{said}" if said else spec, memory=DigestMemory(path.parent / "digests"))
+    found: Dataset = open_dataset(
+        f"{spec}?{said}" if said else spec, memory=DigestMemory(path.parent / "digests")
+    )
     splits = None if HELD_OUT in found.reading else found.split.tolist()
     groups = {name: group.values() for name, group in found.groups.items()}
     return Read(
-        found.classes, found.label.tolist(), splits, groups, set(found.unused), dict(found.may_be_labels)
-    )  # fmt: skip
+        found.classes,
+        found.label.tolist(),
+        splits,
+        groups,
+        set(found.unused),
+        dict(found.may_be_labels),
+    )
 
 
 def read_file(kind: str, path: Path, choice: ColumnChoice | None = None) -> Read:
@@ -156,7 +179,9 @@ def list_of_images(folder: Path, columns: Columns) -> Path:
     return folder / "list.csv"
 
 
-def made(write: Callable[..., None], name: str, content: dict[str, Any]) -> Callable[[Path, Columns], Path]:
+def made(
+    write: Callable[..., None], name: str, content: dict[str, Any]
+) -> Callable[[Path, Columns], Path]:
     def make(folder: Path, columns: Columns) -> Path:
         write(folder / name, content, columns)
         return folder / name
@@ -224,10 +249,16 @@ VALUES = st.one_of(
     st.just([-1, 0, 1]),
     st.just([-1, 1]),
     st.just([True, False]),
-    st.lists(st.sampled_from(["none", "NA", "null", "n/a", "fist", "Palm", "10", "9", "é", "a b"]),
-             min_size=2, max_size=6, unique=True).filter(lambda words: any(not w.isdigit() for w in words)),
-)  # fmt: skip
-LABEL_NAMES = st.sampled_from(["label", "Labels", "y", "target", "class", "cls", "category", "fine_label"])
+    st.lists(
+        st.sampled_from(["none", "NA", "null", "n/a", "fist", "Palm", "10", "9", "é", "a b"]),
+        min_size=2,
+        max_size=6,
+        unique=True,
+    ).filter(lambda words: any(not w.isdigit() for w in words)),
+)
+LABEL_NAMES = st.sampled_from(
+    ["label", "Labels", "y", "target", "class", "cls", "category", "fine_label"]
+)
 SPLITS = st.sampled_from(
     [
         ("split", ["train", "test"]),
@@ -306,7 +337,9 @@ def test_the_classes_are_the_values_that_occur_in_order(
 def test_the_user_says_which_labels_mean_none(tmp_path: Path) -> None:
     read = all_doors(tmp_path, {"label": column(-1, 0, 4)}, ColumnChoice(no_label=("-1",)))
     assert (read.classes, read.labels[:3]) == (("0", "4"), [-1, 0, 1])
-    read = all_doors(tmp_path, {"label": column("?", "NA", "cat", None)}, ColumnChoice(no_label=("NA", "?")))
+    read = all_doors(
+        tmp_path, {"label": column("?", "NA", "cat", None)}, ColumnChoice(no_label=("NA", "?"))
+    )
     assert (read.classes, read.labels[:4]) == (("cat",), [-1, -1, 0, -1])
 
 
@@ -330,8 +363,12 @@ def test_the_user_says_which_labels_mean_none(tmp_path: Path) -> None:
         ({"is_test": [False]}, None),
     ],
 )
-def test_the_words_for_yes_and_no_are_read_alike(tmp_path: Path, columns: Columns, splits: list[int] | None) -> None:
-    read = all_doors(tmp_path, {"label": TWO, **{name: column(*values) for name, values in columns.items()}})
+def test_the_words_for_yes_and_no_are_read_alike(
+    tmp_path: Path, columns: Columns, splits: list[int] | None
+) -> None:
+    read = all_doors(
+        tmp_path, {"label": TWO, **{name: column(*values) for name, values in columns.items()}}
+    )
     assert (read.splits, read.groups) == (None if splits is None else column(*splits), {})
 
 
@@ -343,17 +380,30 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path: Path, columns: Column
         ({"inTrain": ["a", "b", "c"]}, ("'a'", "row 0", "--group-key inTrain")),
         ({"set": ["train", "test", "holdout"]}, ("'holdout'", "row 2", "--group-key set")),
         ({"split": ["train", "test", "morning"]}, ("'morning'", "row 2", "--split-key NAME")),
-        ({"splitt": ["train", "test", "val"]}, ("splitt holds words of splits", "--split-key splitt")),
+        (
+            {"splitt": ["train", "test", "val"]},
+            ("splitt holds words of splits", "--split-key splitt"),
+        ),
         ({"is_test": [0.5, 0.25, 1.0]}, ("is_test is", "--group-key is_test")),
-        ({"is_test": [1, 0, 0], "is_train": [1, 1, 0]}, ("contradict each other", "row 0", "--split-key is_test")),
-        ({"is_train": [1, 0, 0], "test": [0, 1, 0], "val": [0, 0, 0]}, ("8 rows are marked by none", "row 2")),
+        (
+            {"is_test": [1, 0, 0], "is_train": [1, 1, 0]},
+            ("contradict each other", "row 0", "--split-key is_test"),
+        ),
+        (
+            {"is_train": [1, 0, 0], "test": [0, 1, 0], "val": [0, 0, 0]},
+            ("8 rows are marked by none", "row 2"),
+        ),
         ({"split": ["test", "val"]}, ("no training",)),
     ],
 )
 def test_a_column_named_like_a_split_that_says_none_stops_every_door(
     tmp_path: Path, columns: Columns, said: tuple[str, ...]
 ) -> None:
-    no_door(tmp_path, {"label": TWO, **{name: column(*values) for name, values in columns.items()}}, *said)
+    no_door(
+        tmp_path,
+        {"label": TWO, **{name: column(*values) for name, values in columns.items()}},
+        *said,
+    )
 
 
 @pytest.mark.parametrize(
@@ -419,7 +469,14 @@ def test_any_column_of_few_values_may_be_the_labels(tmp_path: Path, name: str) -
 def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path: Path) -> None:
     site = column("x", "y")
     other = column("u", "u", "v")
-    columns: Columns = {"label": TWO, "a b": other, "a_b": site, "_site": site, "h\u00f4pital": other, "a,b": site}
+    columns: Columns = {
+        "label": TWO,
+        "a b": other,
+        "a_b": site,
+        "_site": site,
+        "h\u00f4pital": other,
+        "a,b": site,
+    }
     read = all_doors(tmp_path, columns)
     assert read.groups == {"a_b": site, "site": site, "h_pital": other}
     assert read.unused == {"a b", "a,b"}
@@ -440,7 +497,9 @@ def test_of_two_columns_of_one_name_the_exact_one_is_taken(tmp_path: Path) -> No
 
 
 def test_blanks_around_names_are_no_part_of_them(tmp_path: Path) -> None:
-    read = all_doors(tmp_path, {" Label": column(0, 1, 2), "is_test ": TWO, " site": column("x", "y")})
+    read = all_doors(
+        tmp_path, {" Label": column(0, 1, 2), "is_test ": TWO, " site": column("x", "y")}
+    )
     assert (read.classes, read.splits, list(read.groups)) == (("0", "1", "2"), TWO, ["site"])
 
 
@@ -458,7 +517,9 @@ def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path: Path) 
             assert (read.classes, read.groups, read.unused) == (("a", "b"), {}, {"labels"}), door
 
 
-def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tmp_path: Path) -> None:
+def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(
+    tmp_path: Path,
+) -> None:
     codes = column(0, 1, 2)
     words = column("ant", "bee", "cat")
     kinds = [
@@ -471,7 +532,9 @@ def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tm
     for held, classes in kinds:
         for door in ("ingest parquet", "hf", "texts parquet"):
             read = through(door, tmp_path, {"label": held, "site": held})
-            assert (read.classes, read.labels, list(read.groups)) == (classes, codes, ["site"]), held.type
+            assert (read.classes, read.labels, list(read.groups)) == (classes, codes, ["site"]), (
+                held.type
+            )
 
 
 def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path: Path) -> None:
@@ -536,11 +599,18 @@ def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path: Path) -> None:
 def named_codes(table: pa.Table, names: list[str]) -> pa.Table:
     """A table whose label is a ClassLabel of Hugging Face."""
     features = {"label": {"names": names, "_type": "ClassLabel"}}
-    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    return table.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
 
 
 def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
-    names = ["walrus", "crane", "ant", "crane"]  # in no order, one without a row, one twice as in ImageNet
+    names = [
+        "walrus",
+        "crane",
+        "ant",
+        "crane",
+    ]  # in no order, one without a row, one twice as in ImageNet
     label = column(0, 2, 3, -1)
     expected = (("walrus", "crane #1", "ant", "crane #3"), label, set())
     for word in ("class_names", "classes", "label_names"):
@@ -549,7 +619,11 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
             write_npz(path, {name: array, word: np.array(names)}, {"y": label})
             read = read_file(kind, path)
             assert (read.classes, read.labels, read.unused) == expected
-    for kind, content in (("", {"embedding": FEATURES.tolist()}), ("hf", PICTURES), ("texts", {"text": TEXTS})):
+    for kind, content in (
+        ("", {"embedding": FEATURES.tolist()}),
+        ("hf", PICTURES),
+        ("texts", {"text": TEXTS}),
+    ):
         path = tmp_path / f"of{kind}.parquet"
         pq.write_table(named_codes(pa.table({**content, "label": label}), names), path)
         read = read_file(kind, path)
@@ -557,7 +631,10 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
 
 
 def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
-    torch.save({"X": torch.tensor(FEATURES), "y": column(0, 1, 2), "class_names": [2, 1, 0]}, tmp_path / "e.pt")
+    torch.save(
+        {"X": torch.tensor(FEATURES), "y": column(0, 1, 2), "class_names": [2, 1, 0]},
+        tmp_path / "e.pt",
+    )
     assert open_any(tmp_path / "e.pt", ColumnChoice()).classes == ("2", "1", "0")
 
 
@@ -568,7 +645,11 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
 def test_a_column_vector_is_a_column(tmp_path: Path, write: Callable[..., None]) -> None:
     label = np.arange(ROWS)[:, None] % 3
     path = tmp_path / f"e.{'npz' if write is write_npz else 'h5'}"
-    for values in (label, label.astype("f4"), np.array(["a", "b", "c"])[label] if write is write_npz else label):
+    for values in (
+        label,
+        label.astype("f4"),
+        np.array(["a", "b", "c"])[label] if write is write_npz else label,
+    ):
         write(path, {"X": FEATURES, "images": IMAGES, "y": values, "site": values}, {})
         ours = read_file("", path)
         theirs = read_file("arrays", path)
@@ -578,9 +659,16 @@ def test_a_column_vector_is_a_column(tmp_path: Path, write: Callable[..., None])
 
 @pytest.mark.parametrize(
     ("pattern", "ending"),
-    [("{name}_{split}", "npz"), ("{split}_{name}", "h5"), ("{split}/{name}", "h5"), ("{name}/{split}", "h5")],
+    [
+        ("{name}_{split}", "npz"),
+        ("{split}_{name}", "h5"),
+        ("{split}/{name}", "h5"),
+        ("{name}/{split}", "h5"),
+    ],
 )
-def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path: Path, pattern: str, ending: str) -> None:
+def test_training_and_test_rows_in_one_file_are_read_by_every_door(
+    tmp_path: Path, pattern: str, ending: str
+) -> None:
     label = column(7, 281, 999)
     site = column("a", "b")
     write = write_h5 if ending == "h5" else write_npz
@@ -602,9 +690,18 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path: Pat
 
 
 @pytest.mark.parametrize("ending", ["npz", "h5"])
-def test_two_arrays_of_one_split_are_joined_with_their_own_columns(tmp_path: Path, ending: str) -> None:
-    parts = {"train": slice(0, 10), "val": slice(10, 14), "dev": slice(14, 20), "test": slice(20, ROWS)}
-    label = [f"{word}-{row % 2}" for word, rows in parts.items() for row in range(rows.stop - rows.start)]
+def test_two_arrays_of_one_split_are_joined_with_their_own_columns(
+    tmp_path: Path, ending: str
+) -> None:
+    parts = {
+        "train": slice(0, 10),
+        "val": slice(10, 14),
+        "dev": slice(14, 20),
+        "test": slice(20, ROWS),
+    }
+    label = [
+        f"{word}-{row % 2}" for word, rows in parts.items() for row in range(rows.stop - rows.start)
+    ]
     # An HDF5 file lists its arrays in the order of their names.
     validation = ["val", "dev"] if ending == "npz" else ["dev", "val"]
     words = [x for word in ("test", "train", *validation) for x in label[parts[word]]]
@@ -640,11 +737,17 @@ def test_features_of_two_splits_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     names = np.array(["ant", "bee"])
-    write_npz(tmp_path / "e.npz", {"X": FEATURES, "classes": names}, {"label": column("ant", "bee", "lion")})
+    write_npz(
+        tmp_path / "e.npz",
+        {"X": FEATURES, "classes": names},
+        {"label": column("ant", "bee", "lion")},
+    )
     refused(lambda: read_file("", tmp_path / "e.npz"), "'lion'", "ant, bee")
     large = {"label": column(2.0**60, 2.0**61)}
     for door in ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet"):
-        refused(lambda door=door: through(door, tmp_path, large), "2^53" if "npz" in door else "label")
+        refused(
+            lambda door=door: through(door, tmp_path, large), "2^53" if "npz" in door else "label"
+        )
 
 
 def test_a_command_that_fails_is_not_advised_again(tmp_path: Path) -> None:
@@ -658,14 +761,18 @@ def extraction(spec: str) -> tuple[object, ...]:
     return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
 
 
-def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_rows(tmp_path: Path) -> None:
+def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_rows(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "h").mkdir()
     (tmp_path / "w").mkdir()
     columns: Columns = {"label": TWO}
     for name in ("site_a", "site_val", "test_site"):
         write_parquet(tmp_path / "h" / f"{name}.parquet", PICTURES, columns)
         write_tar(tmp_path / "w" / f"{name}.tar", columns)
-    refused(lambda: read_file("hf", tmp_path / "h"), "site_a.parquet would be left out", "train-0000")
+    refused(
+        lambda: read_file("hf", tmp_path / "h"), "site_a.parquet would be left out", "train-0000"
+    )
     refused(lambda: read_file("webdataset", tmp_path / "w"), "site_a.tar would be", "train-0000")
 
 
@@ -676,14 +783,20 @@ def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_pat
     columns: Columns = {"diagnosis": column("flu", "cold")}
     write_npz(tmp_path / "e.npz", {"X": FEATURES}, columns)
     write_npz(tmp_path / "i.npz", {"images": IMAGES}, columns)
-    doors = (("ingest", tmp_path / "e.npz", "--name", "mine"), extraction(f"arrays:{tmp_path / 'i.npz'}"))
+    doors = (
+        ("ingest", tmp_path / "e.npz", "--name", "mine"),
+        extraction(f"arrays:{tmp_path / 'i.npz'}"),
+    )
     for words in doors:
         said = fedcache(*words)
         assert said.code == Exit.USAGE
         assert "--label-key diagnosis" in said.err
     assert not ok("ls").data["entries"]
     for words in doors:
-        assert Store.open(ok(*words, "--label-key", "diagnosis").data["path"]).samples.classes == ("cold", "flu")
+        assert Store.open(ok(*words, "--label-key", "diagnosis").data["path"]).samples.classes == (
+            "cold",
+            "flu",
+        )
         again = ("--replace",) if words[0] == "ingest" else ()
         assert Store.open(ok(*words, "--unlabelled", *again).data["path"]).samples.classes == ()
     # Features of the class names make a store useful without labels.
@@ -708,9 +821,14 @@ def test_a_column_of_sentences_beside_embeddings_is_no_error(tmp_path: Path) -> 
         assert (read.unused, read.groups, len(read.classes)) == ({name}, {}, 3)
 
 
-@pytest.mark.parametrize("words", [["1e5", "100000", "7", "8"], ["1.0", "1", "2", "+1"], ["-0", "0", "007", "7"]])
+@pytest.mark.parametrize(
+    "words", [["1e5", "100000", "7", "8"], ["1.0", "1", "2", "+1"], ["-0", "0", "007", "7"]]
+)
 def test_two_words_are_two_values_through_every_door(tmp_path: Path, words: list[str]) -> None:
-    columns = {"label": [words[row % 4] for row in range(ROWS)], "site": [words[row % 4 - 1] for row in range(ROWS)]}
+    columns = {
+        "label": [words[row % 4] for row in range(ROWS)],
+        "site": [words[row % 4 - 1] for row in range(ROWS)],
+    }
     read = all_doors(tmp_path, columns)
     assert read.classes == tuple(sorted(words))
     assert read.groups == {"site": columns["site"]}

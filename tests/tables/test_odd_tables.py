@@ -78,7 +78,9 @@ def refusal(door: str, folder: Path, columns: Columns, choice: ColumnChoice | No
         {"Domain": [1, 2, 3], "DOMAIN": [1, 2, 3]},
     ],
 )
-def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tmp_path: Path, columns: Columns) -> None:
+def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(
+    tmp_path: Path, columns: Columns
+) -> None:
     table = {"label": TWO, **{name: column(*values) for name, values in columns.items()}}
     for door, (kind, _) in DOORS.items():
         said = refusal(door, tmp_path, table)
@@ -90,8 +92,12 @@ def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tm
 
 
 def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_path: Path) -> None:
-    columns = {"label": TWO, "split": column("a", "b"), "part": column("train", "test"),
-               "hospital": column("x", "x", "y")}  # fmt: skip
+    columns = {
+        "label": TWO,
+        "split": column("a", "b"),
+        "part": column("train", "test"),
+        "hospital": column("x", "x", "y"),
+    }
     write_npz(tmp_path / "i.npz", {"images": IMAGES}, columns)
     spec = f"arrays:{tmp_path / 'i.npz'}"
     named = ("--split-key", "part", "--domain-key", "hospital")
@@ -117,8 +123,17 @@ def test_labels_without_a_split_in_their_name_stop_every_door(
         def read(choice: ColumnChoice, kind: str = kind, path: Path = path) -> Read:
             return read_file(kind, path, choice)
 
-        refused(lambda: read(ColumnChoice()), "may be the labels", f"{name}_train and {name}_test", "--unlabelled")
-        refused(lambda: read(ColumnChoice(label=name)), "no split in its name", f"{name}_train and {name}_test")
+        refused(
+            lambda: read(ColumnChoice()),
+            "may be the labels",
+            f"{name}_train and {name}_test",
+            "--unlabelled",
+        )
+        refused(
+            lambda: read(ColumnChoice(label=name)),
+            "no split in its name",
+            f"{name}_train and {name}_test",
+        )
         refused(lambda: read(ColumnChoice(groups=(name,))), "no split in its name")
         assert read(ColumnChoice(unlabelled=True)).unused == {name}
         write(path, arrays, {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})
@@ -138,8 +153,12 @@ def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path: Path) -> No
     arrays = {"train_scans": FEATURES[:16], "val_scans": FEATURES[16:], "y": TWO[:16]}
     write_npz(tmp_path / "f.npz", arrays, {})
     said = ("val_scans would be left out", " scans takes the rows of all splits")
-    refused(lambda: of_embeddings(tmp_path / "f.npz", ColumnChoice(features=("train_scans",))), *said)
-    refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}?rows=train_scans", ColumnChoice()), *said)
+    refused(
+        lambda: of_embeddings(tmp_path / "f.npz", ColumnChoice(features=("train_scans",))), *said
+    )
+    refused(
+        lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}?rows=train_scans", ColumnChoice()), *said
+    )
 
 
 def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
@@ -150,7 +169,13 @@ def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
         assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).rows == ROWS
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda word: word.strip())))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
+            lambda word: word.strip()
+        )
+    )
+)
 @example(["a,b", '"q"', 'the "best"', "it's"])
 def test_a_list_of_words_is_read_as_it_is_written(words: list[str]) -> None:
     assert listed(in_a_list(words)) == [word.strip() for word in words]
@@ -201,8 +226,14 @@ def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path: Path) -> None
 
 
 def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
-    both = of_shard(shard(tmp_path / "a.tar", cls=["0", "1"], json=[{"cls": "a", "site": "x"}, {"cls": "b"}]))
-    assert (both.classes, list(both.groups), both.unused) == (("0", "1"), ["site"], {"cls of .json"})
+    both = of_shard(
+        shard(tmp_path / "a.tar", cls=["0", "1"], json=[{"cls": "a", "site": "x"}, {"cls": "b"}])
+    )
+    assert (both.classes, list(both.groups), both.unused) == (
+        ("0", "1"),
+        ["site"],
+        {"cls of .json"},
+    )
     bare = of_shard(shard(tmp_path / "b.tar", json=[3, 4]))
     assert (bare.classes, bare.may_be_labels) == ((), {"json": 2})
     assert of_shard(tmp_path / "b.tar", ColumnChoice(label="json")).classes == ("3", "4")
@@ -212,7 +243,9 @@ def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
     assert f"not used: {ROWS} .txt" in said
 
 
-@pytest.mark.parametrize("words", [("train", "test"), ("Training", "t10k"), ("data/train", "data/test")])
+@pytest.mark.parametrize(
+    "words", [("train", "test"), ("Training", "t10k"), ("data/train", "data/test")]
+)
 def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
     tmp_path: Path, words: tuple[str, str]
 ) -> None:
@@ -223,7 +256,11 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
     assert sorted(data.names) == sorted(f"s/{key}" for key in keys)
     for row, name in enumerate(data.names):
         number = int(name[-4:])
-        assert (data.split[row], data.label[row], data.source.read(row)) == (split[number], number % 2, PNGS[number])
+        assert (data.split[row], data.label[row], data.source.read(row)) == (
+            split[number],
+            number % 2,
+            PNGS[number],
+        )
     # One sample without a split in its folders leaves all without.
     assert of_shard(shard(tmp_path / "t.tar", [*keys[:-1], KEYS[-1]])).splits is None
 
@@ -231,14 +268,22 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
 # Large integers
 
 
-@pytest.mark.parametrize("ids", [[2**63, 2**64 - 1], [2**63 - 1, 2**63 + 1], [10**20 + 1, 10**20, 5], [-(10**19), 7]])
+@pytest.mark.parametrize(
+    "ids", [[2**63, 2**64 - 1], [2**63 - 1, 2**63 + 1], [10**20 + 1, 10**20, 5], [-(10**19), 7]]
+)
 def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids: list[int]) -> None:
     label = column(*ids)
     columns: Columns = {"label": label, "site": label}
     for row, png in enumerate(PNGS):
         (tmp_path / f"{row:04d}.png").write_bytes(png)
     rows = [
-        {"embedding": FEATURES[row].tolist(), "path": f"{row:04d}.png", "text": TEXTS[row], "label": x, "site": x}
+        {
+            "embedding": FEATURES[row].tolist(),
+            "path": f"{row:04d}.png",
+            "text": TEXTS[row],
+            "label": x,
+            "site": x,
+        }
         for row, x in enumerate(label)
     ]
     (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -259,7 +304,10 @@ def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids:
 
 
 def test_large_floats_of_json_are_no_integers(tmp_path: Path) -> None:
-    rows = [{"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]} for row in range(ROWS)]
+    rows = [
+        {"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]}
+        for row in range(ROWS)
+    ]
     (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
     refused(lambda: of_embeddings(tmp_path / "e.jsonl", ColumnChoice()), "2^53")
 
@@ -267,7 +315,21 @@ def test_large_floats_of_json_are_no_integers(tmp_path: Path) -> None:
 # Names that a shell or a spec reads otherwise
 
 
-ODD_NAMES = ["my diag", "it's", "a;b", "$HOME", "a|b", "#c", '"q"', "a,b", "R&D", "what?", "?label=x", "100%", "-x"]
+ODD_NAMES = [
+    "my diag",
+    "it's",
+    "a;b",
+    "$HOME",
+    "a|b",
+    "#c",
+    '"q"',
+    "a,b",
+    "R&D",
+    "what?",
+    "?label=x",
+    "100%",
+    "-x",
+]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
@@ -280,10 +342,16 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path: Path, name: str)
     options, _, rest = hint.partition(", in a spec ")
     (whole,) = shlex.split(rest.partition("; or say that there are none")[0])
     assert Store.open(ok(*extraction(whole)).data["path"]).samples.classes == ("a", "b")
-    assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == ["a", "b"]
+    assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == [
+        "a",
+        "b",
+    ]
     words = ("ingest", file, "--name", "mine")
     suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
-    assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).samples.classes == ("a", "b")
+    assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).samples.classes == (
+        "a",
+        "b",
+    )
 
 
 @pytest.mark.parametrize("name", ODD_NAMES[:-1])  # no group is called -x
@@ -318,7 +386,11 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
 def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> None:
     path = tmp_path / "f.npz"
     for names, twice in ((["a", "a", "b"], True), (["a #0", "a #1", "b"], False)):
-        write_npz(path, {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)}, {"y": column(0, 1, 2)})
+        write_npz(
+            path,
+            {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)},
+            {"y": column(0, 1, 2)},
+        )
         found = open_dataset(f"arrays:{path}", memory=DigestMemory(tmp_path / "digests"))
         assert found.classes == ("a #0", "a #1", "b")
         for said in (found.reading, " ".join(open_embeddings(path).notes)):
@@ -330,7 +402,15 @@ def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> N
 
 def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path: Path) -> None:
     one_hot = np.eye(3, dtype=int)[column(0, 1, 2)].tolist()
-    for door in ("ingest npz", "arrays npz", "arrays h5", "ingest parquet", "hf", "texts parquet", "webdataset"):
+    for door in (
+        "ingest npz",
+        "arrays npz",
+        "arrays h5",
+        "ingest parquet",
+        "hf",
+        "texts parquet",
+        "webdataset",
+    ):
         assert "labels.argmax(1)" in refusal(door, tmp_path, {"label": one_hot}), door
 
 
@@ -344,7 +424,12 @@ def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path: Path
 
 def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
     write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
-    said = ("several columns that may be rows", "features float32", "images uint8", "--images-key NAME")
+    said = (
+        "several columns that may be rows",
+        "features float32",
+        "images uint8",
+        "--images-key NAME",
+    )
     refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}", ColumnChoice()), *said)
 
 

@@ -63,7 +63,10 @@ def not_described(up, _data, _ctx):
 def last_counts_double(server, up, _ctx):
     weights = torch.ones(len(up["W"]), dtype=up["W"].dtype)
     weights[-1] = 2.0
-    return {**server, **{k: torch.einsum("m,m...->...", weights, t) / weights.sum() for k, t in up.items()}}
+    return {
+        **server,
+        **{k: torch.einsum("m,m...->...", weights, t) / weights.sum() for k, t in up.items()},
+    }
 
 
 def mean_of_a_client(down, state, data, ctx):
@@ -103,7 +106,10 @@ def over_all_clients(up, _data, ctx):
 
 
 WRONG = {
-    "every client one vote": (replace(FEDAVG, pool=lambda _hp: {"": "uniform"}), "all_rows_count_the_same"),
+    "every client one vote": (
+        replace(FEDAVG, pool=lambda _hp: {"": "uniform"}),
+        "all_rows_count_the_same",
+    ),
     "an upload not described": (changed_upload(not_described), "executions_agree"),
     "draws of its own": (changed_upload(drawn_elsewhere), "the_same_seed_gives_the_same_bits"),
     "a row leaves": (changed_upload(row_of_a_client), "no_row_leaves_a_client"),
@@ -112,19 +118,36 @@ WRONG = {
         "no_row_leaves_a_client",
     ),
     "the last client counts double": (
-        replace(FEDAVG, pool=lambda _hp: {"": "stack"}, aggregate=last_counts_double, executions=("sequential",)),
+        replace(
+            FEDAVG,
+            pool=lambda _hp: {"": "stack"},
+            aggregate=last_counts_double,
+            executions=("sequential",),
+        ),
         "the_order_of_clients_does_not_matter",
     ),
-    "state that is not saved": (replace(FEDAVG, aggregate=counted), "a_resumed_run_has_the_same_bits"),
+    "state that is not saved": (
+        replace(FEDAVG, aggregate=counted),
+        "a_resumed_run_has_the_same_bits",
+    ),
     "clients mixed": (changed_upload(over_all_clients), "executions_agree"),
     "said to be additive": (replace(NCM, fit=mean_of_a_client), "additive_uploads_add_up"),
     "other rows read": (changed_upload(mean_of_the_store), "no_test_row_is_trained_on"),
     "row 0 read": (changed_upload(mean_of_the_store), "a_missing_row_is_never_read"),
     "labels not declared": (replace(FEDAVG, needs=frozenset()), "other_labels_change_nothing"),
     "one number for a grid": (changed_upload(by_one_number), "a_grid_point_is_the_run_alone"),
-    "scores of a batch": (replace(FEDAVG, predict=centred_scores), "a_prediction_does_not_see_other_test_rows"),
-    "the sign of scores": (replace(FEDAVG, predict=negated_scores), "classes_that_lie_apart_are_learnt"),
-    "nothing is learnt": (replace(FEDAVG, aggregate=lambda server, _up, _ctx: server), "training_changes_what_is_kept"),
+    "scores of a batch": (
+        replace(FEDAVG, predict=centred_scores),
+        "a_prediction_does_not_see_other_test_rows",
+    ),
+    "the sign of scores": (
+        replace(FEDAVG, predict=negated_scores),
+        "classes_that_lie_apart_are_learnt",
+    ),
+    "nothing is learnt": (
+        replace(FEDAVG, aggregate=lambda server, _up, _ctx: server),
+        "training_changes_what_is_kept",
+    ),
     "clients mixed in chunks": (changed_upload(over_all_clients), "chunks_change_nothing"),
 }
 
@@ -135,7 +158,13 @@ def test_a_wrong_method_breaks_its_law(what):
     method, law = WRONG[what]
     right = METHODS[method.name.replace("wrong", "fedavg")]
     wrong, kept = (
-        broken([check for check in testing.method_laws(m, settings) if check.name.startswith(f"{law}[")])
+        broken(
+            [
+                check
+                for check in testing.method_laws(m, settings)
+                if check.name.startswith(f"{law}[")
+            ]
+        )
         for m, settings in ((method, LINEAR if method.gradient else None), (right, None))
     )
     assert (wrong, kept) == ({law}, set())
@@ -145,11 +174,15 @@ UNEVEN = ["feddisco", "feddyn", "fedclip", "scaffold", "fedavg-simclr"]
 """Methods that declare ``uneven_rows`` and train one model by plain steps."""
 
 
-@pytest.mark.parametrize("name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.slow) for n in UNEVEN])
+@pytest.mark.parametrize(
+    "name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.slow) for n in UNEVEN]
+)
 def test_where_rows_do_not_count_the_same_the_law_fails(name):
     method = METHODS[name]
     assert method.uneven_rows
-    assert broken(testing.method_laws(replace(method, uneven_rows=""))) == {"all_rows_count_the_same"}
+    assert broken(testing.method_laws(replace(method, uneven_rows=""))) == {
+        "all_rows_count_the_same"
+    }
 
 
 @pytest.mark.slow
@@ -188,7 +221,9 @@ def test_all_that_fails_is_said_at_once():
     assert str(info.value).split("\n\n") == [
         f"It breaks the law {name}: {name}.\nFound: it does not." for name in ("one", "three")
     ]
-    assert check_all(less_exceptions(checks, {"one": "a", "three": "b"}, ["one", "two", "three"])) == ["two"]
+    assert check_all(
+        less_exceptions(checks, {"one": "a", "three": "b"}, ["one", "two", "three"])
+    ) == ["two"]
 
 
 def test_a_method_can_be_run_on_a_federation_of_ones_own():
@@ -214,9 +249,9 @@ def test_every_scheme_keeps_the_laws_of_partitions(name):
     if found is None:
         pytest.skip("its rows are given, not dealt")
     args, exceptions = found
-    assert len(testing.check_partition(name, exceptions=exceptions, **args)) == len(testing.PARTITION_LAWS) - len(
-        exceptions
-    )
+    assert len(testing.check_partition(name, exceptions=exceptions, **args)) == len(
+        testing.PARTITION_LAWS
+    ) - len(exceptions)
 
 
 def dealt_wrongly(change):
@@ -295,7 +330,8 @@ def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(of_the_batch, "depend on what else is in its batch"), (dropped, "other features each time")]
+    ("change", "said"),
+    [(of_the_batch, "depend on what else is in its batch"), (dropped, "other features each time")],
 )
 def test_what_depends_on_chance_or_on_the_batch_is_no_backbone(change, said):
     with pytest.raises(FedcacheError, match=said):
@@ -360,7 +396,9 @@ def test_a_shipped_backbone_keeps_the_laws(tmp_path):
     assert len(testing.check_backbone("glyph-clip", home=tmp_path)) == len(testing.BACKBONE_LAWS)
 
 
-@pytest.mark.parametrize("rule", ["mean", "median", "trimmed:0.2", "geomedian", "krum", "multikrum", "nnm+median"])
+@pytest.mark.parametrize(
+    "rule", ["mean", "median", "trimmed:0.2", "geomedian", "krum", "multikrum", "nnm+median"]
+)
 def test_the_rules_keep_the_laws_of_aggregators(rule):
     assert len(testing.check_aggregator(rule)) == len(testing.AGGREGATOR_LAWS)
 
@@ -413,7 +451,8 @@ class FadesOthers(Sequential):
         for point in self.batch.points:
             for client in set(point.states) - set(ids):
                 point.states[client] = {
-                    k: t / 2 if t.is_floating_point() else t for k, t in point.states[client].items()
+                    k: t / 2 if t.is_floating_point() else t
+                    for k, t in point.states[client].items()
                 }
         return found
 

@@ -31,7 +31,17 @@ IID = ("--scheme", "iid", "--clients", 4)
 def trained(place: Path) -> Path:
     """A home with one store, two finished runs of one setting, and a grid of two points."""
     images = folder(place / "shapes", train=12, test=4)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8, "--workers", 0)
+    ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--size",
+        8,
+        "--workers",
+        0,
+    )
     words = (*IID, "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
     made = ok("train", "--method", "fedavg", *words).data
     ok("train", "--method", "fed3r", *IID, "--seeds", "0,1")
@@ -58,13 +68,23 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
     shutil.copy(run / "config.toml", left)
     write_sealed(left / WRITTEN, {"kind": "files of a run"}, {"config.toml": ""})
     records = [
-        {"round": r, "clients": [0], "seconds": 2.0, "accuracy": r / 10 if r > 1 else None,
-         "traffic": {"up_bytes": 100, "down_bytes": 10}, "diagnostics": {}}
+        {
+            "round": r,
+            "clients": [0],
+            "seconds": 2.0,
+            "accuracy": r / 10 if r > 1 else None,
+            "traffic": {"up_bytes": 100, "down_bytes": 10},
+            "diagnostics": {},
+        }
         for r in range(1, rounds)
-    ]  # fmt: skip
+    ]
     kept = left / "checkpoint-0.safetensors"
-    write_sealed(kept, {"kind": "checkpoint"}, json.dumps({"round": rounds - 1, "records": records}), {
-        "server/w": torch.zeros(3)})  # fmt: skip
+    write_sealed(
+        kept,
+        {"kind": "checkpoint"},
+        json.dumps({"round": rounds - 1, "records": records}),
+        {"server/w": torch.zeros(3)},
+    )
     return left
 
 
@@ -85,7 +105,14 @@ def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) ->
 
 def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client) -> None:
     name = client.changes()["runs"][0]["name"]
-    for path in ("/", "/static/ui.css", "/api/changes", f"/api/run/{name}", "/api/run/none", "/nothing"):
+    for path in (
+        "/",
+        "/static/ui.css",
+        "/api/changes",
+        f"/api/run/{name}",
+        "/api/run/none",
+        "/nothing",
+    ):
         head = client.ask(path).headers
         policy = head["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -100,9 +127,15 @@ def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client) -
 def test_no_path_leads_out_of_the_home(client: Client, own_home: Path) -> None:
     (own_home.parent / "secret.txt").write_text("secret")
     for path in (
-        "/static/../server.py", "/static/%2e%2e/server.py", "/static/index.html", "/api/run/%2e%2e",
-        "/api/store/..%2f..", "/api/grid/..%2f..%2fx", "/report/../x.html", "/api/store/..%2fruns/images",
-    ):  # fmt: skip
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+        "/static/index.html",
+        "/api/run/%2e%2e",
+        "/api/store/..%2f..",
+        "/api/grid/..%2f..%2fx",
+        "/report/../x.html",
+        "/api/store/..%2fruns/images",
+    ):
         for asked in (path, unquote(path)):
             found = client.ask(asked)
             assert found.code == 404, asked
@@ -120,25 +153,40 @@ def test_figures_are_those_of_the_results(client: Client, run: Path) -> None:
     found = {r["name"]: r for r in client.changes()["runs"]}
     result = read_result(run / "result.json")
     mine = found[run.name]
-    assert (mine["accuracy"], mine["std"]) == (result["accuracy"]["mean"], result["accuracy"]["std"])
+    assert (mine["accuracy"], mine["std"]) == (
+        result["accuracy"]["mean"],
+        result["accuracy"]["std"],
+    )
     assert mine["sent"] == result["traffic"]["exact"]["up_bytes"]
     details = client.ask(f"/api/run/{run.name}").data
     assert {seed: len(curve) for seed, curve in details["curves"].items()} == {"0": 3, "1": 3}
-    _, *measure = next(shlex.split(words) for what, words in details["commands"] if what == "Measure it")
+    _, *measure = next(
+        shlex.split(words) for what, words in details["commands"] if what == "Measure it"
+    )
     assert ok(*measure).data
 
 
-def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client: Client, run: Path, own_home: Path) -> None:
+def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(
+    client: Client, run: Path, own_home: Path
+) -> None:
     (line,) = client.changes()["grids"]
     path = own_home / "grids" / f"{line['name']}.jsonl"
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
     first, one, *_ = read_sealed_lines(path, sealed_for)
-    write_sealed_lines(path, [{**first, "process": this_process(), "started": time.time() - 5}, one], sealed_for)
-    other = next(p for p in client.ask(f"/api/grid/{line['name']}").data["points"] if p["run"] is None)
+    write_sealed_lines(
+        path, [{**first, "process": this_process(), "started": time.time() - 5}, one], sealed_for
+    )
+    other = next(
+        p for p in client.ask(f"/api/grid/{line['name']}").data["points"] if p["run"] is None
+    )
     assert other["state"] == "waiting"
     ended = [r for r in client.changes()["runs"] if r["method"] == "fedprox"]
     mu = {r["name"]: client.ask(f"/api/run/{r['name']}").data["settings"]["mu"] for r in ended}
-    source = own_home / "runs" / next(name for name, value in mu.items() if value == other["sweep"]["mu"])
+    source = (
+        own_home
+        / "runs"
+        / next(name for name, value in mu.items() if value == other["sweep"]["mu"])
+    )
     with owning([in_progress(source, "b" * 16)], Silent(), Stop()):
         client.changes()
         grid = client.ask(f"/api/grid/{line['name']}").data
@@ -159,9 +207,15 @@ def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_st
         found = client.changes(version)
     (mine,) = found["runs"]
     assert (mine["state"], mine["done"], mine["total"], mine["accuracy"]) == ("running", 2, 6, 0.2)
-    assert (mine["sent"], mine["received"], mine["left"]) == (200, 20, 8.0)  # 2 s a round, 4 rounds to go
+    assert (mine["sent"], mine["received"], mine["left"]) == (
+        200,
+        20,
+        8.0,
+    )  # 2 s a round, 4 rounds to go
     assert client.ask(f"/api/run/{left.name}").data["curves"] == {"0": [[2, 0.2]]}
-    (left / LOCK).touch()  # killed: the system ends the lock and leaves its file, and the page knows
+    (
+        left / LOCK
+    ).touch()  # killed: the system ends the lock and leaves its file, and the page knows
     (mine,) = client.changes(found["version"])["runs"]
     assert (mine["state"], mine["left"], mine["done"]) == ("stopped", None, 2)
 
@@ -195,7 +249,9 @@ def test_a_damaged_run_is_named_and_hides_no_other(client: Client, run: Path, wh
 
 
 def test_a_comparison_is_that_of_the_command_line(client: Client) -> None:
-    names = sorted(r["name"] for r in client.changes()["runs"] if r["method"] in ("fedavg", "fed3r"))
+    names = sorted(
+        r["name"] for r in client.changes()["runs"] if r["method"] in ("fedavg", "fed3r")
+    )
     made = client.ask(f"/api/compare?runs={','.join(names)}").data
     told = ok("compare", *names).data
     (table,), (other,) = made["tables"], told["comparisons"]
@@ -204,7 +260,9 @@ def test_a_comparison_is_that_of_the_command_line(client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(client: Client, tmp_path: Path) -> None:
+def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(
+    client: Client, tmp_path: Path
+) -> None:
     names = [r["name"] for r in client.changes()["runs"]]
     path = f"/api/report?runs={','.join(names)}"
     found = client.ask(path).data
@@ -242,7 +300,9 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
     count = 10_000
     for i in range(count):
         (own_home / "runs" / f"{i:016x}").mkdir(parents=True)
-    monkeypatch.setattr(run_index, "read_run", lambda path: {"name": path.name, "state": "finished", "changed": 0.0})
+    monkeypatch.setattr(
+        run_index, "read_run", lambda path: {"name": path.name, "state": "finished", "changed": 0.0}
+    )
     monkeypatch.setattr(run_index, "RECENT", 0)
     index = run_index.RunIndex(own_home / "runs")
     index.look()
@@ -277,9 +337,22 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
 @pytest.mark.timeout(60)  # a page that opens a pipe waits for ever
-def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(client: Client, run: Path, own_home: Path) -> None:
-    names = ["result.json", "config.toml", "measured.json", "rounds.jsonl", "files.json", "tags.json", "running.lock",
-             "clients.parquet", "seed-0.json", "checkpoint-0.safetensors", "models/models.json"]  # fmt: skip
+def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(
+    client: Client, run: Path, own_home: Path
+) -> None:
+    names = [
+        "result.json",
+        "config.toml",
+        "measured.json",
+        "rounds.jsonl",
+        "files.json",
+        "tags.json",
+        "running.lock",
+        "clients.parquet",
+        "seed-0.json",
+        "checkpoint-0.safetensors",
+        "models/models.json",
+    ]
     for number, name in enumerate(names):  # runs that are whole but for one file
         copy = run.with_name(f"{number:016x}")
         shutil.copytree(run, copy)

@@ -8,7 +8,15 @@ from __future__ import annotations
 from fedcache.extract.backbones.backbone import Backbone, Download, FrozenEncoder, Weights
 from fedcache.extract.backbones.caches import Caches, library_caches
 from fedcache.extract.backbones.table import BACKBONES, load, lookup, lookup_recorded
-from fedcache.extract.backbones.weights import CHECKPOINTS, import_weights, known, locate, pull, ready, try_weights
+from fedcache.extract.backbones.weights import (
+    CHECKPOINTS,
+    import_weights,
+    known,
+    locate,
+    pull,
+    ready,
+    try_weights,
+)
 
 __all__ = [
     "BACKBONES",

@@ -94,7 +94,10 @@ class Backbone:
         """
         if self.reads != IMAGES:
             if odd := [name for name in recipe.departures(self.recipe) if name != "dtype"]:
-                raise UsageError(f"{self.name} reads {self.reads}, and {odd[0]} is of images.", f"Leave out {odd[0]}.")
+                raise UsageError(
+                    f"{self.name} reads {self.reads}, and {odd[0]} is of images.",
+                    f"Leave out {odd[0]}.",
+                )
             return
         if self.fixed and recipe.size != self.recipe.size:
             raise UsageError(
@@ -103,7 +106,8 @@ class Backbone:
             )
         if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
             raise UsageError(
-                f"{self.name} takes the pixels as they are, and the recipe asks for a norm.", "Leave out norm."
+                f"{self.name} takes the pixels as they are, and the recipe asks for a norm.",
+                "Leave out norm.",
             )
 
 
@@ -115,19 +119,27 @@ class Download:
     size: int = 0
 
     def __str__(self) -> str:
-        return f"about {self.size / 1e6:,.0f} MB from {self.source}" if self.size else f"from {self.source}"
+        return (
+            f"about {self.size / 1e6:,.0f} MB from {self.source}"
+            if self.size
+            else f"from {self.source}"
+        )
 
 
 @dataclass(frozen=True)
 class Weights:
     """Located weights."""
 
-    path: Path | None  # the file; None when there is none (seeded, or not needed) or it is still to be downloaded
+    path: (
+        Path | None
+    )  # the file; None when there is none (seeded, or not needed) or it is still to be downloaded
     sha256: str  # of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded
     origin: str  # where it was found, in a few words
     download: Download | None = None  # what ``pull`` would fetch, when the file is not here
     key: str | None = None  # which weights of a file that holds several
-    taken: list[Taken] = field(default_factory=list, compare=False, repr=False)  # which tensors were loaded
+    taken: list[Taken] = field(
+        default_factory=list, compare=False, repr=False
+    )  # which tensors were loaded
 
     def file(self, backbone: str) -> Path:
         """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""

@@ -50,7 +50,11 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     """
     kind = kind_of(path)
     if kind == "torchscript":
-        where = f"the safetensors file of {hub} (open_clip_model.safetensors)" if hub else "a safetensors file"
+        where = (
+            f"the safetensors file of {hub} (open_clip_model.safetensors)"
+            if hub
+            else "a safetensors file"
+        )
         raise _refuse(
             path,
             "it is a TorchScript archive, which carries code beside the weights",
@@ -59,7 +63,9 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     readers = {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}
     state = dict(_tensors_in(readers[kind](path)))
     if not state:
-        raise _refuse(path, "it holds no tensors", "A state_dict is needed: what model.state_dict() returns.")
+        raise _refuse(
+            path, "it holds no tensors", "A state_dict is needed: what model.state_dict() returns."
+        )
     if key is None:
         return state
     chosen = {name: tensor for name, tensor in state.items() if name.startswith(f"{key}.")}
@@ -88,7 +94,11 @@ def _tensors_in(loaded: Mapping[Any, Any], start: str = "") -> Iterator[tuple[st
 
 def after(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with a prefix, by the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def kind_of(path: Path) -> str:
@@ -97,7 +107,9 @@ def kind_of(path: Path) -> str:
         with path.open("rb") as file:
             head = file.read(512)
     except OSError as error:
-        raise _refuse(path, f"it cannot be opened ({error.strerror})", "Check the path and its permissions.") from error
+        raise _refuse(
+            path, f"it cannot be opened ({error.strerror})", "Check the path and its permissions."
+        ) from error
     again = "Get the file again: this is what a failed download leaves."
     if not head:
         raise _refuse(path, "it is empty", again)
@@ -108,7 +120,9 @@ def kind_of(path: Path) -> str:
     if head.startswith(b"\x80"):
         return "torch"
     if head.startswith(b"version https://git-lfs"):
-        raise _refuse(path, "it is a Git LFS pointer, not the weights", "Fetch the file itself:  git lfs pull")
+        raise _refuse(
+            path, "it is a Git LFS pointer, not the weights", "Fetch the file itself:  git lfs pull"
+        )
     if head.lstrip()[:1] == b"<":
         raise _refuse(path, "it is an HTML or XML page, not weights", again)
     if path.suffix == ".safetensors":
@@ -133,9 +147,13 @@ def _kind_of_zip(path: Path, again: str) -> str:
         return "torch"
     if names and all(name.endswith(".npy") for name in names):
         if claimed > NPZ_LIMIT:
-            raise _refuse(path, f"it claims to unpack to {claimed:,} bytes, more than {NPZ_LIMIT:,}", again)
+            raise _refuse(
+                path, f"it claims to unpack to {claimed:,} bytes, more than {NPZ_LIMIT:,}", again
+            )
         return "npz"
-    raise _refuse(path, "it is a zip archive without weights", "Unpack it, and give the checkpoint inside.")
+    raise _refuse(
+        path, "it is a zip archive without weights", "Unpack it, and give the checkpoint inside."
+    )
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:
@@ -147,9 +165,19 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
             sealed = SEAL in (file.metadata() or {})
         found = read_sealed(path, IMPORTED) if sealed else None
         return load_file(path) if found is None else found.tensors
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OSError, MemoryError) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        OSError,
+        MemoryError,
+    ) as error:
         raise _refuse(
-            path, f"its safetensors header does not describe it ({error})", "Get the file again, or convert it again."
+            path,
+            f"its safetensors header does not describe it ({error})",
+            "Get the file again, or convert it again.",
         ) from error
 
 
@@ -159,10 +187,17 @@ def _read_npz(path: Path) -> Mapping[str, Any]:
 
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
-    except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+            return {
+                name: torch.from_numpy(np.ascontiguousarray(archive[name]))
+                for name in archive.files
+            }
+    except (
+        Exception
+    ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
         raise _refuse(
-            path, f"its arrays cannot be read as plain numbers ({error})", "Save it again without object arrays."
+            path,
+            f"its arrays cannot be read as plain numbers ({error})",
+            "Save it again without object arrays.",
         ) from error
 
 
@@ -184,7 +219,9 @@ def load_torch(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_plain_data()):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+    except (
+        Exception
+    ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
         raise _refuse(
             path,
             f"it is not a checkpoint of tensors alone ({_cause(error)})",
@@ -209,7 +246,10 @@ def _plain_data() -> list[Any]:
     import numpy as np
     from numpy._core.multiarray import scalar
 
-    kinds = [type(np.dtype(name)) for name in ("bool", "int32", "int64", "uint8", "float16", "float32", "float64")]
+    kinds = [
+        type(np.dtype(name))
+        for name in ("bool", "int32", "int64", "uint8", "float16", "float32", "float64")
+    ]
     spellings = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
     paths = [(PosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")]
     return [argparse.Namespace, *paths, np.dtype, *((scalar, name) for name in spellings), *kinds]
@@ -243,10 +283,18 @@ class Taken:
         """A message for the user; "" if the whole file is used and its names are those of the model."""
         if not self.prefix and not self.also and not self.left:
             return ""
-        where = f"its tensors under {self.prefix.rstrip('.')}" if self.prefix else "its tensors without a prefix"
+        where = (
+            f"its tensors under {self.prefix.rstrip('.')}"
+            if self.prefix
+            else "its tensors without a prefix"
+        )
         said = f"{path}: the weights of {backbone} are {where}."
         if self.left:
-            others = "1 other tensor is" if len(self.left) == 1 else f"{len(self.left):,} other tensors are"
+            others = (
+                "1 other tensor is"
+                if len(self.left) == 1
+                else f"{len(self.left):,} other tensors are"
+            )
             said += f" {others} not used: {_few(list(self.left))}."
         for other in self.also:
             said += f" It also holds weights of {backbone} under {other.rstrip('.')}, for example averaged ones (EMA),"
@@ -290,10 +338,14 @@ def load_strict(
         taken.append(found)
     wanted = {k: v for k, v in module.state_dict().items() if not k.startswith(ignore)}
     below = after(found.prefix, state)
-    copies = tuple(other.removeprefix(found.prefix) for other in found.also if other.startswith(found.prefix))
+    copies = tuple(
+        other.removeprefix(found.prefix) for other in found.also if other.startswith(found.prefix)
+    )
     given = {k: v for k, v in below.items() if not k.startswith((*ignore, *copies))}
     # Counts batches seen in training; absent from checkpoints older than torch 0.4.1 and unread in evaluation.
-    missing = sorted(k for k in wanted.keys() - given.keys() if not k.endswith("num_batches_tracked"))
+    missing = sorted(
+        k for k in wanted.keys() - given.keys() if not k.endswith("num_batches_tracked")
+    )
     unexpected = sorted(given.keys() - wanted.keys())
     shapes = [
         f"{k} {tuple(given[k].shape)} instead of {tuple(v.shape)}"
@@ -305,13 +357,20 @@ def load_strict(
     if told:
         under = f" under {found.prefix.rstrip('.')}" if found.prefix else ""
         raise _refuse(
-            path, f"its tensors{under} are not those of {backbone} ({told})", f"Give the weights of {backbone} itself."
+            path,
+            f"its tensors{under} are not those of {backbone} ({told})",
+            f"Give the weights of {backbone} itself.",
         )
     module.load_state_dict(given, strict=False)
 
 
 def weights_in(
-    state: Mapping[str, Tensor], module: nn.Module, *, backbone: str, path: Path, ignore: tuple[str, ...] = ()
+    state: Mapping[str, Tensor],
+    module: nn.Module,
+    *,
+    backbone: str,
+    path: Path,
+    ignore: tuple[str, ...] = (),
 ) -> Taken:
     """Find the prefix after which the tensors of a module are all there and have its shapes.
 
@@ -381,7 +440,9 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
 
     For files whose names are others than those of the module, which ``weights_in`` cannot find.
     """
-    prefixes = [found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")]
+    prefixes = [
+        found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")
+    ]
     prefix = _main_one(prefixes) if prefixes else None
     return None if prefix is None else after(prefix, state)
 

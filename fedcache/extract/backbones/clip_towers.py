@@ -35,7 +35,9 @@ class ClipTextTower:
         tower = self._tower
         self._pool = getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
         self._eos = getattr(tower, "text_eos_id", None) or getattr(tower, "eos_id", None)
-        masked = getattr(tower, "use_pad_mask", False) or getattr(tower, "cls_emb", None) is not None
+        masked = (
+            getattr(tower, "use_pad_mask", False) or getattr(tower, "cls_emb", None) is not None
+        )
         if not hasattr(tower, "token_embedding") or self._pool not in ("argmax", "eos") or masked:
             raise UsageError(
                 f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read trained"
@@ -59,7 +61,11 @@ class ClipTextTower:
 
         assert self._encoder.tokenize is not None
         tokens = self._encoder.tokenize(list(prompts)).to(self._encoder.device)
-        end = tokens.argmax(-1) if self._pool == "argmax" else torch.eq(tokens, self._eos or 0).int().argmax(-1)
+        end = (
+            tokens.argmax(-1)
+            if self._pool == "argmax"
+            else torch.eq(tokens, self._eos or 0).int().argmax(-1)
+        )
         embeddings: Tensor = self._tower.token_embedding(tokens)
         return embeddings, end
 
@@ -122,11 +128,18 @@ def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers
         raise no_text(name)
     clip: Any = encoder.module
     scale = float(clip.logit_scale.exp().reshape(-1)[0])
-    return ClipTowers(name, template, scale, ClipTextTower(name, encoder), ClipImageTower(encoder), encoder)
+    return ClipTowers(
+        name, template, scale, ClipTextTower(name, encoder), ClipImageTower(encoder), encoder
+    )
 
 
 def load_towers(
-    backbone: Backbone, weights: Weights, recipe: Recipe, template: str, *, device: str | torch.device = "cpu"
+    backbone: Backbone,
+    weights: Weights,
+    recipe: Recipe,
+    template: str,
+    *,
+    device: str | torch.device = "cpu",
 ) -> ClipTowers:
     """Load a backbone as two live towers; arguments and errors are those of ``backbones.load`` and ``split_towers``."""
     encoder = load(backbone, weights, recipe, device=device)

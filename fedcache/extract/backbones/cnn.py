@@ -26,7 +26,14 @@ BACKBONES = (
         provider="cnn",
         width=2048,
         recipe=Recipe(
-            "cnn2", "", size=64, resize="squash", interpolation="bilinear", mean=_MEAN, std=_STD, pooling="fc1"
+            "cnn2",
+            "",
+            size=64,
+            resize="squash",
+            interpolation="bilinear",
+            mean=_MEAN,
+            std=_STD,
+            pooling="fc1",
         ),
         source="random weights drawn from a seed, as in the released FedPCL code, or a local file",
         seeded=True,
@@ -56,13 +63,17 @@ def build() -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The network with weights from a file, or drawn from the seed."""
     module = build()
     if weights.path is not None:
         path = weights.path
         state = read_state(path, key=weights.key)
-        load_strict(module, state, backbone=backbone.name, path=path, ignore=("fc2.",), taken=weights.taken)
+        load_strict(
+            module, state, backbone=backbone.name, path=path, ignore=("fc2.",), taken=weights.taken
+        )
     else:
         _draw(module, seed_of(backbone, weights))
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

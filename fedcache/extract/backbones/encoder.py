@@ -34,7 +34,9 @@ def deterministic() -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        ):
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -71,7 +73,12 @@ class ModuleEncoder:
         self.compute: torch.dtype = getattr(torch, dtype)
         # Decoded images are channels last already, and convolutions are up to 1.45 times faster on them on a CPU core.
         # 4-d weights follow the input's layout; 2-d ones are untouched.
-        self.module = module.eval().requires_grad_(False).to(self.device).to(memory_format=torch.channels_last)
+        self.module = (
+            module.eval()
+            .requires_grad_(False)
+            .to(self.device)
+            .to(memory_format=torch.channels_last)
+        )
         mean = torch.tensor(recipe.mean, dtype=torch.float64).view(1, 3, 1, 1)
         std = torch.tensor(recipe.std, dtype=torch.float64).view(1, 3, 1, 1)
         self._scale = (1 / (255 * std)).float().to(self.device)
@@ -92,14 +99,19 @@ class ModuleEncoder:
         import torch
 
         x = x.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        return torch.addcmul(self._shift, x.float(), self._scale).contiguous(memory_format=torch.channels_last)
+        return torch.addcmul(self._shift, x.float(), self._scale).contiguous(
+            memory_format=torch.channels_last
+        )
 
     def features(self, x: Tensor) -> Tensor:
         """[B, D] float32 of normalised images [B, 3, H, W]; differentiable."""
         import torch
 
         whole = self.compute is torch.float32
-        with deterministic(), nullcontext() if whole else torch.autocast(self.device.type, dtype=self.compute):
+        with (
+            deterministic(),
+            nullcontext() if whole else torch.autocast(self.device.type, dtype=self.compute),
+        ):
             features: Tensor = self._image(x)
         return features.float()
 
@@ -122,13 +134,25 @@ class ModuleEncoder:
 
 
 def clip_encoder(
-    name: str, clip: Any, tokenize: Tokenize, recipe: Recipe, *, device: str | torch.device, dtype: str
+    name: str,
+    clip: Any,
+    tokenize: Tokenize,
+    recipe: Recipe,
+    *,
+    device: str | torch.device,
+    dtype: str,
 ) -> ModuleEncoder:
     """The encoder over both towers of an open_clip model; images give projected embeddings before normalisation."""
     return ModuleEncoder(
-        name, clip, recipe, device=device, dtype=dtype, image=clip.encode_image, text=clip.encode_text,
+        name,
+        clip,
+        recipe,
+        device=device,
+        dtype=dtype,
+        image=clip.encode_image,
+        text=clip.encode_text,
         tokenize=tokenize,
-    )  # fmt: skip
+    )
 
 
 def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
@@ -145,7 +169,10 @@ def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
 
 def no_images(name: str, reads: str) -> FedcacheError:
     """The error of giving images to a backbone that reads texts or rows."""
-    return UsageError(f"{name} reads {reads}, and these are images.", f"Give it {reads}, or name a backbone of images.")
+    return UsageError(
+        f"{name} reads {reads}, and these are images.",
+        f"Give it {reads}, or name a backbone of images.",
+    )
 
 
 def no_text(name: str) -> FedcacheError:
@@ -160,13 +187,16 @@ def prompts(classes: Sequence[str], template: str) -> list[str]:
     """The template filled in for every class, underscores read as spaces; UsageError for one without ``{}``."""
     if "{}" not in template:
         raise UsageError(
-            f"The template {template!r} has no {{}} for the class name.", 'For example --text "a photo of a {}."'
+            f"The template {template!r} has no {{}} for the class name.",
+            'For example --text "a photo of a {}."',
         )
     # Not str.format: a class name or template may hold other braces.
     return [template.replace("{}", name.replace("_", " ").strip()) for name in classes]
 
 
-def text_features(encoder: FrozenEncoder, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+def text_features(
+    encoder: FrozenEncoder, classes: Sequence[str], templates: Sequence[str]
+) -> NDArray[np.float32]:
     """Text features [C, D] float32 of the classes, unit rows, by the text tower of ``encoder``.
 
     Raises UsageError without templates, classes or a text tower, for a template without ``{}``, or when the templates'

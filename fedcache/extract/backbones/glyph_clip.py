@@ -36,7 +36,15 @@ BACKBONE = Backbone(
     provider="glyph_clip",
     width=WIDTH,
     text_width=WIDTH,
-    recipe=Recipe("glyph-clip", "", size=SIDE, resize="squash", mean=_MEAN, std=_STD, pooling="image_projection"),
+    recipe=Recipe(
+        "glyph-clip",
+        "",
+        size=SIDE,
+        resize="squash",
+        mean=_MEAN,
+        std=_STD,
+        pooling="image_projection",
+    ),
     source="ships with fedcache: a small CLIP trained on characters drawn from fonts",
     files=("glyph_clip.safetensors", "extract/backbones/glyph_clip.safetensors"),
     template="a photo of the number {}.",
@@ -44,7 +52,12 @@ BACKBONE = Backbone(
     wheel="fedcache",
     distribution="fedcache",
     size=3_650_578,
-    sha256=(("glyph_clip.safetensors", "b2af10d73cc14957ef52a05ae841bb017470a6356e649e9c519bb485379999c7"),),
+    sha256=(
+        (
+            "glyph_clip.safetensors",
+            "b2af10d73cc14957ef52a05ae841bb017470a6356e649e9c519bb485379999c7",
+        ),
+    ),
     fixed=True,
     licence="Apache-2.0",
 )
@@ -86,7 +99,9 @@ def build() -> Any:
     return CLIP(WIDTH, vision, text)
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast)."""
     path = weights.file(backbone.name)
     model = build()

@@ -16,8 +16,21 @@ from fedcache.errors import FedcacheError, MachineError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.caches import hub_snapshots, library_caches
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
-from fedcache.extract.backbones.hugging_face_folder import PATTERNS, check_folder, read_config, read_preprocessing
-from fedcache.extract.backbones.own import Choice, content_sha256, facts_of, find_place, output_of, shape_of, tried
+from fedcache.extract.backbones.hugging_face_folder import (
+    PATTERNS,
+    check_folder,
+    read_config,
+    read_preprocessing,
+)
+from fedcache.extract.backbones.own import (
+    Choice,
+    content_sha256,
+    facts_of,
+    find_place,
+    output_of,
+    shape_of,
+    tried,
+)
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import HUGGING_FACE, bare_name
@@ -39,7 +52,9 @@ def folder_of(name: str, choice: Choice) -> Path:
         return find_place(name, HUGGING_FACE, choice, folder=True)
     except MachineError as error:
         if "/" in bare:
-            raise MachineError(error.message, f"fedcache backbones pull {shell_word(bare)}") from error
+            raise MachineError(
+                error.message, f"fedcache backbones pull {shell_word(bare)}"
+            ) from error
         raise
 
 
@@ -50,12 +65,20 @@ def derive(name: str, choice: Choice) -> Backbone:
     native = read_preprocessing(folder, bare)
     side = choice.size or native.size
     recipe = Recipe(
-        bare, "", size=side, resize=native.resize, interpolation=native.interpolation, crop_pct=native.crop_pct,
-        mean=native.mean, std=native.std,
-    )  # fmt: skip
+        bare,
+        "",
+        size=side,
+        resize=native.resize,
+        interpolation=native.interpolation,
+        crop_pct=native.crop_pct,
+        mean=native.mean,
+        std=native.std,
+    )
 
     def read() -> list[Any]:
-        encoder, pooling, text = _encoder(bare, folder, choice.output, recipe, device="cpu", dtype="float32")
+        encoder, pooling, text = _encoder(
+            bare, folder, choice.output, recipe, device="cpu", dtype="float32"
+        )
         return [pooling, shape_of(encoder, bare, side)[1], text]
 
     pooling, width, text = facts_of(
@@ -66,19 +89,27 @@ def derive(name: str, choice: Choice) -> Backbone:
         provider="hugging_face",
         width=width,
         text_width=width if text else None,
-        recipe=Recipe(**{**recipe.to_dict(), "mean": native.mean, "std": native.std, "pooling": pooling}),
+        recipe=Recipe(
+            **{**recipe.to_dict(), "mean": native.mean, "std": native.std, "pooling": pooling}
+        ),
         source=f"yours: {folder}",
         files=("config.json",),
-        architecture=", ".join(map(str, read_config(folder, "config.json").get("architectures") or [])),
+        architecture=", ".join(
+            map(str, read_config(folder, "config.json").get("architectures") or [])
+        ),
         own=True,
         place=str(folder),
     )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The model in evaluation mode, with its text tower where it has one and a tokenizer."""
     folder = weights.file(backbone.name)
-    encoder, _, _ = _encoder(backbone.name, folder, output_of(recipe), recipe, device=device, dtype=dtype)
+    encoder, _, _ = _encoder(
+        backbone.name, folder, output_of(recipe), recipe, device=device, dtype=dtype
+    )
     return tried(encoder, backbone, recipe, dtype)
 
 
@@ -91,7 +122,9 @@ def _encoder(
     known = OUTPUTS[:1] if clip else OUTPUTS[1:]
     token = any("cls_token" in key or "class_embedding" in key for key in model.state_dict())
     pooled = not any("pooler" in key for key in missing)
-    chosen = asked or (known[0] if clip else "cls" if token else "pooler_output" if pooled else "last_hidden_state")
+    chosen = asked or (
+        known[0] if clip else "cls" if token else "pooler_output" if pooled else "last_hidden_state"
+    )
     if chosen not in known:
         raise unknown(f"output of {name}", chosen, known)
     lost = [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
@@ -116,7 +149,14 @@ def _encoder(
 
     tokenize = _tokenizer(name, folder, model) if clip else None
     encoder = ModuleEncoder(
-        name, model, recipe, device=device, dtype=dtype, image=image, text=text if tokenize else None, tokenize=tokenize
+        name,
+        model,
+        recipe,
+        device=device,
+        dtype=dtype,
+        image=image,
+        text=text if tokenize else None,
+        tokenize=tokenize,
     )
     # Of a map or tokens the mean is taken, and the recipe says so.
     word = f"avg({chosen})" if chosen == "last_hidden_state" else chosen
@@ -131,13 +171,17 @@ def _tensor(out: Any, name: str) -> Tensor:
 
 def _tokenizer(name: str, folder: Path, model: Any) -> Any:
     """Prompts -> numbers [C, L] of a text tower, all of its length; None without files of a tokenizer."""
-    if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "spiece.model")):
+    if not any(
+        (folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "spiece.model")
+    ):
         return None
     tokenizer = open_tokenizer(name, folder)
     length = int(model.config.text_config.max_position_embeddings)
 
     def tokenize(prompts: list[str]) -> Tensor:
-        made = tokenizer(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        made = tokenizer(
+            prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+        )
         ids: Tensor = made["input_ids"]
         return ids
 
@@ -172,10 +216,13 @@ def open_tokenizer(name: str, folder: Path) -> Any:
     library = needed_library("transformers", name, "hf")
     with quiet(library):
         try:
-            return library.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return library.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             raise MachineError(
-                f"The tokenizer of {name} cannot be read ({reason(error)}).", "Get the folder again."
+                f"The tokenizer of {name} cannot be read ({reason(error)}).",
+                "Get the folder again.",
             ) from error
 
 
@@ -203,13 +250,19 @@ def fetch(name: str, *, offline: bool) -> Path:
     if offline:
         raise MachineError(f"{name} is not fetched: downloads are off.", "unset FEDCACHE_OFFLINE")
     if repository.count("/") != 1:
-        raise MachineError(f"{repository!r} is no repository.", f"fedcache backbones pull {HUGGING_FACE}ORG/NAME")
+        raise MachineError(
+            f"{repository!r} is no repository.", f"fedcache backbones pull {HUGGING_FACE}ORG/NAME"
+        )
     hub = needed_library("huggingface_hub", name, "hf")
     try:
-        found = hub.snapshot_download(repository, allow_patterns=list(PATTERNS), cache_dir=library_caches().huggingface)  # nosec B615
+        found = hub.snapshot_download(
+            repository, allow_patterns=list(PATTERNS), cache_dir=library_caches().huggingface
+        )  # nosec B615
     except FedcacheError:
         raise
-    except Exception as error:  # the network library has its own family of errors, and all mean the same here
+    except (
+        Exception
+    ) as error:  # the network library has its own family of errors, and all mean the same here
         raise MachineError(
             f"{name} could not be fetched from the Hugging Face repository {repository}: {reason(error)}",
             f"With a folder at hand: --backbones {HUGGING_FACE}FOLDER",

@@ -16,10 +16,21 @@ from fedcache.extract.recipe import UNIT
 from fedcache.parsing import parse_json
 
 PATTERNS = (
-    "config.json", "preprocessor_config.json", "processor_config.json", "*.safetensors", "model.safetensors.index.json",
-    "tokenizer*.json", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",
-    "modules.json", "sentence_bert_config.json", "1_Pooling/config.json",
-)  # fmt: skip
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*.json",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
 """What is fetched, read and digested; anything else in the folder is no part of the model."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
@@ -30,13 +41,18 @@ FILTERS = {2: "bilinear", 3: "bicubic"}
 
 def model_files(folder: Path) -> list[Path]:
     """The files that count, by name; MachineError for one that leads out of the folder or its repository."""
-    found = sorted({path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()})
+    found = sorted(
+        {path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()}
+    )
     root = folder.resolve()
     # In the Hugging Face cache the files of a snapshot are links to blobs of the same repository.
     root = root.parents[1] if root.parent.name == "snapshots" else root
     for path in found:
         if not path.resolve().is_relative_to(root):
-            raise MachineError(f"{path} is a link out of the model's folder.", "Copy the file itself into the folder.")
+            raise MachineError(
+                f"{path} is a link out of the model's folder.",
+                "Copy the file itself into the folder.",
+            )
     return found
 
 
@@ -55,7 +71,11 @@ def check_folder(folder: Path, name: str) -> None:
         )
     if not any(file.endswith(".safetensors") for file in files):
         pickle = next((p.name for p in sorted(folder.glob("*.bin"))), None)
-        found = f"its weights are a pickle ({pickle}), which may run code" if pickle else "it holds no weights"
+        found = (
+            f"its weights are a pickle ({pickle}), which may run code"
+            if pickle
+            else "it holds no weights"
+        )
         raise MachineError(
             f"{folder} is not loaded: {found}; expected safetensors.",
             "Load it with transformers in a sandbox and write it again:  model.save_pretrained('FOLDER')",
@@ -72,7 +92,9 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
             raise ValueError(f"{path.stat().st_size:,} bytes")
         found = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise MachineError(f"{path} cannot be read as JSON ({error}).", "Get the file again.") from error
+        raise MachineError(
+            f"{path} cannot be read as JSON ({error}).", "Get the file again."
+        ) from error
     if not isinstance(found, dict):
         raise MachineError(f"{path} holds no JSON object.", "Get the file again.")
     return found
@@ -112,7 +134,10 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
 
 
 def _preprocessing(told: Mapping[str, Any]) -> Preprocessing:
-    if not told.get("do_resize", True) or abs(float(told.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6:
+    if (
+        not told.get("do_resize", True)
+        or abs(float(told.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6
+    ):
         raise ValueError("images are not resized, or not scaled to [0, 1]")
     if not told.get("do_rescale", True):
         raise ValueError("images are not scaled to [0, 1]")
@@ -120,7 +145,7 @@ def _preprocessing(told: Mapping[str, Any]) -> Preprocessing:
     if resample not in FILTERS:
         raise ValueError(f"resample {resample!r} is neither bilinear nor bicubic")
     norm = bool(told.get("do_normalize", True))
-    mean, std = ((_triple(told["image_mean"]), _triple(told["image_std"])) if norm else UNIT)  # fmt: skip
+    mean, std = (_triple(told["image_mean"]), _triple(told["image_std"])) if norm else UNIT
     if 0 in std:
         raise ValueError("image_std holds a zero")
     size, resize, share = _sides(told)
@@ -132,12 +157,22 @@ def _preprocessing(told: Mapping[str, Any]) -> Preprocessing:
 def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
     """Side, resize and crop_pct. A number alone is the short edge where the centre is cut out, else both sides."""
     size, cut = told["size"], bool(told.get("do_center_crop", False))
-    short = size if isinstance(size, int) and cut else size.get("shortest_edge") if isinstance(size, dict) else None
+    short = (
+        size
+        if isinstance(size, int) and cut
+        else size.get("shortest_edge")
+        if isinstance(size, dict)
+        else None
+    )
     if short is not None and cut:
         side = _square(told.get("crop_size", short))
         return side, "crop", side / int(short)
-    if short is not None and "crop_pct" in told:  # ConvNeXT: small images are cut out, large ones squashed
-        return int(short), *(("crop", float(told["crop_pct"])) if int(short) < 384 else ("squash", 1.0))
+    if (
+        short is not None and "crop_pct" in told
+    ):  # ConvNeXT: small images are cut out, large ones squashed
+        return int(short), *(
+            ("crop", float(told["crop_pct"])) if int(short) < 384 else ("squash", 1.0)
+        )
     if short is not None:
         raise ValueError("the short edge is resized and nothing is cut out")
     side = _square(size)

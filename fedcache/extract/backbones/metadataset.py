@@ -15,7 +15,11 @@ from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
-FOLDERS = {"quickdraw": ("quickdraw-net",), "aircraft": ("aircraft-net",), "birds": ("birds-net", "cu_birds-net")}
+FOLDERS = {
+    "quickdraw": ("quickdraw-net",),
+    "aircraft": ("aircraft-net",),
+    "birds": ("birds-net", "cu_birds-net"),
+}
 
 
 def _row(domain: str, pooled: bool) -> Backbone:
@@ -29,7 +33,14 @@ def _row(domain: str, pooled: bool) -> Backbone:
         provider="metadataset",
         width=512,
         recipe=Recipe(
-            name, "", size=64, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling=pooling
+            name,
+            "",
+            size=64,
+            resize="squash",
+            interpolation="bilinear",
+            mean=mean,
+            std=std,
+            pooling=pooling,
         ),
         source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
         files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
@@ -41,7 +52,9 @@ def _row(domain: str, pooled: bool) -> Backbone:
 BACKBONES = tuple(_row(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The ResNet-18 up to its average pool."""
     from torch import nn
     from torchvision.models import resnet18
@@ -53,5 +66,12 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
         model.maxpool = nn.Identity()
     model.fc = nn.Identity()
     state = read_state(path, key=weights.key)
-    load_strict(model, state, backbone=backbone.name, path=path, ignore=("cls_fn.", "fc."), taken=weights.taken)
+    load_strict(
+        model,
+        state,
+        backbone=backbone.name,
+        path=path,
+        ignore=("cls_fn.", "fc."),
+        taken=weights.taken,
+    )
     return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)

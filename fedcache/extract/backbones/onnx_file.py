@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
-from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, chosen_output, derived, on_the_cpu
+from fedcache.extract.backbones.own_files import (
+    FileEncoder,
+    ImageInput,
+    chosen_output,
+    derived,
+    on_the_cpu,
+)
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import ONNX
@@ -38,12 +44,18 @@ def derive(name: str, choice: Choice) -> Backbone:
         choice,
         provider="onnx_file",
         norm="imagenet",
-        given=lambda path, bare: _input(bare, _session(bare, path, unchanged_bytes(path, ""), threads=1)),
-        opened=lambda path, bare, output, size: _opened(bare, path, "", output, Recipe(bare, "", size=size), 1),
+        given=lambda path, bare: _input(
+            bare, _session(bare, path, unchanged_bytes(path, ""), threads=1)
+        ),
+        opened=lambda path, bare, output, size: _opened(
+            bare, path, "", output, Recipe(bare, "", size=size), 1
+        ),
     )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has."""
     import torch
 
@@ -65,7 +77,9 @@ class OnnxEncoder(FileEncoder):
         return found
 
 
-def _opened(name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int) -> OnnxEncoder:
+def _opened(
+    name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int
+) -> OnnxEncoder:
     """The encoder of a file; UsageError for an output that it does not have."""
     session = _session(name, path, unchanged_bytes(path, sha256), threads=threads)
     outputs = [out.name for out in session.get_outputs()]
@@ -82,7 +96,12 @@ def _input(name: str, session: Any) -> ImageInput:
     inputs = session.get_inputs()
     shown = "; ".join(f"{i.name} {i.type} {i.shape}" for i in inputs[:5])
     shapes = [tuple(d if isinstance(d, int) and d > 0 else None for d in i.shape) for i in inputs]
-    fits = len(inputs) == 1 and inputs[0].type in TYPES and len(shapes[0]) == 4 and 3 in (shapes[0][1], shapes[0][3])
+    fits = (
+        len(inputs) == 1
+        and inputs[0].type in TYPES
+        and len(shapes[0]) == 4
+        and 3 in (shapes[0][1], shapes[0][3])
+    )
     if not fits:
         raise UsageError(
             f"{name} takes {shown or 'nothing'}, expected one input of images, [N, 3, H, W] or [N, H, W, 3], of "
@@ -101,10 +120,14 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
     options.log_severity_level = 4  # what is wrong is raised
     # Weights outside of the file would be looked for in the working directory: in an empty folder there are none.
     with tempfile.TemporaryDirectory() as empty:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", empty
+        )
         try:
             return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+        except (
+            Exception
+        ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
             if "xternal data" in str(error):
                 raise MachineError(
                     f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",

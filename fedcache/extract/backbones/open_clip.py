@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 PREFIX = "open_clip:"
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-EXTRA = ("input_resolution", "context_length", "vocab_size", "logit_bias", "text.transformer.embeddings.position_ids")
+EXTRA = (
+    "input_resolution",
+    "context_length",
+    "vocab_size",
+    "logit_bias",
+    "text.transformer.embeddings.position_ids",
+)
 """Entries of some published files that carry no weight of the two towers."""
 
 
@@ -31,7 +37,15 @@ def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Ba
         provider="open_clip",
         width=width,
         text_width=width,
-        recipe=Recipe(name, "", size=224, mean=mean, std=std, pooling="image_projection", activation="quickgelu"),
+        recipe=Recipe(
+            name,
+            "",
+            size=224,
+            mean=mean,
+            std=std,
+            pooling="image_projection",
+            activation="quickgelu",
+        ),
         source=f"OpenAI CLIP {architecture}, as open_clip publishes it",
         files=FILES,
         architecture=architecture,
@@ -49,7 +63,9 @@ BACKBONES = (
 )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """Both towers; position embeddings are resampled for another input size. An architecture may need a download."""
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
@@ -79,7 +95,9 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
             pretrained_image=False,
         )
         return model, open_clip.get_tokenizer(backbone.architecture)
-    except Exception as error:  # architectures with a Hugging Face text tower fetch its configuration
+    except (
+        Exception
+    ) as error:  # architectures with a Hugging Face text tower fetch its configuration
         raise MachineError(
             f"open_clip could not build {backbone.architecture}: {type(error).__name__}: {error}",
             "Its text tower may need the package transformers and files from the network; choose another architecture.",
@@ -96,7 +114,11 @@ def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
         state = factory.convert_to_custom_text_state_dict(state)
     scale = getattr(model, "logit_scale", None)
-    if scale is not None and "logit_scale" in state and state["logit_scale"].numel() == scale.numel():
+    if (
+        scale is not None
+        and "logit_scale" in state
+        and state["logit_scale"].numel() == scale.numel()
+    ):
         state["logit_scale"] = state["logit_scale"].reshape(scale.shape)
     factory.resize_pos_embed(state, model)
     return state
@@ -107,18 +129,29 @@ def derive(name: str) -> Backbone:
     import open_clip
 
     architecture, _, tag = name.removeprefix(PREFIX).partition("@")
-    config = open_clip.get_model_config(architecture) if architecture in open_clip.list_models() else None
+    config = (
+        open_clip.get_model_config(architecture)
+        if architecture in open_clip.list_models()
+        else None
+    )
     if config is None:
         raise unknown("open_clip architecture", architecture, open_clip.list_models())
     published = open_clip.get_pretrained_cfg(architecture, tag) if tag else None
     if not published:
         tags = open_clip.list_pretrained_tags_by_model(architecture)
         raise unknown(
-            f"tag of {architecture}", tag, tags, hint=f"Write {PREFIX}{architecture}@TAG; tags: {', '.join(tags)}"
+            f"tag of {architecture}",
+            tag,
+            tags,
+            hint=f"Write {PREFIX}{architecture}@TAG; tags: {', '.join(tags)}",
         )
     resize = {"shortest": "crop", "squash": "squash"}.get(published["resize_mode"])
     size = published.get("size") or config["vision_cfg"]["image_size"]
-    if resize is None or published["interpolation"] not in ("bicubic", "bilinear") or not isinstance(size, int):
+    if (
+        resize is None
+        or published["interpolation"] not in ("bicubic", "bilinear")
+        or not isinstance(size, int)
+    ):
         raise UsageError(
             f"{name} expects {size} px, resize mode {published['resize_mode']!r} and {published['interpolation']!r}"
             " interpolation, which no recipe has (one side; shortest or squash; bicubic or bilinear).",

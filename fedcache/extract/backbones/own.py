@@ -77,7 +77,11 @@ def content_sha256(path: Path, sha256_of: Callable[[Path], str] = file_sha256) -
 
 
 def facts_of(
-    path: Path, words: tuple[str | None, ...], choice: Choice, read: Callable[[], Any], identity: str | None = None
+    path: Path,
+    words: tuple[str | None, ...],
+    choice: Choice,
+    read: Callable[[], Any],
+    identity: str | None = None,
 ) -> Any:
     """What ``read`` says of a file, a JSON value, remembered under the home until the file changes.
 
@@ -86,7 +90,12 @@ def facts_of(
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    key = ["own backbone, tried alone", VERSION, *words, *(stat_key(path) if identity is None else [identity])]
+    key = [
+        "own backbone, tried alone",
+        VERSION,
+        *words,
+        *(stat_key(path) if identity is None else [identity]),
+    ]
     known = memory.recall(key)
     if known is None:
         known = read()
@@ -138,10 +147,18 @@ def known_name(name: str, home: Path) -> str:
     if not name.startswith(HUGGING_FACE) or not path.is_dir():
         return name
     place, bare = path.resolve(), bare_name(name)
-    called = [row.name for row in remembered_rows(home) if row.place and Path(row.place).resolve() == place]
+    called = [
+        row.name
+        for row in remembered_rows(home)
+        if row.place and Path(row.place).resolve() == place
+    ]
     for other in called if bare not in called else ():
         here = Path(other.removeprefix(HUGGING_FACE))
-        cached = [folder.resolve() for folder in hub_snapshots(str(here))] if len(here.parts) == 2 else []
+        cached = (
+            [folder.resolve() for folder in hub_snapshots(str(here))]
+            if len(here.parts) == 2
+            else []
+        )
         if (not here.is_dir() or here.resolve() == place) and set(cached) <= {place}:
             return other
     return name
@@ -183,7 +200,9 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
     return raw
 
 
-def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str = "float32") -> FrozenEncoder:
+def tried(
+    encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str = "float32"
+) -> FrozenEncoder:
     """The encoder, once it has given two rows of the backbone's width, all finite, for images of the recipe's size.
 
     UsageError says what it gave instead: the first batch of an extraction must not be where that is seen.
@@ -197,7 +216,9 @@ def tried(encoder: FrozenEncoder, backbone: Backbone, recipe: Recipe, dtype: str
     return encoder
 
 
-def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True) -> tuple[int, ...]:
+def shape_of(
+    encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
+) -> tuple[int, ...]:
     """Shape of what an encoder gives for two images of ``size`` px.
 
     Raises UsageError where it fails, is not finite, or is another one the second time or, if ``alone``, for an image
@@ -210,9 +231,13 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
         singly = [encoder.image(images[at : at + 1]) for at in range(2 if alone else 0)]
     except FedcacheError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code or file: whatever it raises is told in a sentence
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's code or file: whatever it raises is told in a sentence
         raise UsageError(
-            f"{name} fails on two images of {size} px: {reason(error)}", "Mend it, or name another size: --size N"
+            f"{name} fails on two images of {size} px: {reason(error)}",
+            "Mend it, or name another size: --size N",
         ) from error
     if features.shape[1] == 0:
         raise no_width(name)
@@ -229,7 +254,10 @@ def shape_of(encoder: FrozenEncoder, name: str, size: int, *, alone: bool = True
 
 def no_width(name: str) -> UsageError:
     """The error of a model whose rows have no numbers."""
-    return UsageError(f"{name} gives rows of 0 numbers, which are no features.", "Return at least one for each item.")
+    return UsageError(
+        f"{name} gives rows of 0 numbers, which are no features.",
+        "Return at least one for each item.",
+    )
 
 
 def refuse_complex(name: str, features: Tensor) -> None:
@@ -268,6 +296,8 @@ def tried_images(size: int) -> Tensor:
     """Two images, uint8 [2, size, size, 3], the second one darker: what one lends the other is seen."""
     import torch
 
-    images = torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
+    images = (
+        torch.arange(2 * size * size * 3).remainder(251).to(torch.uint8).reshape(2, size, size, 3)
+    )
     images[1] //= 4
     return images

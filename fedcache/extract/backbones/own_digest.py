@@ -53,7 +53,11 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
         try:
             plain = tensor.detach().cpu().contiguous().reshape(-1)
             raw = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        except (RuntimeError, TypeError, NotImplementedError) as error:  # sparse, quantised, not there yet
+        except (
+            RuntimeError,
+            TypeError,
+            NotImplementedError,
+        ) as error:  # sparse, quantised, not there yet
             raise UsageError(
                 f"{key} of {name} is a {tensor.layout} tensor whose bytes cannot be read: {reason(error)}",
                 "Give a module with dense tensors; a lazy module must have seen an image.",
@@ -66,7 +70,9 @@ def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
     """What a module holds beside its tensors and parts."""
     from torch import nn
 
-    if _is_compiled(module):  # what torch.compile adds is of this process; the module inside is a part
+    if _is_compiled(
+        module
+    ):  # what torch.compile adds is of this process; the module inside is a part
         return []
     torchs = set(vars(nn.Module())) - set(HOOKS)
     made = []
@@ -81,14 +87,19 @@ def _described_transform(name: str, transform: Any, code: ReachedObjects) -> Any
     """A transform as JSON that differs where it does something else."""
     parts = getattr(transform, "transforms", None)
     if isinstance(parts, list | tuple):  # Compose, of torchvision and others
-        return [code.classes(transform), *(_described_transform(name, part, code) for part in parts)]
+        return [
+            code.classes(transform),
+            *(_described_transform(name, part, code) for part in parts),
+        ]
     if isinstance(transform, FunctionType | MethodType | BuiltinFunctionType | partial):
         return code.describe(transform)
     shown, held = repr(transform), _held_by(transform)
     if is_users_class(type(transform)):
         says_all = all(repr(value) in shown for value in held.values())
     else:  # torchvision's and timm's say all numbers that they hold, and no functions
-        says_all = not any(callable(value) and not isinstance(value, type) for value in held.values())
+        says_all = not any(
+            callable(value) and not isinstance(value, type) for value in held.values()
+        )
     if " at 0x" not in shown and says_all:
         return [code.classes(transform), shown]
     slots = any(vars(kind).get("__slots__") for kind in type(transform).__mro__)
@@ -108,8 +119,13 @@ def _held_by(transform: Any) -> dict[str, Any]:
     from torch import nn
 
     own = vars(nn.Module()) if isinstance(transform, nn.Module) else {}
-    return {key: value for key, value in getattr(transform, "__dict__", {}).items() if key not in own}
+    return {
+        key: value for key, value in getattr(transform, "__dict__", {}).items() if key not in own
+    }
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return f"{type(module).__module__}.{type(module).__qualname__}" == "torch._dynamo.eval_frame.OptimizedModule"
+    return (
+        f"{type(module).__module__}.{type(module).__qualname__}"
+        == "torch._dynamo.eval_frame.OptimizedModule"
+    )

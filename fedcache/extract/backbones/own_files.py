@@ -72,12 +72,17 @@ class FileEncoder(ABC):
         recipe: its mean and std normalise inputs of floats; whole numbers are the pixels, signed ones less 128.
     """
 
-    def __init__(self, name: str, given: ImageInput, outputs: Sequence[str], output: str, recipe: Recipe) -> None:
+    def __init__(
+        self, name: str, given: ImageInput, outputs: Sequence[str], output: str, recipe: Recipe
+    ) -> None:
         self.name, self.given, self.outputs, self.output = name, given, outputs, output
         self.rank = 2  # axes of the output, once it was computed
         # As ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
         mean, std = np.array(recipe.mean), np.array(recipe.std)
-        self._scale, self._shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
+        self._scale, self._shift = (
+            (1 / (255 * std)).astype(np.float32),
+            (-mean / std).astype(np.float32),
+        )
 
     @abstractmethod
     def compute(self, images: NDArray[Any]) -> NDArray[Any]:
@@ -89,11 +94,15 @@ class FileEncoder(ABC):
 
         images = self._prepared(x.cpu().numpy())
         step = self.given.shape[0] or len(images)
-        parts = [self._block(images[start : start + step], step) for start in range(0, len(images), step)]
+        parts = [
+            self._block(images[start : start + step], step) for start in range(0, len(images), step)
+        ]
         out = torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
         self.rank = out.ndim
         if out.ndim not in (2, 3, 4):
-            raise self._unfit(out.shape, len(images), "[B, D], tokens [B, T, D] or a map of features")
+            raise self._unfit(
+                out.shape, len(images), "[B, D], tokens [B, T, D] or a map of features"
+            )
         return one_row_each(out, channels_last=self.given.channels_last)
 
     def text(self, prompts: Sequence[str]) -> Tensor:
@@ -113,10 +122,14 @@ class FileEncoder(ABC):
     def _block(self, images: NDArray[Any], step: int) -> NDArray[Any]:
         """The output for up to ``step`` images; a file that takes so many at a time is given copies of the last."""
         short = 0 if self.given.shape[0] is None else step - len(images)
-        padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
+        padded = (
+            np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
+        )
         try:
             found = np.asarray(self.compute(np.ascontiguousarray(padded)))
-        except Exception as error:  # the libraries raise classes of their own, below Exception alone
+        except (
+            Exception
+        ) as error:  # the libraries raise classes of their own, below Exception alone
             raise UsageError(
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
                 f"Name the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
@@ -142,9 +155,15 @@ Opened = Callable[[Path, str, str | None, int], FileEncoder]
 
 
 def derived(
-    name: str, prefix: str, choice: Choice, *, provider: str, norm: str, given: Callable[[Path, str], ImageInput],
+    name: str,
+    prefix: str,
+    choice: Choice,
+    *,
+    provider: str,
+    norm: str,
+    given: Callable[[Path, str], ImageInput],
     opened: Opened,
-) -> Backbone:  # fmt: skip
+) -> Backbone:
     """The row of ``PREFIX:FILE``, with the width that two images gave.
 
     Args:
@@ -166,10 +185,19 @@ def derived(
         encoder = opened(path, bare, choice.output, size)
         width = shape_of(encoder, bare, size)[1]
         layout = "NHWC" if images.channels_last else "NCHW"
-        return {"size": size, "fixed": fixed, "raw": images.raw, "layout": layout, "output": encoder.output,
-                "rank": encoder.rank, "width": width}  # fmt: skip
+        return {
+            "size": size,
+            "fixed": fixed,
+            "raw": images.raw,
+            "layout": layout,
+            "output": encoder.output,
+            "rank": encoder.rank,
+            "width": width,
+        }
 
-    facts: Mapping[str, Any] = facts_of(path, (provider, choice.output, str(choice.size)), choice, read)
+    facts: Mapping[str, Any] = facts_of(
+        path, (provider, choice.output, str(choice.size)), choice, read
+    )
     mean, std = UNIT if facts["raw"] else NORMS[norm]
     pooling = pooling_of(facts["output"], facts["rank"])
     return Backbone(

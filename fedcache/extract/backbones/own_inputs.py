@@ -43,7 +43,9 @@ class OwnItemEncoder:
         rank: axes of its output, once there was one.
     """
 
-    def __init__(self, name: str, module: nn.Module, *, device: str | torch.device, dtype: str) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, *, device: str | torch.device, dtype: str
+    ) -> None:
         import torch
 
         self.name, self.device = name, torch.device(device)
@@ -54,7 +56,8 @@ class OwnItemEncoder:
             self.module = copy.deepcopy(module).eval().requires_grad_(False).to(self.device)
         except Exception as error:  # tensors that are results of computations cannot be copied
             raise UsageError(
-                f"{name} cannot be copied: {reason(error)}", "Give a module whose tensors are parameters and buffers."
+                f"{name} cannot be copied: {reason(error)}",
+                "Give a module whose tensors are parameters and buffers.",
             ) from error
 
     def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
@@ -67,12 +70,17 @@ class OwnItemEncoder:
             with (
                 torch.inference_mode(),
                 deterministic(),
-                nullcontext() if self.compute is torch.float32 else torch.autocast(self.device.type, self.compute),
+                nullcontext()
+                if self.compute is torch.float32
+                else torch.autocast(self.device.type, self.compute),
             ):
                 out = self.module(given)
         except FedcacheError:
             raise
-        except (Exception, SystemExit) as error:  # the user's code: whatever it raises is told in a sentence
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the user's code: whatever it raises is told in a sentence
             raise UsageError(
                 f"{self.name} fails on {count} {self.kind}: {reason(error)}", "Mend its forward."
             ) from error
@@ -115,12 +123,17 @@ class OwnItemEncoder:
         """The width of what it gives for two items; UsageError where it fails or is not finite."""
         import torch
 
-        two: Items = TRIED if self.example is None else torch.stack([self.example, self.example]).numpy()
+        two: Items = (
+            TRIED if self.example is None else torch.stack([self.example, self.example]).numpy()
+        )
         features, again, alone = (self.items(items)[0] for items in (two, two, two[:1]))
         if features.shape[1] == 0:
             raise no_width(self.name)
         if not bool(features.isfinite().all()):
-            raise UsageError(f"{self.name} gives numbers that are not finite for two {self.kind}.", "Mend its forward.")
+            raise UsageError(
+                f"{self.name} gives numbers that are not finite for two {self.kind}.",
+                "Mend its forward.",
+            )
         refuse_chance(self.name, features, again)
         refuse_company(self.name, features[:1], alone)
         return int(features.shape[1])

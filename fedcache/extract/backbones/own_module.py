@@ -41,7 +41,9 @@ class OwnModule:
     """A module of the user's, and how images are made ready for it."""
 
     module: nn.Module  # never changed: what runs is a copy
-    transform: Callable[[Any], Tensor] | None  # from a Pillow image to the module's input, without the batch
+    transform: (
+        Callable[[Any], Tensor] | None
+    )  # from a Pillow image to the module's input, without the batch
     size: int
     mean: Triple
     std: Triple
@@ -56,9 +58,14 @@ _BUILT: dict[str, tuple[Any, OwnModule]] = {}
 
 
 def register(
-    module: Any, name: str | None = None, *, transform: Callable[[Any], Tensor] | None = None,
-    size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-) -> str:  # fmt: skip
+    module: Any,
+    name: str | None = None,
+    *,
+    transform: Callable[[Any], Tensor] | None = None,
+    size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> str:
     """Make a module known to this process as a backbone, and return its name: ``module:NAME``.
 
     Args:
@@ -81,7 +88,9 @@ def register(
         )
     label = type(module).__name__ if name is None else name
     if not label or any(sign in label for sign in ":,@\n"):
-        raise UsageError(f"{label!r} is no name for a backbone.", "For example fc.backbone(module, name='mine')")
+        raise UsageError(
+            f"{label!r} is no name for a backbone.", "For example fc.backbone(module, name='mine')"
+        )
     label = f"{MODULE}{label.removeprefix(MODULE)}"
     _IN_MEMORY[label] = _checked(label, module, transform, size=size, mean=mean, std=std)
     digest_of_module(label, _IN_MEMORY[label])  # refused now, and not when an extraction begins
@@ -109,7 +118,9 @@ def derive(name: str, choice: Choice) -> Backbone:
         provider="own_module",
         width=own.width,
         text_width=own.width if texts else None,
-        recipe=Recipe(name, "", size=own.size, mean=mean, std=std, pooling=pooling, decoder=decoder),
+        recipe=Recipe(
+            name, "", size=own.size, mean=mean, std=std, pooling=pooling, decoder=decoder
+        ),
         template=own_inputs.TEMPLATE if texts else None,
         source="a module in the memory of this process" if name in _IN_MEMORY else f"yours: {name}",
         own=True,
@@ -121,11 +132,17 @@ def derive(name: str, choice: Choice) -> Backbone:
 
 def weights_of(backbone: Backbone) -> Weights:
     """The digest of a module's tensors and code in place of a file's."""
-    place = "in the memory of this process" if backbone.here_only else f"built by {backbone.name.removeprefix(MODULE)}"
+    place = (
+        "in the memory of this process"
+        if backbone.here_only
+        else f"built by {backbone.name.removeprefix(MODULE)}"
+    )
     return Weights(None, digest_of_module(backbone.name, _own(backbone.name)), place)
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """A copy of the module in evaluation mode; CorruptionError when it is not the one that was planned."""
     own = _own(backbone.name)
     found = digest_of_module(backbone.name, own)
@@ -140,7 +157,9 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
         encoder = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
         encoder.tried()
         return encoder
-    return tried(_encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe, dtype)
+    return tried(
+        _encoder(backbone.name, own, recipe, device=device, dtype=dtype), backbone, recipe, dtype
+    )
 
 
 def _own(name: str) -> OwnModule:
@@ -160,9 +179,13 @@ def _own(name: str) -> OwnModule:
         made = factory()
     except FedcacheError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code: whatever it raises is told in a sentence
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's code: whatever it raises is told in a sentence
         raise UsageError(
-            f"{attribute}() of {place} fails: {reason(error)}", "Mend it; it is called without arguments."
+            f"{attribute}() of {place} fails: {reason(error)}",
+            "Mend it; it is called without arguments.",
         ) from error
     module, transform = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     _BUILT[name] = (factory, _checked(name, module, transform))
@@ -192,14 +215,22 @@ def _factory(name: str, place: str, attribute: str) -> Callable[[], Any]:
 
 
 def _checked(
-    name: str, module: Any, transform: Any, *, size: int | None = None, mean: Any = None, std: Any = None
+    name: str,
+    module: Any,
+    transform: Any,
+    *,
+    size: int | None = None,
+    mean: Any = None,
+    std: Any = None,
 ) -> OwnModule:
     """A module with its attributes read and its output tried; UsageError says what is wrong."""
     import torch
     from torch import nn
 
     if not isinstance(module, nn.Module) or not (transform is None or callable(transform)):
-        what = type(module).__name__ + (f" and {type(transform).__name__}" if transform is not None else "")
+        what = type(module).__name__ + (
+            f" and {type(transform).__name__}" if transform is not None else ""
+        )
         raise UsageError(
             f"{name} returns {what}, expected an nn.Module, or one and a transform.",
             "return module   or   return module, transform",
@@ -212,17 +243,26 @@ def _checked(
     if own_inputs.kind_of(name, module) != IMAGES:
         given = {"transform": transform, "size": size, "mean": mean, "std": std}
         if odd := [word for word, value in given.items() if value is not None]:
-            raise UsageError(f"{name} reads {module.reads}, and {odd[0]} is of images.", f"Leave out {odd[0]}.")
+            raise UsageError(
+                f"{name} reads {module.reads}, and {odd[0]} is of images.", f"Leave out {odd[0]}."
+            )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
         width = encoder.tried()
         return OwnModule(module, None, 0, *UNIT, encoder.rank, width, encoder.kind)
     side = size if size is not None else getattr(module, "size", None)
     side = SIZE if side is None else side
     if isinstance(side, bool) or not isinstance(side, int) or not 8 <= side <= 2048:
-        raise UsageError(f"The size of {name} is {side!r}, expected a number of pixels from 8 to 2048.", "size=224")
+        raise UsageError(
+            f"The size of {name} is {side!r}, expected a number of pixels from 8 to 2048.",
+            "size=224",
+        )
     norm = {
-        word: _triple(name, word, value if value is not None else getattr(module, word, None), default)
-        for word, value, default in zip(("mean", "std"), (mean, std), NORMS["imagenet"], strict=True)
+        word: _triple(
+            name, word, value if value is not None else getattr(module, word, None), default
+        )
+        for word, value, default in zip(
+            ("mean", "std"), (mean, std), NORMS["imagenet"], strict=True
+        )
     }
     if 0 in norm["std"]:
         raise UsageError(f"std of {name} holds a zero.", "std=(0.229, 0.224, 0.225)")
@@ -247,14 +287,24 @@ def _triple(name: str, word: str, value: Any, default: Triple) -> Triple:
 
 
 def _encoder(
-    name: str, own: OwnModule, recipe: Recipe, *, device: str, dtype: str, ranks: list[int] | None = None
+    name: str,
+    own: OwnModule,
+    recipe: Recipe,
+    *,
+    device: str,
+    dtype: str,
+    ranks: list[int] | None = None,
 ) -> FrozenEncoder:
     """The encoder over a copy of the module; ``ranks`` is told how many axes its output has."""
     try:
         module = copy.deepcopy(own.module)
-    except (Exception, SystemExit) as error:  # tensors that are results of computations cannot be copied
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # tensors that are results of computations cannot be copied
         raise UsageError(
-            f"{name} cannot be copied: {reason(error)}", "Give a module whose tensors are parameters and buffers."
+            f"{name} cannot be copied: {reason(error)}",
+            "Give a module whose tensors are parameters and buffers.",
         ) from error
 
     def image(x: Tensor) -> Tensor:
@@ -278,16 +328,25 @@ def _encoder(
 
     if own.transform is None:
         return ModuleEncoder(name, module, recipe, device=device, dtype=dtype, image=image)
-    return _Transformed(name, module, recipe, own.transform, device=device, dtype=dtype, image=image)
+    return _Transformed(
+        name, module, recipe, own.transform, device=device, dtype=dtype, image=image
+    )
 
 
 class _Transformed(ModuleEncoder):
     """An encoder whose inputs a transform of the user's makes, image by image."""
 
     def __init__(
-        self, name: str, module: nn.Module, recipe: Recipe, transform: Callable[[Any], Tensor], *,
-        device: str, dtype: str, image: Callable[[Tensor], Tensor],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        module: nn.Module,
+        recipe: Recipe,
+        transform: Callable[[Any], Tensor],
+        *,
+        device: str,
+        dtype: str,
+        image: Callable[[Tensor], Tensor],
+    ) -> None:
         super().__init__(name, module, recipe, device=device, dtype=dtype, image=image)
         self._transform = transform
 
@@ -296,7 +355,9 @@ class _Transformed(ModuleEncoder):
         import torch
         from PIL import Image
 
-        made = [torch.as_tensor(self._transform(Image.fromarray(image))) for image in x.cpu().numpy()]
+        made = [
+            torch.as_tensor(self._transform(Image.fromarray(image))) for image in x.cpu().numpy()
+        ]
         return torch.stack(made).to(self.device)
 
 

@@ -23,14 +23,33 @@ if TYPE_CHECKING:
 SILENT = ("torch.device", "torch.fx.graph.Graph", "builtins.object")
 """Types that say nothing of features, or nothing that is not told elsewhere: a graph's code is an attribute too."""
 
-GENERATED = ("__init__", "__new__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__",
-             "__setattr__", "__delattr__")  # fmt: skip
+GENERATED = (
+    "__init__",
+    "__new__",
+    "__repr__",
+    "__eq__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__hash__",
+    "__setattr__",
+    "__delattr__",
+)
 """What dataclasses and the like write into a class from its fields."""
 
 HEAP_TYPE = 1 << 9
 """The flag of classes that a ``class`` statement makes."""
 
-NOT_HELD = ("__module__", "__dict__", "__weakref__", "__doc__", "__qualname__", "__annotations__", "__orig_bases__")
+NOT_HELD = (
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__qualname__",
+    "__annotations__",
+    "__orig_bases__",
+)
 """What every class has."""
 
 
@@ -45,7 +64,9 @@ class ReachedObjects(ReachedCode):
     def __init__(self, owner: str, module: nn.Module) -> None:
         super().__init__(owner)
         self._paths = {id(part): path for path, part in module.named_modules()}
-        self._objects: dict[int, tuple[Any, str]] = {}  # with the object, whose number is free once it is gone
+        self._objects: dict[
+            int, tuple[Any, str]
+        ] = {}  # with the object, whose number is free once it is gone
         self._told: dict[type, list[Any]] = {}
         self._within: list[int] = []
         self._holder: nn.Module | None = None
@@ -67,7 +88,11 @@ class ReachedObjects(ReachedCode):
         if isinstance(value, FunctionType) and _has_no_file(value):
             return self._typed(value)
         found = super().describe(value)
-        own = [] if isinstance(value, str | int | float) or _is_object(found) else self._told_of(type(value))
+        own = (
+            []
+            if isinstance(value, str | int | float) or _is_object(found)
+            else self._told_of(type(value))
+        )
         return [found, own] if own else found
 
     def classes(self, value: Any) -> list[Any]:
@@ -93,7 +118,10 @@ class ReachedObjects(ReachedCode):
                 held: Any = [kept, self.describe(getattr(value, "__wrapped__", None))]
             else:
                 make, arguments, *rest = kept
-                held = [self._maker(make), *map(self.describe, (tuple(arguments), *map(_listed, rest)))]
+                held = [
+                    self._maker(make),
+                    *map(self.describe, (tuple(arguments), *map(_listed, rest))),
+                ]
             made = "object " + digest_of([self.classes(value), held])
         except NoDigestError:
             raise
@@ -105,7 +133,11 @@ class ReachedObjects(ReachedCode):
         return made
 
     def _maker(self, make: Any) -> Any:
-        return f"{make.__module__}.{make.__qualname__}" if isinstance(make, FunctionType) else self.describe(make)
+        return (
+            f"{make.__module__}.{make.__qualname__}"
+            if isinstance(make, FunctionType)
+            else self.describe(make)
+        )
 
     def _unknown(self, value: Any) -> NoDigestError:
         return NoDigestError(
@@ -132,9 +164,15 @@ class ReachedObjects(ReachedCode):
 
     def _untold(self, kind: type) -> Iterator[list[Any]]:
         module = sys.modules.get(kind.__module__)
-        nowhere = getattr(module, "__file__", None) is None and getattr(module, "__spec__", None) is None
+        nowhere = (
+            getattr(module, "__file__", None) is None and getattr(module, "__spec__", None) is None
+        )
         functions = dict(_functions_of(kind))
-        typed = {key for key, f in functions.items() if nowhere or (key not in GENERATED and _has_no_file(f))}
+        typed = {
+            key
+            for key, f in functions.items()
+            if nowhere or (key not in GENERATED and _has_no_file(f))
+        }
         for key, function in sorted(functions.items()):
             if key in typed:
                 yield [key, _bytecode(function.__code__)]
@@ -145,7 +183,11 @@ class ReachedObjects(ReachedCode):
             elif "<locals>" in function.__qualname__ and is_users(_file_of(function)):
                 yield from ([key, *given] for given in self._bound_to(function))
         if typed or nowhere or self._body_reads(kind):
-            held = {k: v for k, v in vars(kind).items() if k not in functions and not _is_of_every_class(k, v)}
+            held = {
+                k: v
+                for k, v in vars(kind).items()
+                if k not in functions and not _is_of_every_class(k, v)
+            }
             yield from ([key, "held", self.describe(value)] for key, value in sorted(held.items()))
 
     def _body_reads(self, kind: type) -> bool:
@@ -153,7 +195,9 @@ class ReachedObjects(ReachedCode):
         if "<locals>" not in kind.__qualname__:
             return False
         super().describe(kind)  # notes its file
-        codes = self._codes.get(Path(str(getattr(sys.modules.get(kind.__module__), "__file__", ""))), set())
+        codes = self._codes.get(
+            Path(str(getattr(sys.modules.get(kind.__module__), "__file__", ""))), set()
+        )
         bodies = [code for code in codes if code.co_qualname == kind.__qualname__]
         return not bodies or any(set(code.co_freevars) - {"__class__"} for code in bodies)
 
@@ -183,10 +227,16 @@ class ReachedObjects(ReachedCode):
     def _bound_to(self, function: FunctionType) -> list[Any]:
         """Closures and defaults of a function, without the class that ``super()`` needs; nothing where it has none."""
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        closure = [[name, self.describe(_held_by(cell))] for name, cell in cells.items() if name != "__class__"]
+        closure = [
+            [name, self.describe(_held_by(cell))]
+            for name, cell in cells.items()
+            if name != "__class__"
+        ]
         defaults = [function.__defaults__, function.__kwdefaults__]
-        return [*([["closure", closure]] if closure else []),
-                *([["defaults", self.describe(defaults)]] if any(defaults) else [])]  # fmt: skip
+        return [
+            *([["closure", closure]] if closure else []),
+            *([["defaults", self.describe(defaults)]] if any(defaults) else []),
+        ]
 
 
 def _bytecode(code: CodeType) -> list[Any]:
@@ -196,7 +246,11 @@ def _bytecode(code: CodeType) -> list[Any]:
 
 def _globals_read(code: CodeType) -> Iterator[str]:
     """Names of globals that a function or one inside it reads."""
-    yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    yield from (
+        str(i.argval)
+        for i in dis.get_instructions(code)
+        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _globals_read(constant)
@@ -214,7 +268,11 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 def _is_of_every_class(key: str, value: Any) -> bool:
     """Whether an entry of a class says nothing of what it does: what all have, slots, and what abc keeps."""
     kept = ("getset_descriptor", "member_descriptor", "_abc_data")
-    return key in NOT_HELD or key.startswith(("__abstract", "__dataclass", "__match")) or type(value).__name__ in kept
+    return (
+        key in NOT_HELD
+        or key.startswith(("__abstract", "__dataclass", "__match"))
+        or type(value).__name__ in kept
+    )
 
 
 def _file_of(function: FunctionType) -> Path:
@@ -232,10 +290,16 @@ def is_users_class(kind: Any) -> bool:
     """Whether a class, or a function, is neither Python's, nor of an installed package, nor fedcache's."""
     name = getattr(kind, "__module__", None) or "builtins"
     if name == "builtins":  # what was executed without a name says that too
-        return isinstance(kind, FunctionType) or (isinstance(kind, type) and bool(kind.__flags__ & HEAP_TYPE))
+        return isinstance(kind, FunctionType) or (
+            isinstance(kind, type) and bool(kind.__flags__ & HEAP_TYPE)
+        )
     module = sys.modules.get(name)
     file = None if name == "__main__" else getattr(module, "__file__", None)
-    return is_users(Path(file)) if file else name == "__main__" or getattr(module, "__spec__", None) is None
+    return (
+        is_users(Path(file))
+        if file
+        else name == "__main__" or getattr(module, "__spec__", None) is None
+    )
 
 
 def _held_by(cell: Any) -> Any:
@@ -263,5 +327,7 @@ def _is_silent(value: Any) -> bool:
     """Whether a value says nothing of features."""
     if isinstance(value, list | tuple | set | Mapping) and value:
         inner = list(value.values()) if isinstance(value, Mapping) else list(value)
-        return all(one is None or _is_silent(one) for one in inner) and any(one is not None for one in inner)
+        return all(one is None or _is_silent(one) for one in inner) and any(
+            one is not None for one in inner
+        )
     return isinstance(value, weakref.ref) or _type_name(value) in SILENT

@@ -40,12 +40,36 @@ def _row(number: int, size: int, crop_pct: float, bytes_: int, digest: str) -> B
 
 
 BACKBONES = (
-    _row(0, 224, 0.875, 18_826_032, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
-    _row(1, 240, 0.882, 21_946_926, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
-    _row(2, 260, 0.890, 24_666_229, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
+    _row(
+        0,
+        224,
+        0.875,
+        18_826_032,
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    ),
+    _row(
+        1,
+        240,
+        0.882,
+        21_946_926,
+        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    ),
+    _row(
+        2,
+        260,
+        0.890,
+        24_666_229,
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+    ),
 )
 
-OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+OUTSIDE = {
+    "_conv_stem": "conv_stem",
+    "_bn0": "bn1",
+    "_conv_head": "conv_head",
+    "_bn1": "bn2",
+    "_fc": "classifier",
+}
 PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 EXPANDED = {
     "_expand_conv": "conv_pw",
@@ -71,7 +95,12 @@ def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in state.items():
         parts = name.split(".")
-        if parts[0] == "_blocks" and len(parts) == 4 and parts[1].isdigit() and int(parts[1]) < len(stages):
+        if (
+            parts[0] == "_blocks"
+            and len(parts) == 4
+            and parts[1].isdigit()
+            and int(parts[1]) < len(stages)
+        ):
             layers = EXPANDED if f"_blocks.{parts[1]}._expand_conv.weight" in state else PLAIN
             name = f"{stages[int(parts[1])]}.{layers.get(parts[2], parts[2])}.{parts[3]}"
         elif parts[0] in OUTSIDE:
@@ -88,7 +117,9 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
     import timm
 
     path = weights.file(backbone.name)
-    model: nn.Module = timm.create_model(backbone.architecture, pretrained=False, num_classes=classes)
+    model: nn.Module = timm.create_model(
+        backbone.architecture, pretrained=False, num_classes=classes
+    )
     state = read_state(path, key=weights.key)
     port = weights_named(state, "_conv_stem.weight")
     if port is not None:
@@ -98,6 +129,10 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
     return model.eval()
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The network up to its global average pool; any input size."""
-    return ModuleEncoder(backbone.name, network(backbone, weights), recipe, device=device, dtype=dtype)
+    return ModuleEncoder(
+        backbone.name, network(backbone, weights), recipe, device=device, dtype=dtype
+    )

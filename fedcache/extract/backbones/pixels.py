@@ -31,6 +31,8 @@ class _Pixels:
         raise no_text("pixels")
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The identity on uint8 [B, H, W, 3]."""
     return _Pixels()

@@ -25,7 +25,14 @@ def named(name: str, width: int) -> Backbone:
         provider="random",
         width=width,
         recipe=Recipe(
-            name, "", size=32, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling="projection"
+            name,
+            "",
+            size=32,
+            resize="squash",
+            interpolation="bilinear",
+            mean=mean,
+            std=std,
+            pooling="projection",
         ),
         source="no weights: a Gaussian projection drawn from a seed, for tests",
         seeded=True,
@@ -39,11 +46,16 @@ def derive(name: str) -> Backbone:
     """``random-projection:<D>``; UsageError when D is no width."""
     text = name.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d{0,4}", text) or int(text) > WIDEST:
-        raise UsageError(f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.", "For example random-projection:128")
+        raise UsageError(
+            f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.",
+            "For example random-projection:128",
+        )
     return named(name, int(text))
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The projection of ``recipe.size`` px images, drawn on the CPU so that every device has the same."""
     import torch
     from torch import nn

@@ -11,7 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word, unknown
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    StoreError,
+    UsageError,
+    shell_word,
+    unknown,
+)
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
@@ -39,9 +46,22 @@ from fedcache.store.sealed import read_sealed, write_sealed
 if TYPE_CHECKING:
     import torch
 
-_PROVIDERS = (packaged, glyph_clip, open_clip, metadataset, timm, torchvision, tflite_file, cnn, pixels, random)
+_PROVIDERS = (
+    packaged,
+    glyph_clip,
+    open_clip,
+    metadataset,
+    timm,
+    torchvision,
+    tflite_file,
+    cnn,
+    pixels,
+    random,
+)
 
-BACKBONES: Mapping[str, Backbone] = {row.name: row for provider in _PROVIDERS for row in provider.BACKBONES}
+BACKBONES: Mapping[str, Backbone] = {
+    row.name: row for provider in _PROVIDERS for row in provider.BACKBONES
+}
 
 offer("backbones", list(BACKBONES))
 
@@ -57,7 +77,11 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 def _folder_row(name: str, choice: Choice) -> Backbone:
     """The row of a folder: of texts where it has a tokenizer and does not say how images are made ready."""
     folder = hugging_face.folder_of(name, choice)
-    return text_encoder.derive(name, choice) if text_encoder.reads_texts(folder) else hugging_face.derive(name, choice)
+    return (
+        text_encoder.derive(name, choice)
+        if text_encoder.reads_texts(folder)
+        else hugging_face.derive(name, choice)
+    )
 
 
 OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
@@ -83,7 +107,11 @@ PARAMETERS = {
     "clip-rn50": 38_316_896,
     "clip-vit-b-16": 86_192_640,
     "clip-vit-b-32": 87_849_216,
-    **{f"resnet18-{domain}{p}": _RESNET18 for domain in ("quickdraw", "aircraft", "birds") for p in ("", "-maxpool")},
+    **{
+        f"resnet18-{domain}{p}": _RESNET18
+        for domain in ("quickdraw", "aircraft", "birds")
+        for p in ("", "-maxpool")
+    },
     "vit-tiny": 5_524_416,
     "vit-tiny-in21k": 5_524_416,
     "vit-small": 21_665_664,
@@ -91,7 +119,9 @@ PARAMETERS = {
     "alexnet": 2_469_696,
     "vgg11": 9_220_480,
     "cnn2": 6_930_088,
-    **dict.fromkeys(("mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"), 2_206_816),
+    **dict.fromkeys(
+        ("mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"), 2_206_816
+    ),
     "pixels": 0,
 }
 """Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was
@@ -109,7 +139,12 @@ def declared(name: str) -> Backbone | None:
 
 
 def lookup(
-    name: str, *, home: Path | None = None, file: Path | None = None, output: str | None = None, size: int | None = None
+    name: str,
+    *,
+    home: Path | None = None,
+    file: Path | None = None,
+    output: str | None = None,
+    size: int | None = None,
 ) -> Backbone:
     """The row of a name of the table, of a library's (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of a user's.
 
@@ -135,10 +170,14 @@ def lookup(
         return row
     derive = next((derive for prefix, derive in DERIVE.items() if name.startswith(prefix)), None)
     if derive is None:
-        prefixes = ", ".join(["timm:NAME", "open_clip:ARCH@TAG", *(f"{prefix}..." for prefix in OWN)])
+        prefixes = ", ".join(
+            ["timm:NAME", "open_clip:ARCH@TAG", *(f"{prefix}..." for prefix in OWN)]
+        )
         known = (*BACKBONES, *plugins("backbones"))
         raise unknown("backbone", name, known, hint=f"Known: {', '.join(known)}; or {prefixes}")
-    remembered = None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
+    remembered = (
+        None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
+    )
     found = _recall(remembered, name) if remembered is not None else None
     if found is not None:
         return found
@@ -149,7 +188,9 @@ def lookup(
     return row
 
 
-def lookup_recorded(recipe: Recipe, *, home: Path | None = None, file: Path | None = None) -> Backbone:
+def lookup_recorded(
+    recipe: Recipe, *, home: Path | None = None, file: Path | None = None
+) -> Backbone:
     """The row of the backbone that a recipe from a file names: of a model, a store or a run.
 
     A file of others may name anything. Code runs as ``lookup`` says, and a path is refused, because recipes hold bare
@@ -180,7 +221,9 @@ def _recall(path: Path, name: str) -> Backbone | None:
     if row is None:
         return None
     # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
-    return row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None
+    return (
+        row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None
+    )
 
 
 def _what(name: str) -> dict[str, str]:
@@ -188,7 +231,12 @@ def _what(name: str) -> dict[str, str]:
 
 
 def load(
-    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device = "cpu", dtype: str = "float32"
+    backbone: Backbone,
+    weights: Weights,
+    recipe: Recipe,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
 ) -> FrozenEncoder:
     """Load a backbone for one recipe: the encoder, in evaluation mode; equal inputs give equal features.
 
@@ -204,12 +252,18 @@ def load(
             or do not fit; CorruptionError, when their file is no longer the one that ``weights`` names.
     """
     backbone.accepts(recipe)
-    if weights.path is not None and weights.sha256 and content_sha256(weights.path) != weights.sha256:
+    if (
+        weights.path is not None
+        and weights.sha256
+        and content_sha256(weights.path) != weights.sha256
+    ):
         # The digest is remembered by the file's time and size, and a disk that forgets a bit changes neither.
         raise CorruptionError(
             f"{weights.path} is not the file whose sha256 is remembered ({weights.sha256[:12]}).",
             "If you changed it yourself, repeat the command with --rehash; else get the weights again: "
             f"fedcache backbones info {shell_word(backbone.name)}",
         )
-    encoder: FrozenEncoder = LOADERS[backbone.provider](backbone, weights, recipe, device=str(device), dtype=dtype)
+    encoder: FrozenEncoder = LOADERS[backbone.provider](
+        backbone, weights, recipe, device=str(device), dtype=dtype
+    )
     return encoder

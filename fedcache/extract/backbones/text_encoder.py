@@ -33,11 +33,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BATCH = 32
-POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
+POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+}
 MODULES = ("Transformer", "Pooling", "Normalize")
 """Steps of a sentence encoder that are known; another (Dense) would be left out without a word."""
 
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
 """Files of which a tokenizer is made."""
 
 
@@ -56,7 +67,9 @@ def derive(name: str, choice: Choice) -> Backbone:
         encoder = TextEncoder(bare, folder=folder)
         return [encoder.pooling, encoder.width, encoder.length]
 
-    pooling, width, length = facts_of(folder, ("texts",), choice, read, identity=content_sha256(folder))
+    pooling, width, length = facts_of(
+        folder, ("texts",), choice, read, identity=content_sha256(folder)
+    )
     if choice.output not in (None, pooling):
         raise unknown(f"output of {bare}", str(choice.output), (pooling,))
     return Backbone(
@@ -68,16 +81,22 @@ def derive(name: str, choice: Choice) -> Backbone:
         source=f"yours: {folder}",
         files=("config.json",),
         template=TEMPLATE,
-        architecture=", ".join(map(str, read_config(folder, "config.json").get("architectures") or [])),
+        architecture=", ".join(
+            map(str, read_config(folder, "config.json").get("architectures") or [])
+        ),
         own=True,
         place=str(folder),
         reads=TEXTS,
     )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> TextEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> TextEncoder:
     """The model in evaluation mode, once it has given finite features of the backbone's width for two texts."""
-    encoder = TextEncoder(backbone.name, folder=weights.file(backbone.name), device=device, dtype=dtype)
+    encoder = TextEncoder(
+        backbone.name, folder=weights.file(backbone.name), device=device, dtype=dtype
+    )
     features, _ = encoder.items(TRIED)
     if features.shape != (2, backbone.width) or not bool(features.isfinite().all()):
         raise MachineError(
@@ -126,9 +145,20 @@ class TextEncoder:
         self.pooling, self.unit = _pooling(self.folder, self.name)
         self.model, missing = open_model(self.name, self.folder)
         lost = [key for key in missing if "pooler" not in key]
-        if lost or not hasattr(self.model, "get_input_embeddings") or hasattr(self.model, "get_image_features"):
-            why = f"{len(lost)} tensors are missing, such as {lost[0]}" if lost else "it is no encoder of texts alone"
-            raise UsageError(f"{self.name} gives no features of texts: {why}.", "Name a sentence encoder or a BERT.")
+        if (
+            lost
+            or not hasattr(self.model, "get_input_embeddings")
+            or hasattr(self.model, "get_image_features")
+        ):
+            why = (
+                f"{len(lost)} tensors are missing, such as {lost[0]}"
+                if lost
+                else "it is no encoder of texts alone"
+            )
+            raise UsageError(
+                f"{self.name} gives no features of texts: {why}.",
+                "Name a sentence encoder or a BERT.",
+            )
         self.model = self.model.requires_grad_(False).to(self.device)
         self.tokenizer = open_tokenizer(self.name, self.folder)
         self.length = self._most_tokens()
@@ -146,7 +176,14 @@ class TextEncoder:
         padding = getattr(getattr(self.model, "embeddings", None), "padding_idx", None)
         most -= 0 if padding is None else int(padding) + 1
         told = read_config(self.folder, "sentence_bert_config.json").get("max_seq_length")
-        return max(1, min(most, int(told or most), int(getattr(self.tokenizer, "model_max_length", most) or most)))
+        return max(
+            1,
+            min(
+                most,
+                int(told or most),
+                int(getattr(self.tokenizer, "model_max_length", most) or most),
+            ),
+        )
 
     def encode_texts(self, texts: list[str]) -> NDArray[np.float32]:
         """Features [N, D] float32 of N texts, in their order; each is cut to what the model reads.
@@ -155,8 +192,13 @@ class TextEncoder:
         no list of texts.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise UsageError("Texts are a list of strings.", 'encode_texts(["a first text", "a second"])')
-        blocks = [self.items(texts[at : at + BATCH])[0].cpu().numpy() for at in range(0, len(texts), BATCH)]
+            raise UsageError(
+                "Texts are a list of strings.", 'encode_texts(["a first text", "a second"])'
+            )
+        blocks = [
+            self.items(texts[at : at + BATCH])[0].cpu().numpy()
+            for at in range(0, len(texts), BATCH)
+        ]
         return np.concatenate(blocks) if blocks else np.zeros((0, self.width), np.float32)
 
     def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
@@ -164,7 +206,9 @@ class TextEncoder:
         import torch
 
         texts = [str(text) for text in items]
-        given = self.tokenizer(texts, padding=True, truncation=True, max_length=self.length, return_tensors="pt")
+        given = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=self.length, return_tensors="pt"
+        )
         ids, mask = given["input_ids"].to(self.device), given["attention_mask"].to(self.device)
         whole = self.compute is torch.float32
         with (
@@ -190,7 +234,10 @@ class TextEncoder:
             return np.array([bool(encoding.overflowing) for encoding in given.encodings], bool)
         full = lengths >= self.length
         for row in np.flatnonzero(full).tolist():
-            full[row] = len(self.tokenizer(texts[row], truncation=False, verbose=False)["input_ids"]) > self.length
+            full[row] = (
+                len(self.tokenizer(texts[row], truncation=False, verbose=False)["input_ids"])
+                > self.length
+            )
         found: NDArray[np.bool_] = full
         return found
 
@@ -208,13 +255,18 @@ class TextEncoder:
 def _pooling(folder: Path, name: str) -> tuple[str, bool]:
     """How tokens become a row, and whether it is made unit; the mean, and no, where no file says otherwise."""
     told = read_config(folder, "1_Pooling/config.json")
-    chosen = [POOLINGS.get(key, key) for key, value in told.items() if key.startswith("pooling_mode") and value is True]
+    chosen = [
+        POOLINGS.get(key, key)
+        for key, value in told.items()
+        if key.startswith("pooling_mode") and value is True
+    ]
     steps = _steps(folder)
     unknown_steps = [step for step in steps if step not in MODULES]
     if unknown_steps or len(chosen) > 1 or not set(chosen) <= set(POOLINGS.values()):
         found = ", ".join([*unknown_steps, *chosen])
         raise UsageError(
-            f"{name} pools its tokens in a way that is not known ({found}).", "One of: mean, class token, maximum."
+            f"{name} pools its tokens in a way that is not known ({found}).",
+            "One of: mean, class token, maximum.",
         )
     return (chosen[0] if chosen else "mean"), "Normalize" in steps
 

@@ -21,7 +21,13 @@ from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, derived, on_the_cpu
-from fedcache.extract.backbones.tflite_format import PENULTIMATE, Graph, chosen_tensor, read_graph, with_output
+from fedcache.extract.backbones.tflite_format import (
+    PENULTIMATE,
+    Graph,
+    chosen_tensor,
+    read_graph,
+    with_output,
+)
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import TFLITE
@@ -36,7 +42,12 @@ def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Back
         provider="tflite_file",
         width=1280,
         recipe=Recipe(
-            name, "", size=224, interpolation="bilinear", crop_pct=0.875, pooling=f"avg({PENULTIMATE})"
+            name,
+            "",
+            size=224,
+            interpolation="bilinear",
+            crop_pct=0.875,
+            pooling=f"avg({PENULTIMATE})",
         ),
         source=f"MobileNetV2 trained on {on}, quantised to 8 bits: a TFLite file of Coral's test data",
         files=(file,),
@@ -46,7 +57,7 @@ def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Back
         fixed=True,
         cpu_only=True,
         raw=True,
-    )  # fmt: skip
+    )
 
 
 BACKBONES = (
@@ -82,12 +93,18 @@ def derive(name: str, choice: Choice) -> Backbone:
         choice,
         provider="tflite_file",
         norm="half",
-        given=lambda path, bare: _Opened(bare, path, "", None, choice.size or SIZE, 1, any_output=True).given,
-        opened=lambda path, bare, output, size: _encoder(bare, path, "", output, Recipe(bare, "", size=size), 1),
+        given=lambda path, bare: (
+            _Opened(bare, path, "", None, choice.size or SIZE, 1, any_output=True).given
+        ),
+        opened=lambda path, bare, output, size: _encoder(
+            bare, path, "", output, Recipe(bare, "", size=size), 1
+        ),
     )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The encoder of the file whose sha256 is that of ``weights``, with as many threads as torch has."""
     import torch
 
@@ -147,7 +164,9 @@ class _Opened:
             ) from error
 
 
-def _encoder(name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int) -> TfliteEncoder:
+def _encoder(
+    name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int
+) -> TfliteEncoder:
     """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
     opened = _Opened(name, path, sha256, asked, recipe.size, threads)
     given, outputs = opened.given, [opened.graph.names[t] for t in opened.graph.outputs]
@@ -169,15 +188,24 @@ def _told(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[
     try:
         return details()
     except Exception as error:  # names that are no text, and whatever else a damaged file may hold
-        raise MachineError(f"{path} is not loaded: it is damaged ({reason(error)}).", "Get the file again.") from error
+        raise MachineError(
+            f"{path} is not loaded: it is damaged ({reason(error)}).", "Get the file again."
+        ) from error
 
 
 def _input(name: str, inputs: list[dict[str, Any]]) -> tuple[ImageInput, int]:
     """The one input of images, and the number of its tensor; UsageError for others."""
-    shown = "; ".join(f"{i['name']} {np.dtype(i['dtype'])} {list(i['shape_signature'])}" for i in inputs[:5])
+    shown = "; ".join(
+        f"{i['name']} {np.dtype(i['dtype'])} {list(i['shape_signature'])}" for i in inputs[:5]
+    )
     shape = tuple(int(d) if d > 0 else None for d in inputs[0]["shape_signature"]) if inputs else ()
     dtype = np.dtype(inputs[0]["dtype"]) if inputs else np.dtype(object)
-    if len(inputs) != 1 or str(dtype) not in TYPES or len(shape) != 4 or 3 not in (shape[1], shape[3]):
+    if (
+        len(inputs) != 1
+        or str(dtype) not in TYPES
+        or len(shape) != 4
+        or 3 not in (shape[1], shape[3])
+    ):
         raise UsageError(
             f"{name} takes {shown or 'nothing'}, expected one input of images, [N, H, W, 3] or [N, 3, H, W], of "
             f"{', '.join(TYPES)}.",
@@ -193,7 +221,9 @@ def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
     try:
         with _quiet():
             return library.Interpreter(model_content=raw, num_threads=threads)
-    except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+    except (
+        Exception
+    ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
         raise MachineError(
             f"{path} is not loaded: LiteRT refuses it ({reason(error)}).",
             "Get or convert the file again; `pip install -U ai-edge-litert` where it asks for a newer version.",

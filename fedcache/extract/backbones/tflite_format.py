@@ -69,9 +69,12 @@ def read_graph(raw: bytes, path: Path, name: str) -> Graph:
         return _graph(schema, raw)
     except FedcacheError:
         raise
-    except Exception as error:  # the reader is fed untrusted bytes: whatever it raises means the same
+    except (
+        Exception
+    ) as error:  # the reader is fed untrusted bytes: whatever it raises means the same
         raise MachineError(
-            f"{path} is not loaded: it is no TFLite file, or a damaged one ({reason(error)}).", "Get the file again."
+            f"{path} is not loaded: it is no TFLite file, or a damaged one ({reason(error)}).",
+            "Get the file again.",
         ) from error
 
 
@@ -81,7 +84,12 @@ def _graph(schema: Any, raw: bytes) -> Graph:
     model = schema.Model.GetRootAs(raw, 0)
     main = model.Subgraphs(0)
     most = len(raw) // 4  # every entry of every list takes four bytes at least
-    counts = (main.TensorsLength(), main.OperatorsLength(), main.InputsLength(), main.OutputsLength())
+    counts = (
+        main.TensorsLength(),
+        main.OperatorsLength(),
+        main.InputsLength(),
+        main.OutputsLength(),
+    )
     if max(counts) > most or min(counts) < 1:
         raise ValueError(f"lists of {counts} entries in {len(raw)} bytes")
     names, weights, constants = [], set(), set()
@@ -104,9 +112,13 @@ def _graph(schema: Any, raw: bytes) -> Graph:
         ]
         read, made = (tuple(_below(t, counts[0]) for t in tensors if t != -1) for tensors in lists)
         layers.append(Layer(read, made))
-    ends = [tuple(_below(get(i), counts[0]) for i in range(count)) for get, count in
-            ((main.Inputs, counts[2]), (main.Outputs, counts[3]))]  # fmt: skip
-    return Graph(tuple(names), frozenset(weights), frozenset(constants), tuple(layers), ends[0], ends[1])
+    ends = [
+        tuple(_below(get(i), counts[0]) for i in range(count))
+        for get, count in ((main.Inputs, counts[2]), (main.Outputs, counts[3]))
+    ]
+    return Graph(
+        tuple(names), frozenset(weights), frozenset(constants), tuple(layers), ends[0], ends[1]
+    )
 
 
 def _below(number: int, end: int) -> int:

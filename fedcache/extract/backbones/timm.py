@@ -30,13 +30,17 @@ def crop_of(size: int, crop_pct: float) -> float:
     return size / math.floor(size / crop_pct)
 
 
-def _vit(name: str, architecture: str, width: int, size: int, *, published: bool = True) -> Backbone:
+def _vit(
+    name: str, architecture: str, width: int, size: int, *, published: bool = True
+) -> Backbone:
     mean, std = NORMS["half"]
     return Backbone(
         name=name,
         provider="timm",
         width=width,
-        recipe=Recipe(name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"),
+        recipe=Recipe(
+            name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"
+        ),
         source=f"AugReg ViT: timm's {architecture}"
         if published
         else "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks",
@@ -56,7 +60,9 @@ BACKBONES = (
 )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The model without its classifier; position embeddings are resampled for another input size."""
     import timm
 
@@ -74,7 +80,9 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)
 
 
-def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path: Path) -> dict[str, Tensor]:
+def from_augreg(
+    state: Mapping[str, Tensor], *, blocks: int, backbone: str, path: Path
+) -> dict[str, Tensor]:
     """The tensors of an AugReg npz in timm's names and layouts.
 
     flax kernels are [in, out] and attention keeps heads apart ([D, heads, d] for query, key, value; [heads, d, D] for
@@ -104,14 +112,18 @@ def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path
         for number, norm in (("0", "norm1"), ("2", "norm2")):
             out[f"{ours}.{norm}.weight"] = take(f"{theirs}/LayerNorm_{number}/scale")
             out[f"{ours}.{norm}.bias"] = take(f"{theirs}/LayerNorm_{number}/bias")
-        parts = [take(f"{attention}/{part}/kernel").flatten(1).mT for part in ("query", "key", "value")]
+        parts = [
+            take(f"{attention}/{part}/kernel").flatten(1).mT for part in ("query", "key", "value")
+        ]
         out[f"{ours}.attn.qkv.weight"] = torch.cat(parts)
         biases = [take(f"{attention}/{part}/bias").flatten() for part in ("query", "key", "value")]
         out[f"{ours}.attn.qkv.bias"] = torch.cat(biases)
         out[f"{ours}.attn.proj.weight"] = take(f"{attention}/out/kernel").flatten(0, -2).mT
         out[f"{ours}.attn.proj.bias"] = take(f"{attention}/out/bias")
         for number, dense in (("0", "fc1"), ("1", "fc2")):
-            out[f"{ours}.mlp.{dense}.weight"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/kernel").mT
+            out[f"{ours}.mlp.{dense}.weight"] = take(
+                f"{theirs}/MlpBlock_3/Dense_{number}/kernel"
+            ).mT
             out[f"{ours}.mlp.{dense}.bias"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/bias")
     if missing:
         raise MachineError(
@@ -127,7 +139,9 @@ def derive(name: str) -> Backbone:
 
     model_name = name.removeprefix(PREFIX)
     if not timm.is_model(model_name.partition(".")[0]):
-        raise unknown("timm model", model_name, timm.list_models(), hint="timm.list_models() names them all.")
+        raise unknown(
+            "timm model", model_name, timm.list_models(), hint="timm.list_models() names them all."
+        )
     known = timm.list_pretrained(f"{model_name.partition('.')[0]}.*")
     if "." in model_name and model_name not in known:
         raise unknown("timm weights", model_name, known)
@@ -141,7 +155,9 @@ def derive(name: str) -> Backbone:
             " recipe has (crop or squash; bicubic or bilinear).",
             "Choose another model, or bring its features with `fedcache ingest`.",
         )
-    pool = getattr(model, "global_pool", "")  # a name in transformers, a module in convolutional models
+    pool = getattr(
+        model, "global_pool", ""
+    )  # a name in transformers, a module in convolutional models
     hub = settings.get("hf_hub_id")
     tag = settings.get("tag") or ""
     return Backbone(

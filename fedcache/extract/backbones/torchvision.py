@@ -19,7 +19,14 @@ def _row(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
         provider="torchvision",
         width=width,
         recipe=Recipe(
-            name, "", size=64, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling="features"
+            name,
+            "",
+            size=64,
+            resize="squash",
+            interpolation="bilinear",
+            mean=mean,
+            std=std,
+            pooling="features",
         ),
         source="torchvision, ImageNet-1k (IMAGENET1K_V1)",
         files=(file,),
@@ -36,7 +43,9 @@ BACKBONES = (
 )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> FrozenEncoder:
     """The convolutional part, flattened."""
     from collections import OrderedDict
 
@@ -47,8 +56,18 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     path = weights.file(backbone.name)
     with torch.device("meta"):  # the classifier, 94 % of the parameters, is never filled
         features = get_model(backbone.architecture, weights=None).features
-    parts: list[tuple[str, nn.Module]] = [("features", features.to_empty(device="cpu")), ("flatten", nn.Flatten())]
+    parts: list[tuple[str, nn.Module]] = [
+        ("features", features.to_empty(device="cpu")),
+        ("flatten", nn.Flatten()),
+    ]
     module = nn.Sequential(OrderedDict(parts))
     state = read_state(path, key=weights.key)
-    load_strict(module, state, backbone=backbone.name, path=path, ignore=("classifier.",), taken=weights.taken)
+    load_strict(
+        module,
+        state,
+        backbone=backbone.name,
+        path=path,
+        ignore=("classifier.",),
+        taken=weights.taken,
+    )
     return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

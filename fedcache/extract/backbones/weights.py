@@ -28,7 +28,12 @@ from fedcache.store.own_names import HUGGING_FACE
 from fedcache.store.sealed import write_sealed
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
-GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+GENERAL = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
 """What weights are called in a Hugging Face repository, whichever model it holds."""
 FOLDERS = ("hugging_face", "text_encoder")
 """Providers whose weights are a folder."""
@@ -39,7 +44,12 @@ CHECKPOINTS = ("open_clip", "packaged", "glyph_clip", "timm", "torchvision", "me
 
 
 def locate(
-    backbone: Backbone, *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False
+    backbone: Backbone,
+    *,
+    given: Mapping[str, Path],
+    home: Path,
+    memory: DigestMemory,
+    offline: bool = False,
 ) -> Weights:
     """Find the weights of a backbone; with ``path`` None and ``download`` set when ``pull`` would fetch them.
 
@@ -86,7 +96,9 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
         if name in given:
             path = given[name].expanduser()
             if not (path.is_dir() if backbone.provider in FOLDERS else path.is_file()):
-                raise MachineError(f"--weights {name}={path}: there is no such file.", "Check the path.")
+                raise MachineError(
+                    f"--weights {name}={path}: there is no such file.", "Check the path."
+                )
             return path, f"--weights {shell_word(name)}={shell_word(path)}"
     for place, candidates in (
         ("", iter([Path(backbone.place)] if backbone.place else [])),
@@ -126,10 +138,16 @@ def known(
         try:
             weights: Weights | None
             if row.provider == "own_module":
-                weights = Weights(None, "", f"built by {row.name.partition(':')[2]} when it is used")
+                weights = Weights(
+                    None, "", f"built by {row.name.partition(':')[2]} when it is used"
+                )
             else:
                 weights = locate(row, given=given, home=home, memory=memory, offline=offline)
-            hint = f"fedcache backbones pull {shell_word(row.name)}" if weights is not None and weights.download else ""
+            hint = (
+                f"fedcache backbones pull {shell_word(row.name)}"
+                if weights is not None and weights.download
+                else ""
+            )
         except FedcacheError as error:
             weights, hint = None, error.hint
         entries.append(
@@ -162,14 +180,18 @@ def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
         return None
     number = re.fullmatch(r"seed:(\d{1,9})", value)
     if number is not None and backbone.seeded:
-        return Weights(None, f"seed:{int(number[1])}", f"random weights drawn from seed {int(number[1])}")
+        return Weights(
+            None, f"seed:{int(number[1])}", f"random weights drawn from seed {int(number[1])}"
+        )
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(backbone.name)
     return None
 
 
 def _takes_no_weights(name: str) -> FedcacheError:
-    return UsageError(f"{name} has no weights, so none can be given.", f"Leave out the file for {name}.")
+    return UsageError(
+        f"{name} has no weights, so none can be given.", f"Leave out the file for {name}."
+    )
 
 
 def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
@@ -183,7 +205,9 @@ def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
 def _in_wheel(backbone: Backbone) -> Iterator[Path]:
     if backbone.wheel is None:
         return
-    spec = importlib.util.find_spec(backbone.wheel)  # a top-level package is found without being run
+    spec = importlib.util.find_spec(
+        backbone.wheel
+    )  # a top-level package is found without being run
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         yield from _under(Path(folder), backbone.files)
 
@@ -234,7 +258,9 @@ def _published_download(backbone: Backbone) -> Download | None:
     return None
 
 
-def _missing_weights(backbone: Backbone, given: Mapping[str, Path], home: Path, offline: bool) -> FedcacheError:
+def _missing_weights(
+    backbone: Backbone, given: Mapping[str, Path], home: Path, offline: bool
+) -> FedcacheError:
     """The error of weights that are nowhere: the places looked at, the published digest, and what works instead."""
     suffixes = ",".join(s[1:] for s in endings(backbone))
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
@@ -247,7 +273,9 @@ def _missing_weights(backbone: Backbone, given: Mapping[str, Path], home: Path, 
     else:
         third = "a library's cache (no library fetches these weights; they come as a file)"
     own_names = backbone.wheel is None and not set(backbone.files) & set(GENERAL)
-    published = "; ".join(f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256)
+    published = "; ".join(
+        f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256
+    )
     return MachineError(
         f"The weights of {backbone.name} are not here. Looked at: --weights {backbone.name}=FILE (not given);"
         f" {at_home}{f' or {backbone.files[0]} beside it' if own_names else ''}; {third}."
@@ -281,7 +309,9 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
             _pull_from_hub(backbone.hub, backbone.files)
         else:
             _pull_torchvision(backbone)
-    except Exception as error:  # each network library has its own family of errors, and all mean the same here
+    except (
+        Exception
+    ) as error:  # each network library has its own family of errors, and all mean the same here
         reason = str(error).strip().splitlines()
         raise MachineError(
             f"The weights of {backbone.name} could not be fetched from {download.source}:"
@@ -323,7 +353,9 @@ def import_weights(
     try_weights(backbone, checked, observer or Silent())
     if backbone.provider in FILES:
         place = make_private(home / "weights") / (
-            slug(backbone.name.partition(":")[2]) if backbone.own else f"{slug(name)}{endings(backbone)[0]}"
+            slug(backbone.name.partition(":")[2])
+            if backbone.own
+            else f"{slug(name)}{endings(backbone)[0]}"
         )
         write_atomic(place, source.read_bytes())
         lookup(backbone.name, home=home, file=place)  # from now on it lies there

@@ -21,7 +21,17 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES
 from fedcache.plugins import KINDS, find
 
-__all__ = ["BadImage", "Context", "Dataset", "Source", "asked_for", "from_rows", "holds_of", "open_dataset", "peek"]
+__all__ = [
+    "BadImage",
+    "Context",
+    "Dataset",
+    "Source",
+    "asked_for",
+    "from_rows",
+    "holds_of",
+    "open_dataset",
+    "peek",
+]
 
 
 def open_dataset(
@@ -95,7 +105,9 @@ def peek(
             return None
         found[name] = fact
     whole = _recall(memory, _joint_key(found)) if parts else found[""]
-    return whole if whole is None or limit is None else _recall(memory, ["limited", whole[1], limit])
+    return (
+        whole if whole is None or limit is None else _recall(memory, ["limited", whole[1], limit])
+    )
 
 
 def asked_for(
@@ -110,7 +122,10 @@ def asked_for(
 ) -> list[Any]:
     """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
     context = Context(memory, roots or {}, data, layout, follow_links)
-    return [[[name, _key(one, context)] for name, one in (parts_of(spec) or {"": spec}).items()], limit]
+    return [
+        [[name, _key(one, context)] for name, one in (parts_of(spec) or {"": spec}).items()],
+        limit,
+    ]
 
 
 def holds_of(spec: str) -> str:
@@ -147,7 +162,9 @@ def _reader(kind: str) -> Any:
         return module(READERS[kind])
     plugin = find("datasets", kind)
     reader = plugin.load() if plugin is not None else None
-    if plugin is None or not (callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))):
+    if plugin is None or not (
+        callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))
+    ):
         raise UsageError(
             f"The dataset kind {kind!r}{f' of {plugin.origin}' if plugin is not None else ''} has no key and load.",
             f"Expected {KINDS['datasets']}.",

@@ -69,9 +69,18 @@ def is_compressed_tar(path: Path) -> bool:
 
 def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     """The error for a compressed tar, with the command that makes it readable."""
-    tools = {"gz": "gunzip", "tgz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "txz": "unxz", "zst": "unzstd"}
+    tools = {
+        "gz": "gunzip",
+        "tgz": "gunzip",
+        "bz2": "bunzip2",
+        "xz": "unxz",
+        "txz": "unxz",
+        "zst": "unzstd",
+    }
     tool = tool or tools.get(path.name.lower().rsplit(".", 1)[-1], "")
-    command = f"{tool} --keep {shell_word(path)}" if tool else f"unpack {path} with the tool that made it"
+    command = (
+        f"{tool} --keep {shell_word(path)}" if tool else f"unpack {path} with the tool that made it"
+    )
     return UsageError(
         f"{path} is a compressed tar: its n-th image can only be reached by unpacking everything before it.",
         f"Run: {command}   and use the .tar, which is hardly larger (images are compressed already)",
@@ -97,9 +106,14 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
             raise _hostile(path, info.filename, "is a link or a device")
         _check_name(path, info.filename.rstrip("/") if info.is_dir() else info.filename)
         if not info.is_dir():
-            _check_place(path, before.st_size, info.filename, info.header_offset, info.compress_size)
+            _check_place(
+                path, before.st_size, info.filename, info.header_offset, info.compress_size
+            )
             files.append(info)
-    methods = [_PASSWORD if info.flag_bits & 1 else min(info.compress_type, _PASSWORD - 1) for info in files]
+    methods = [
+        _PASSWORD if info.flag_bits & 1 else min(info.compress_type, _PASSWORD - 1)
+        for info in files
+    ]
     entries = Entries(
         path=path,
         stamp=(before.st_size, before.st_mtime_ns),
@@ -112,7 +126,9 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         crc=np.array([info.CRC for info in files], dtype=np.uint32),
     )
     if int(entries.packed.sum()) > before.st_size:
-        raise _damaged(path, "its entries overlap (together they are longer than the file)", "Do not unpack it")
+        raise _damaged(
+            path, "its entries overlap (together they are longer than the file)", "Do not unpack it"
+        )
     return _checked(entries, capitals=capitals)
 
 
@@ -164,7 +180,9 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
         with path.open("rb") as file:
             file.seek(archive.offset)
             if file.read(512) != bytes(512):
-                raise tarfile.ReadError(f"the header at byte {archive.offset:,} is broken or the end is missing")
+                raise tarfile.ReadError(
+                    f"the header at byte {archive.offset:,} is broken or the end is missing"
+                )
 
 
 def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
@@ -184,7 +202,11 @@ def check_images(entries: Entries) -> None:
     odd = np.flatnonzero(~np.isin(entries.method, (_STORED, _DEFLATED, _TAR)))
     if len(odd):
         method = int(entries.method[odd[0]])
-        what = "need a password" if method == _PASSWORD else f"use compression {method}, not stored or deflated"
+        what = (
+            "need a password"
+            if method == _PASSWORD
+            else f"use compression {method}, not stored or deflated"
+        )
         raise UsageError(
             f"{len(odd):,} images of {entries.path} {what}.",
             "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
@@ -203,7 +225,9 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.", "Run the command again") from None
+        raise MachineError(
+            f"{path} cannot be read: {error.strerror}.", "Run the command again"
+        ) from None
     found = os.fstat(fd)
     if (found.st_size, found.st_mtime_ns) != stamp:
         os.close(fd)
@@ -231,7 +255,11 @@ class ArchiveSource:
             header = os.pread(self._fd, 30, at)
             if len(header) != 30 or header[:4] != b"PK\x03\x04":
                 raise BadImage("its header in the archive is damaged")
-            at += 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+            at += (
+                30
+                + int.from_bytes(header[26:28], "little")
+                + int.from_bytes(header[28:30], "little")
+            )
         raw = os.pread(self._fd, packed, at)
         if method == _DEFLATED:
             try:
@@ -266,12 +294,16 @@ def _check_name(path: Path, name: str) -> None:
 
 def _check_place(path: Path, total: int, name: str, at: int, length: int) -> None:
     if at < 0 or length < 0 or at + length > total:
-        raise _damaged(path, f"its entry {name[:80]!r} lies outside the file", "Copy or download it again")
+        raise _damaged(
+            path, f"its entry {name[:80]!r} lies outside the file", "Copy or download it again"
+        )
 
 
 def _check_count(path: Path, count: int) -> None:
     if count > MAX_ENTRIES:
-        raise _damaged(path, f"it has more than {MAX_ENTRIES:,} entries", "Split it into several archives")
+        raise _damaged(
+            path, f"it has more than {MAX_ENTRIES:,} entries", "Split it into several archives"
+        )
 
 
 def _hostile(path: Path, name: str, what: str) -> FedcacheError:

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.extract.datasets import archives
 from fedcache.extract.datasets.dataset import Context, Source
-from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, H5Blocks, Packed, PackedBlocks, RowLayout
+from fedcache.extract.datasets.row_sources import (
+    BLOCK,
+    BlockRows,
+    FixedRows,
+    H5Blocks,
+    Packed,
+    PackedBlocks,
+    RowLayout,
+)
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_h5py
 from fedcache.tables.file_rows import explain_damage
@@ -48,12 +56,16 @@ class FileArray:
         Raises UsageError for objects that are no words or numbers, of which nothing is run, and a column of gigabytes.
         """
         if math.prod(self.shape) * self.dtype.itemsize > MOST_COLUMN:
-            raise UsageError(f"{where} has {math.prod(self.shape):,} values, too many for a column.", "Name another")
+            raise UsageError(
+                f"{where} has {math.prod(self.shape):,} values, too many for a column.",
+                "Name another",
+            )
         try:
             values = self.read()
         except ValueError as error:
             raise UsageError(
-                f"{where} cannot be read: {str(error)[:160]}.", "labels.astype(str)   makes plain words"
+                f"{where} cannot be read: {str(error)[:160]}.",
+                "labels.astype(str)   makes plain words",
             ) from None
         return values
 
@@ -82,13 +94,18 @@ def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the rows begin, of numpy's own format of ``size`` bytes; -1 has no rows."""
     version = np.lib.format.read_magic(file)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
     if read is None:
         raise ValueError(f"version {version} of numpy's format")
     shape, fortran, dtype = read(file)
     start = file.tell()
     if not dtype.hasobject and start + math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"an array of shape {list(shape)} and {dtype} does not fit into {size:,} bytes")
+        raise ValueError(
+            f"an array of shape {list(shape)} and {dtype} does not fit into {size:,} bytes"
+        )
     return shape, dtype, -1 if fortran and len(shape) > 1 else start
 
 
@@ -153,7 +170,12 @@ def _member(path: Path, entries: archives.Entries, i: int) -> FileArray:
             return BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
         with path.open("rb") as file:
             head = os.pread(file.fileno(), 30, int(entries.at[i]))
-        begin = int(entries.at[i]) + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        begin = (
+            int(entries.at[i])
+            + 30
+            + int.from_bytes(head[26:28], "little")
+            + int.from_bytes(head[28:30], "little")
+        )
         return FixedRows(path, entries.stamp, begin + start, layout)
 
     return FileArray(shape, dtype, lambda: _whole(packed.open(), shape, dtype), source)
@@ -169,9 +191,17 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
             with zipfile.ZipFile(path) as archive, archive.open(name) as file:
                 while file.read(BLOCK):
                     pass
-        except (zlib.error, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        except (
+            zlib.error,
+            zipfile.BadZipFile,
+            EOFError,
+            OSError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
             raise CorruptionError(
-                f"{path} is damaged: {name} cannot be read ({str(error)[:80]}).", f"Check it: unzip -t {path}"
+                f"{path} is damaged: {name} cannot be read ({str(error)[:80]}).",
+                f"Check it: unzip -t {path}",
             ) from None
     context.memory.remember(fact, True)
 
@@ -189,7 +219,9 @@ def _h5(path: Path) -> dict[str, FileArray]:
             return np.array(data.asstr()[()], np.str_) if words else np.asarray(data[()])
 
     def rows(key: str, count: int, chunk: int) -> Callable[[RowLayout], Source]:
-        return lambda layout: BlockRows(H5Blocks(place, stamp, key, count, layout.shape, chunk), layout)
+        return lambda layout: BlockRows(
+            H5Blocks(place, stamp, key, count, layout.shape, chunk), layout
+        )
 
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
@@ -197,8 +229,13 @@ def _h5(path: Path) -> dict[str, FileArray]:
                 continue
             words = h5py.check_string_dtype(item.dtype) is not None
             dtype = np.dtype("U1") if words else item.dtype
-            count, chunk = (item.shape[0] if item.shape else 0), (item.chunks[0] if item.chunks else 1)
-            found[key] = FileArray(tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk))
+            count, chunk = (
+                (item.shape[0] if item.shape else 0),
+                (item.chunks[0] if item.chunks else 1),
+            )
+            found[key] = FileArray(
+                tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
+            )
     clients = clients_of([*found])
     if clients:
         raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(

@@ -55,7 +55,9 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a missing file, columns that make no sense and numbers that are no pixels, CorruptionError for
     a damaged file.
     """
-    return load_arrays(PIXELS, f"arrays:{rest}", columns.parse_rest(rest), key(rest, context), context)
+    return load_arrays(
+        PIXELS, f"arrays:{rest}", columns.parse_rest(rest), key(rest, context), context
+    )
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,22 @@ class Reading:
     holds: str  # images or rows
     usual: tuple[str, ...]  # usual names of their column
     fits: Callable[[FileArray], bool]  # whether an array of another name can be nothing else
-    layout: Callable[[Sequence[int], np.dtype[Any], str], RowLayout]  # of its shape and dtype; UsageError for others
+    layout: Callable[
+        [Sequence[int], np.dtype[Any], str], RowLayout
+    ]  # of its shape and dtype; UsageError for others
 
 
 PIXELS = Reading(
-    IMAGES, columns.IMAGES, lambda array: array.dtype == np.uint8 and len(array.shape) in (3, 4), layout_of
+    IMAGES,
+    columns.IMAGES,
+    lambda array: array.dtype == np.uint8 and len(array.shape) in (3, 4),
+    layout_of,
 )
 
 
-def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], context: Context) -> Dataset:
+def load_arrays(
+    reading: Reading, spec: str, asked: Asked, facts: list[Any], context: Context
+) -> Dataset:
     """The dataset of a spec, whose ``place`` holds arrays of rows that mean what ``reading`` says; errors as ``load``.
 
     ``facts`` are what the digests depend on.
@@ -86,9 +95,13 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
         hint = "--images-key NAME says which are meant"
-        tables = by_split(arrays, lambda held: _rows_of(held, asked, reading) is not None, str(path), hint)
+        tables = by_split(
+            arrays, lambda held: _rows_of(held, asked, reading) is not None, str(path), hint
+        )
     if _rows_of(tables[0][1], asked, reading) is None:
-        shapes = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8])
+        shapes = ", ".join(
+            f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8]
+        )
         like = [name for name, array in arrays.items() if reading.fits(array)]
         missing = f"no column of {reading.holds}"
         if asked.content:
@@ -107,14 +120,23 @@ def load_arrays(reading: Reading, spec: str, asked: Asked, facts: list[Any], con
         listed = find_column(path, others, None, CLASS_NAMES, "")
         if listed is not None:
             class_names = words_in(as_column(others.pop(listed).column(f"{path}, {listed}")))
-        left_out = {name: Unread(array.shape, str(array.dtype), NO_SPLIT) for name, array in others.items()}
+        left_out = {
+            name: Unread(array.shape, str(array.dtype), NO_SPLIT) for name, array in others.items()
+        }
     for split, held in tables:
         part, how = _part(split, held, asked, path, reading)
         parts.append(replace(part, left_out=left_out))
     return columns.assemble(
-        spec, path, columns.numbered_parts(parts), asked=asked, class_names=class_names, how=how, facts=facts,
-        context=context, holds=reading.holds,
-    )  # fmt: skip
+        spec,
+        path,
+        columns.numbered_parts(parts),
+        asked=asked,
+        class_names=class_names,
+        how=how,
+        facts=facts,
+        context=context,
+        holds=reading.holds,
+    )
 
 
 def locate(place: str) -> Path:

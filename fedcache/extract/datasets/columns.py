@@ -84,7 +84,9 @@ class TableRows:
 
     names: Sequence[str]  # [n] of the rows inside the dataset
     source: Source  # row -> image
-    columns: Mapping[str, Column] = field(default_factory=dict)  # every column but that of the images
+    columns: Mapping[str, Column] = field(
+        default_factory=dict
+    )  # every column but that of the images
     split: int | None = None  # code of all rows; None when no name of a file or column says it
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
@@ -122,10 +124,16 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
         if word not in keys:
-            raise unknown("word behind '?'", word, keys, hint=f"For example FILE?{next(iter(keys))}=NAME&label=grade")
+            raise unknown(
+                "word behind '?'",
+                word,
+                keys,
+                hint=f"For example FILE?{next(iter(keys))}=NAME&label=grade",
+            )
         if word in found or not value:
             raise UsageError(
-                f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.", "For example ?label=grade"
+                f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.",
+                "For example ?label=grade",
             )
         found[word] = value.replace("%26", "&").replace("%25", "%")
     choice = ColumnChoice(
@@ -158,7 +166,11 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
-    words = {option: word for word, option in keys_of(kind).items() if option} if kind in CONTENT else {}
+    words = (
+        {option: word for word, option in keys_of(kind).items() if option}
+        if kind in CONTENT
+        else {}
+    )
     for option in given:
         if option not in words:
             able = ", ".join(f"{name}:" for name in CONTENT)
@@ -171,7 +183,9 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
 
 
-def refuse_without_training(where: Path, splits: Iterable[int | None], left_out: Sequence[str]) -> None:
+def refuse_without_training(
+    where: Path, splits: Iterable[int | None], left_out: Sequence[str]
+) -> None:
     """Refuse files if some names say a split, none says training, and other names say none. Raises UsageError."""
     if left_out and TRAIN not in splits:
         raise UsageError(
@@ -181,7 +195,9 @@ def refuse_without_training(where: Path, splits: Iterable[int | None], left_out:
         )
 
 
-def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, Unread]]:
+def joined_parts(
+    parts: Sequence[TableRows],
+) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, Unread]]:
     """The columns of the rows of all parts, the split of each row where a name says it, and columns without rows."""
     lengths = [len(part.names) for part in parts]
     columns = {}
@@ -196,10 +212,19 @@ def joined_parts(parts: Sequence[TableRows]) -> tuple[dict[str, Column], NDArray
 
 
 def from_rows(
-    spec: str, place: Path, names: Sequence[str], source: Source, values: Mapping[str, Sequence[Any]],
-    context: Context, *, key: Sequence[Any] | None = None, label: str | None = None,
-    groups: tuple[str, ...] | None = None, class_names: Sequence[str] | None = None, holds: str = inputs.IMAGES,
-) -> Dataset:  # fmt: skip
+    spec: str,
+    place: Path,
+    names: Sequence[str],
+    source: Source,
+    values: Mapping[str, Sequence[Any]],
+    context: Context,
+    *,
+    key: Sequence[Any] | None = None,
+    label: str | None = None,
+    groups: tuple[str, ...] | None = None,
+    class_names: Sequence[str] | None = None,
+    holds: str = inputs.IMAGES,
+) -> Dataset:
     """The dataset of rows that a reader of one's own has found, in the order of their names.
 
     Columns mean what they mean in every file that fedcache reads: those called label, split, domain and the like
@@ -272,7 +297,14 @@ def assemble(
         raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
     columns, splits, left_out = joined_parts(parts)
     roles = read_roles(
-        where, columns, len(names), asked.choice, splits=splits, names=names, classes=class_names, left_out=left_out
+        where,
+        columns,
+        len(names),
+        asked.choice,
+        splits=splits,
+        names=names,
+        classes=class_names,
+        left_out=left_out,
     )
     lengths = [len(part.names) for part in parts]
     source: Source = dataset.JoinedSource(
@@ -281,7 +313,16 @@ def assemble(
         np.concatenate([np.arange(n) for n in lengths]),
     )
     return dataset_of_rows(
-        spec, where, source, roles, how=how, facts=facts, context=context, mirror=mirror, uid=uid, holds=holds
+        spec,
+        where,
+        source,
+        roles,
+        how=how,
+        facts=facts,
+        context=context,
+        mirror=mirror,
+        uid=uid,
+        holds=holds,
     )
 
 
@@ -307,7 +348,10 @@ def dataset_of_rows(
     names = [roles.names[row] for row in order]
     twice = next((a for a, b in itertools.pairwise(names) if a == b), None)
     if twice is not None:
-        raise UsageError(f"{where} has two {holds} named {twice!r}; names must differ.", "Rename or remove one of them")
+        raise UsageError(
+            f"{where} has two {holds} named {twice!r}; names must differ.",
+            "Rename or remove one of them",
+        )
     in_order = bool((order[:-1] < order[1:]).all())
     ordered: Source = source if in_order else dataset.RowsSource(source, order)
     if uid is None:
@@ -317,7 +361,9 @@ def dataset_of_rows(
     label = roles.labels[order]
     domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
     given = None if roles.splits is None else roles.splits[order]
-    split, note = complete_split(given, label, domain, uid, np.ones(len(label), bool), str(where), holds)
+    split, note = complete_split(
+        given, label, domain, uid, np.ones(len(label), bool), str(where), holds
+    )
     if roles.label_key is None:
         how += ", no labels"
         likely = next(iter(roles.may_be_labels), None)
@@ -376,4 +422,7 @@ def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:
     for part in parts:
         rows[part.split] += len(part.names)
     left = {split: iter(row_names(count, split)) for split, count in rows.items()}
-    return [replace(part, names=list(itertools.islice(left[part.split], len(part.names)))) for part in parts]
+    return [
+        replace(part, names=list(itertools.islice(left[part.split], len(part.names))))
+        for part in parts
+    ]

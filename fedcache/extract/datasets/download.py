@@ -29,7 +29,9 @@ _TIMEOUT = 60.0
 _HERE = ("127.0.0.1", "::1", "localhost")
 
 
-def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None) -> None:
+def pull(
+    paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None
+) -> None:
     """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
 
     ``say`` is told the size and source of each file before it is fetched; files of the same names may lie below another
@@ -43,7 +45,14 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
-        archive = fetch(url, partial / file.name, md5=file.md5, sha256=file.sha256, megabytes=file.megabytes, say=say)
+        archive = fetch(
+            url,
+            partial / file.name,
+            md5=file.md5,
+            sha256=file.sha256,
+            megabytes=file.megabytes,
+            say=say,
+        )
         if file.gives:
             say(f"Unpacking {file.name}")
             _install(archive, file, root)
@@ -53,7 +62,13 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
 
 
 def fetch(
-    url: str, target: Path, *, md5: str = "", sha256: str = "", megabytes: int = 0, say: Callable[[str], None]
+    url: str,
+    target: Path,
+    *,
+    md5: str = "",
+    sha256: str = "",
+    megabytes: int = 0,
+    say: Callable[[str], None],
 ) -> Path:
     """One file, written to ``target.part`` and renamed when whole; a part that is there is continued.
 
@@ -69,7 +84,9 @@ def fetch(
     import urllib.request
     from http.client import HTTPException
 
-    request = urllib.request.Request(url, headers={"User-Agent": "fedcache", "Range": f"bytes={start}-"})
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "fedcache", "Range": f"bytes={start}-"}
+    )
     try:
         with closing(_open(request, known=bool(md5 or sha256))) as answer:
             start = start if answer.status == 206 else 0
@@ -77,7 +94,10 @@ def fetch(
             left = int(length) if length and length.isdigit() else None
             known = left + start if left is not None else megabytes * 1_000_000
             size = f"{known / 1e6:,.1f} MB" if known else "size unknown"
-            say(f"{target.name} ({size}) from {url}" + (f", going on at {start / 1e6:,.1f} MB" if start else ""))
+            say(
+                f"{target.name} ({size}) from {url}"
+                + (f", going on at {start / 1e6:,.1f} MB" if start else "")
+            )
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise _failed(url, "it answers with a web page, not a file")
             with part.open("ab" if start else "wb") as out:
@@ -106,7 +126,9 @@ def check_address(url: str, name: str, *, known: bool) -> None:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is not an http address.", "Give an address that starts with https://")
+        raise UsageError(
+            f"{url!r} is not an http address.", "Give an address that starts with https://"
+        )
     if parts.scheme == "http" and not _may_be_plain(url, known):
         raise UsageError(
             f"{url} is not encrypted, and no checksum of {name} is published: another file could come unnoticed.",
@@ -123,7 +145,9 @@ def _open(request: Any, *, known: bool) -> Any:
     import urllib.request
 
     class Careful(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        def redirect_request(
+            self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+        ) -> Any:
             encrypted = urlsplit(newurl).scheme == "https"
             if not encrypted and (req.type == "https" or not _may_be_plain(newurl, known)):
                 fp.close()
@@ -155,7 +179,9 @@ def md5_of(path: Path) -> str:
 
 def _checksum(path: Path, kind: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(kind, usedforsecurity=False)
+        ).hexdigest()
 
 
 def _install(archive: Path, file: PaperFile, root: Path) -> None:
@@ -188,13 +214,28 @@ def unpack(archive: Path, place: Path) -> None:
                 limit -= size
                 path = PurePosixPath(name)
                 with stream:
-                    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or limit < 0:
-                        raise _odd(archive, f"its entry {name[:80]!r} leaves its folder or is too large")
+                    if (
+                        path.is_absolute()
+                        or ".." in path.parts
+                        or "\\" in name
+                        or "\0" in name
+                        or limit < 0
+                    ):
+                        raise _odd(
+                            archive, f"its entry {name[:80]!r} leaves its folder or is too large"
+                        )
                     target = place / path
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with target.open("wb") as out:
                         shutil.copyfileobj(stream, out, _BLOCK)
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+    ) as error:
         raise _odd(archive, str(error)) from None
 
 

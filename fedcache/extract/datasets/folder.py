@@ -66,7 +66,9 @@ def load(rest: str, context: Context) -> Dataset:
     """
     asked = _asked(rest)
     path = _locate(asked.place)
-    facts = key(rest, context)  # before the images are read: a change in between must not go unnoticed
+    facts = key(
+        rest, context
+    )  # before the images are read: a change in between must not go unnoticed
     if _kind(path) in image_lists.ENDINGS:
         return _from_list(rest, path, asked, facts, context)
     found, names, cut = _scanned(path, context)
@@ -85,13 +87,17 @@ def load(rest: str, context: Context) -> Dataset:
     domains, domain_index = dataset.index_of(labels.domains)
     domain = dataset.domain_column(domain_index, domains)
     given = None if labels.splits is None else np.array(labels.splits, dtype=np.uint8)
-    split, note = complete_split(given, label, domain, uid, np.ones(len(label), bool), str(path), IMAGES)
+    split, note = complete_split(
+        given, label, domain, uid, np.ones(len(label), bool), str(path), IMAGES
+    )
     reading = f"{path.name or path}: {how}; {dataset.counts(split, classes, domains)}"
     if note:
         reading += f"; {note}"
     groups = {name: Group.of(words) for name, words in labels.groups.items()}
     if groups:
-        reading += "; " + ", ".join(f"{name}: {len(group.words):,} values" for name, group in groups.items())
+        reading += "; " + ", ".join(
+            f"{name}: {len(group.words):,} values" for name, group in groups.items()
+        )
     if unreadable:
         reading += f"; {unreadable:,} cannot be read and will be quarantined"
     return Dataset(
@@ -154,7 +160,9 @@ def _scanned(path: Path, context: Context) -> tuple[tree.Tree, list[str], int]:
     return found, spelled, enter_top_folder(spelled, keep)
 
 
-def _from_tree(path: Path, found: tree.Tree, spelled: Sequence[str], cut: int, context: Context) -> _Rows:
+def _from_tree(
+    path: Path, found: tree.Tree, spelled: Sequence[str], cut: int, context: Context
+) -> _Rows:
     order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
     names = [spelled[i][cut:] for i in order]
     _refuse_same_names(path, names)
@@ -174,13 +182,18 @@ def _other_tables(path: Path, found: tree.Tree) -> list[str]:
 def _refuse_same_names(path: Path, names: Sequence[str]) -> None:
     for a, b in pairwise(names):
         if a == b:
-            raise UsageError(f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them")
+            raise UsageError(
+                f"{path} has two files named {a!r}; names must differ.",
+                "Rename or remove one of them",
+            )
 
 
 def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Context) -> Source:
     """Reads images of a directory or archive in an order."""
     if found.entries is None:
-        return tree.FilesSource(path.absolute(), [found.paths[i] for i in order], context.within(path))
+        return tree.FilesSource(
+            path.absolute(), [found.paths[i] for i in order], context.within(path)
+        )
     return archives.ArchiveSource(found.entries.take(order))
 
 
@@ -201,17 +214,30 @@ def _from_tables(
     """The dataset of images whose labels are in tables among them."""
     spelled = [tree.name_of(p) for p in found.paths]
     spelt_tables = [tree.name_of(table) for table in tables]
-    raw = {name: found.read_other(path, table) for name, table in zip(spelt_tables, tables, strict=True)}
-    listed = image_folder.listed_images(str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content)
+    raw = {
+        name: found.read_other(path, table)
+        for name, table in zip(spelt_tables, tables, strict=True)
+    }
+    listed = image_folder.listed_images(
+        str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content
+    )
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
     choice = asked.choice if listed.label is None else replace(asked.choice, label=listed.label)
     roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
     source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
-    shown = spelt_tables[0] if len(tables) == 1 else f"{len(tables)} tables such as {spelt_tables[0]}"
+    shown = (
+        spelt_tables[0] if len(tables) == 1 else f"{len(tables)} tables such as {spelt_tables[0]}"
+    )
     made = columns.dataset_of_rows(
-        f"folder:{rest}", path, source, roles, how=f"images from {shown}", facts=facts, context=context
+        f"folder:{rest}",
+        path,
+        source,
+        roles,
+        how=f"images from {shown}",
+        facts=facts,
+        context=context,
     )
     ignored = found.ignored + listed.ignored
     ignored[tree.TABLE] -= len(tables)
@@ -219,7 +245,9 @@ def _from_tables(
     return replace(made, slug=_slug(path), reading=reading, links_left_out=ignored[tree.LINK_OUT])
 
 
-def _from_list(rest: str, path: Path, asked: columns.Asked, facts: list[Any], context: Context) -> Dataset:
+def _from_list(
+    rest: str, path: Path, asked: columns.Asked, facts: list[Any], context: Context
+) -> Dataset:
     """The dataset of a list of images, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
@@ -240,7 +268,13 @@ def _from_list(rest: str, path: Path, asked: columns.Asked, facts: list[Any], co
     roles = read_roles(path, table, len(paths), asked.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
     made = columns.dataset_of_rows(
-        f"folder:{rest}", path, source, roles, how=f"images from {listed.column}", facts=facts, context=context
+        f"folder:{rest}",
+        path,
+        source,
+        roles,
+        how=f"images from {listed.column}",
+        facts=facts,
+        context=context,
     )
     left_out = len(listed.paths) - len(paths)
     ignored = Counter({tree.LINK_OUT: left_out} if left_out else {})

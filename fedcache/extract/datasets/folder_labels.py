@@ -33,7 +33,9 @@ class Labels:
     classes: list[str]  # [N] class name of each row; empty unknown
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
-    groups: dict[str, list[str]] = field(default_factory=dict)  # [N] words by the name of a group; empty unknown
+    groups: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # [N] words by the name of a group; empty unknown
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
@@ -74,13 +76,17 @@ def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
     length = 0
     for folder in first[: max(0, depth - keep)]:
         prefix = f"{folder}/"
-        if folder.lower() in SPLIT_WORDS or not all(name.startswith(prefix, length) for name in names):
+        if folder.lower() in SPLIT_WORDS or not all(
+            name.startswith(prefix, length) for name in names
+        ):
             break
         length += len(prefix)
     return length
 
 
-def infer(names: Sequence[str], layout: str | None, *, where: str, tables: Sequence[str] = ()) -> Labels:
+def infer(
+    names: Sequence[str], layout: str | None, *, where: str, tables: Sequence[str] = ()
+) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
     ``tables`` are lists among the images, which may say what they are. Raises UsageError when images lie at different
@@ -89,7 +95,11 @@ def infer(names: Sequence[str], layout: str | None, *, where: str, tables: Seque
     roles = parse_layout(layout) if layout is not None else None
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
-    wanted = f"{len(roles)} (--layout {layout})" if roles else "the same number for every image, at least 1"
+    wanted = (
+        f"{len(roles)} (--layout {layout})"
+        if roles
+        else "the same number for every image, at least 1"
+    )
     if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
         raise UsageError(
@@ -120,7 +130,9 @@ def infer(names: Sequence[str], layout: str | None, *, where: str, tables: Seque
 def _with_tables(tables: Sequence[str], hint: str) -> str:
     """A hint, after the command that reads a list of images that stands among them."""
     return (
-        f"If it lists the images:  fedcache datasets info folder:{shell_word(min(tables))}\n{hint}" if tables else hint
+        f"If it lists the images:  fedcache datasets info folder:{shell_word(min(tables))}\n{hint}"
+        if tables
+        else hint
     )
 
 
@@ -141,7 +153,9 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
 
 def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
     roles = ["domain"] * len(levels)
-    splits = [i for i, level in enumerate(levels) if all(name.lower() in SPLIT_WORDS for name in level)]
+    splits = [
+        i for i, level in enumerate(levels) if all(name.lower() in SPLIT_WORDS for name in level)
+    ]
     if splits and len(levels) > 1:
         roles[splits[0]] = "split"
     last = max(i for i, role in enumerate(roles) if role == "domain")
@@ -157,7 +171,11 @@ def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: s
     if at_split is not None:
         hint = f"{where} was read as {'/'.join(roles)}; correct --layout"
         splits = _split_codes([folder[at_split] for folder in folders], hint)
-    domains = ["/".join(f[i] for i in at_domain) for f in folders] if at_domain else [ONE_DOMAIN] * len(folders)
+    domains = (
+        ["/".join(f[i] for i in at_domain) for f in folders]
+        if at_domain
+        else [ONE_DOMAIN] * len(folders)
+    )
     groups = {role: [f[i] for f in folders] for i, role in enumerate(roles) if role not in _ROLES}
     return Labels("/".join(roles), [f[at_class] for f in folders], domains, splits, groups)
 

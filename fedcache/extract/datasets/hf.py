@@ -27,7 +27,12 @@ from fedcache.parsing import parse_json
 from fedcache.tables.file_rows import explain_damage
 from fedcache.tables.roles import find_column
 from fedcache.tables.splits import SPLIT_WORDS, split_named
-from fedcache.tables.table_files import Table, class_names_of, hugging_face_features, usable_features
+from fedcache.tables.table_files import (
+    Table,
+    class_names_of,
+    hugging_face_features,
+    usable_features,
+)
 from fedcache.tables.table_readers import read_others
 from fedcache.tables.words import Column, Unread
 
@@ -50,7 +55,11 @@ def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
     asked = columns.parse_rest(rest, "hf")
     path = _locate(asked.place, context)
-    return ["hf", asked.facts, tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path)]
+    return [
+        "hf",
+        asked.facts,
+        tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path),
+    ]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -69,18 +78,29 @@ def load(rest: str, context: Context) -> Dataset:
     by_split: dict[int | None, list[RecordFile]] = {}
     for file in files:
         by_split.setdefault(file.split, []).append(file)
-    parts = [_rows(by_split[split], split, image, features) for split in sorted(by_split, key=_word)]
+    parts = [
+        _rows(by_split[split], split, image, features) for split in sorted(by_split, key=_word)
+    ]
     how = f"images from {image}, of {len(files)} {files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
     if left_out:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
     return columns.assemble(
-        f"hf:{rest}", path, parts, asked=asked, class_names=None, how=how, facts=facts, context=context
+        f"hf:{rest}",
+        path,
+        parts,
+        asked=asked,
+        class_names=None,
+        how=how,
+        facts=facts,
+        context=context,
     )
 
 
 def ready(path: Path) -> bool:
     """Whether a folder holds files of such a dataset."""
-    return path.is_dir() and any(next(path.rglob(f"*{suffix}"), None) is not None for suffix in SUFFIXES)
+    return path.is_dir() and any(
+        next(path.rglob(f"*{suffix}"), None) is not None for suffix in SUFFIXES
+    )
 
 
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
@@ -90,7 +110,10 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     MachineError without the library, the network or the files.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of a dataset.", "For example fedcache datasets pull hf:ylecun/mnist")
+        raise UsageError(
+            f"{name!r} is no name of a dataset.",
+            "For example fedcache datasets pull hf:ylecun/mnist",
+        )
     huggingface_hub = needed_library("huggingface_hub", f"hf:{name}", "hf")
     api = huggingface_hub.HfApi()
     for revision in ("main", "refs/convert/parquet"):
@@ -100,12 +123,20 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             if not files:
                 continue
             size = sum(file.size or 0 for file in files)
-            say(f"{len(files)} files ({size / 1e6:,.1f} MB) from huggingface.co/datasets/{name}, {revision}")
+            say(
+                f"{len(files)} files ({size / 1e6:,.1f} MB) from huggingface.co/datasets/{name}, {revision}"
+            )
             huggingface_hub.snapshot_download(
-                name, repo_type="dataset", revision=found.sha, local_dir=root, allow_patterns=["*.parquet"]
+                name,
+                repo_type="dataset",
+                revision=found.sha,
+                local_dir=root,
+                allow_patterns=["*.parquet"],
             )
             return
-        except Exception as error:  # the library raises those of whatever it uses to reach the network
+        except (
+            Exception
+        ) as error:  # the library raises those of whatever it uses to reach the network
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise MachineError(
                 f"{name} cannot be downloaded from huggingface.co: {first[:200]}",
@@ -121,9 +152,16 @@ def _locate(place: str, context: Context) -> Path:
     path = Path(place).expanduser()
     if place and path.exists():
         if path.is_file() and path.suffix not in SUFFIXES:
-            raise UsageError(f"{path} is no {' or '.join(SUFFIXES)} file.", "Give such a file, or a folder of them")
+            raise UsageError(
+                f"{path} is no {' or '.join(SUFFIXES)} file.",
+                "Give such a file, or a folder of them",
+            )
         return path
-    root = context.root_of("hf", place) if _NAME.fullmatch(place) and path.suffix not in SUFFIXES else None
+    root = (
+        context.root_of("hf", place)
+        if _NAME.fullmatch(place) and path.suffix not in SUFFIXES
+        else None
+    )
     if root is None:
         raise UsageError(
             f"There is no {place or 'path'!r} (seen from {Path.cwd()}); expected a {' or '.join(SUFFIXES)} file or a "
@@ -156,12 +194,17 @@ def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
     listed = sorted(tree.scan(path, context.within(path)).others)
     found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
     suffix = Path(found[0]).suffix if found else ""
-    names = [name for name in found if name.endswith(suffix) and not name.rpartition("/")[2].startswith("cache-")]
+    names = [
+        name
+        for name in found
+        if name.endswith(suffix) and not name.rpartition("/")[2].startswith("cache-")
+    ]
     if suffix == ".arrow":
         names = _saved(path, names)
     if not names:
         raise UsageError(
-            f"{path} holds no {' or '.join(SUFFIXES)} files.", "Give the folder that holds them, hf:FOLDER"
+            f"{path} holds no {' or '.join(SUFFIXES)} files.",
+            "Give the folder that holds them, hf:FOLDER",
         )
     configurations = {_configuration(name) for name in names}
     if len(configurations) > 1:
@@ -199,7 +242,8 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
         state = _read_json(path / folder / "state.json")
         if state.get("_indices_data_files"):
             raise UsageError(
-                f"{path / folder} was saved with rows picked by an index.", "ds.flatten_indices().save_to_disk(FOLDER)"
+                f"{path / folder} was saved with rows picked by an index.",
+                "ds.flatten_indices().save_to_disk(FOLDER)",
             )
         held = state.get("_data_files")
         if not isinstance(held, list) or {"filename": file} in held:
@@ -247,7 +291,9 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
     like = [f.name for f in schema if holds_bytes(f.type)]
-    chosen = find_column(path, dict.fromkeys(schema.names), asked.content or None, (), "--images-key")
+    chosen = find_column(
+        path, dict.fromkeys(schema.names), asked.content or None, (), "--images-key"
+    )
     if chosen is None:
         marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
         chosen = (
@@ -257,7 +303,11 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
         )
     if chosen is None or chosen not in like:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
-        what = "several columns that may be images" if chosen is None and like else "no column of images"
+        what = (
+            "several columns that may be images"
+            if chosen is None and like
+            else "no column of images"
+        )
         raise UsageError(
             f"{path} has {what}{f' {chosen!r}' if chosen else ''}: {shown[:300]}.",
             "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",
@@ -269,10 +319,14 @@ def _is_extension(field: Any) -> bool:
     """Whether a column has a type that may bring code."""
     import pyarrow as pa
 
-    return isinstance(field.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {})
+    return isinstance(field.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (
+        field.metadata or {}
+    )
 
 
-def _rows(files: Sequence[RecordFile], split: int | None, image: str, features: dict[str, dict[str, Any]]) -> TableRows:
+def _rows(
+    files: Sequence[RecordFile], split: int | None, image: str, features: dict[str, dict[str, Any]]
+) -> TableRows:
     """The rows of a split: all columns but the images are read."""
     held: dict[str, Column] = {}
     names = []
@@ -290,9 +344,13 @@ def _rows(files: Sequence[RecordFile], split: int | None, image: str, features: 
         stamp = (stat.st_size, stat.st_mtime_ns)
         arrow = file.path.suffix == ".arrow"
         sources.append(
-            ArrowRows(file.path, stamp, image) if arrow else ParquetRows(file.path, stamp, image, file.groups)
+            ArrowRows(file.path, stamp, image)
+            if arrow
+            else ParquetRows(file.path, stamp, image, file.groups)
         )
-    return TableRows(columns.row_names(count, split), Shards(sources, [file.rows for file in files]), held, split)
+    return TableRows(
+        columns.row_names(count, split), Shards(sources, [file.rows for file in files]), held, split
+    )
 
 
 def _table(files: Sequence[RecordFile], count: int, class_names: dict[str, list[str]]) -> Table:

@@ -23,12 +23,21 @@ from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.array_files import MOST_COLUMN
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
-from fedcache.extract.datasets.row_sources import BLOCK, BlockRows, FixedRows, Packed, PackedBlocks, layout_of
+from fedcache.extract.datasets.row_sources import (
+    BLOCK,
+    BlockRows,
+    FixedRows,
+    Packed,
+    PackedBlocks,
+    layout_of,
+)
 from fedcache.extract.digests import stat_key
 from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
 from fedcache.tables.words import Column
 
-_IMAGES = re.compile(r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE)
+_IMAGES = re.compile(
+    r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE
+)
 _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _WRITER = 2
 """Column of QMNIST's labels that numbers the writer (github.com/facebookresearch/qmnist, README)."""
@@ -37,7 +46,9 @@ _WRITER = 2
 def key(rest: str, context: Context) -> list[Any]:
     """The stat of every file."""
     files = _locate(rest, context)
-    labels = [file for file in (_labels_beside(images, context) for images in files) if file is not None]
+    labels = [
+        file for file in (_labels_beside(images, context) for images in files) if file is not None
+    ]
     return ["idx", [stat_key(file) for file in files], [stat_key(file) for file in labels]]
 
 
@@ -105,7 +116,11 @@ def _labels_beside(images: Path, context: Context) -> Path | None:
         plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
         for file in (images.parent / plain, images.parent / f"{plain}.gz"):
             within = context.within(images.parent)
-            if plain != name and file.is_file() and not (within and tree.leads_out(str(file), str(within.resolve()))):
+            if (
+                plain != name
+                and file.is_file()
+                and not (within and tree.leads_out(str(file), str(within.resolve())))
+            ):
                 return file
     return None
 
@@ -122,7 +137,9 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         source = BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
     else:
         if stamp[0] != start + math.prod(shape):
-            raise _damaged(images, f"it has {stamp[0]:,} bytes; {start + math.prod(shape):,} were expected")
+            raise _damaged(
+                images, f"it has {stamp[0]:,} bytes; {start + math.prod(shape):,} were expected"
+            )
         source = FixedRows(images.absolute(), stamp, start, layout)
     file = _labels_beside(images, context)
     found: dict[str, Column] = {}
@@ -152,10 +169,19 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             raw = file.read(4 * axes)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)[:80]) from None
-    if magic[:2] != b"\0\0" or magic[2] not in _DTYPES or not 1 <= axes <= 4 or len(raw) != 4 * axes:
+    if (
+        magic[:2] != b"\0\0"
+        or magic[2] not in _DTYPES
+        or not 1 <= axes <= 4
+        or len(raw) != 4 * axes
+    ):
         raise _damaged(path, "it does not begin as an IDX file does")
     shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
-    return shape, np.dtype(_DTYPES[magic[2]]).newbyteorder("=") if magic[2] != 8 else np.dtype("u1"), 4 + 4 * axes
+    return (
+        shape,
+        np.dtype(_DTYPES[magic[2]]).newbyteorder("=") if magic[2] != 8 else np.dtype("u1"),
+        4 + 4 * axes,
+    )
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
@@ -171,7 +197,11 @@ def _numbers(path: Path) -> NDArray[np.int64]:
         raise _damaged(path, str(error)[:80]) from None
     if len(raw) != wanted:
         raise _damaged(path, f"it has {len(raw):,} bytes; {wanted:,} were expected")
-    return np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start).astype(np.int64).reshape(shape)
+    return (
+        np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
+        .astype(np.int64)
+        .reshape(shape)
+    )
 
 
 def _check_stream(path: Path, wanted: int, context: Context) -> None:
@@ -190,7 +220,9 @@ def _check_stream(path: Path, wanted: int, context: Context) -> None:
             raise _damaged(path, str(error)[:80]) from None
         context.memory.remember(fact, length)
     if length != wanted:
-        raise _damaged(path, f"its content has another length than the {wanted:,} bytes that it should have")
+        raise _damaged(
+            path, f"its content has another length than the {wanted:,} bytes that it should have"
+        )
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:

@@ -70,7 +70,12 @@ def listed_images(
         def names_in(inside: str, folder: str = folder) -> list[str]:
             return by_folder.get(f"{folder}{inside}".rstrip("/"), [])
 
-        lists.append((folder, parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in))))
+        lists.append(
+            (
+                folder,
+                parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in)),
+            )
+        )
     found: list[int] = []
     kept: list[list[int]] = []
     ignored: Counter[str] = Counter()
@@ -86,12 +91,18 @@ def listed_images(
         )
     repeated = next((row for row, count in Counter(found).items() if count > 1), None)
     if repeated is not None:
-        raise UsageError(f"Two tables of {where} name the image {names[repeated]}.", "List every image once")
+        raise UsageError(
+            f"Two tables of {where} name the image {names[repeated]}.", "List every image once"
+        )
     ignored["not listed"] += len(names) - len(found)
     columns = _joined([one for _, one in lists], kept)
     splits = splits_of_folders([names[row] for row in found])
     label = None
-    if choice.label is None and not choice.unlabelled and not any(name.lower() in LABELS for name in columns):
+    if (
+        choice.label is None
+        and not choice.unlabelled
+        and not any(name.lower() in LABELS for name in columns)
+    ):
         classes = _folders_below_splits([names[row] for row in found])
         if len(set(classes)) > 1 and FOLDER_CLASS not in columns:
             columns[FOLDER_CLASS] = Words.of(classes)
@@ -124,7 +135,11 @@ def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:
     """The split of each image by the first of its folders that is named like one; None where one has no such folder."""
     found: list[int] = []
     for name in names:
-        codes = [SPLIT_WORDS[folder.lower()] for folder in name.split("/")[:-1] if folder.lower() in SPLIT_WORDS]
+        codes = [
+            SPLIT_WORDS[folder.lower()]
+            for folder in name.split("/")[:-1]
+            if folder.lower() in SPLIT_WORDS
+        ]
         if not codes:
             return None
         found.append(codes[0])

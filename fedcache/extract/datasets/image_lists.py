@@ -28,9 +28,23 @@ ENDINGS = (".csv", ".tsv", ".jsonl")
 """Lists that are read."""
 
 PATHS = (
-    "path", "file_path", "filepath", "image_path", "img_path", "sample_path", "file_name", "filename", "file",
-    "image_file", "image_name", "image", "img", "image_id", "img_id", "id",
-)  # fmt: skip
+    "path",
+    "file_path",
+    "filepath",
+    "image_path",
+    "img_path",
+    "sample_path",
+    "file_name",
+    "filename",
+    "file",
+    "image_file",
+    "image_name",
+    "image",
+    "img",
+    "image_id",
+    "img_id",
+    "id",
+)
 """Usual names of the column of paths, compared without case. The first whose files are there is taken."""
 
 FIRST_LINE = "Its first line should be: path,label,domain,split"
@@ -54,7 +68,9 @@ def read_list(path: Path, asked: str = "") -> ImageList:
     """
     folder = path.parent
     stems = Stems(lambda inside: _listed(folder / inside))
-    found = parse_list(str(path), path.read_bytes(), asked, lambda name: (folder / name).is_file(), stems)
+    found = parse_list(
+        str(path), path.read_bytes(), asked, lambda name: (folder / name).is_file(), stems
+    )
     if not any((folder / name).is_file() for name in found.paths):
         raise UsageError(
             f"None of the {len(found.paths):,} images of {path} exists, for example {folder / found.paths[0]}.",
@@ -88,14 +104,18 @@ class Stems:
         return f"{folder}{slash}{images[0]}" if len(images) == 1 else name
 
 
-def parse_list(where: str, raw: bytes, asked: str, exists: Callable[[str], bool], stems: Stems) -> ImageList:
+def parse_list(
+    where: str, raw: bytes, asked: str, exists: Callable[[str], bool], stems: Stems
+) -> ImageList:
     """A list from its bytes. ``exists`` says whether there is an image of a name, relative to the list; errors as
     ``read_list``."""
     columns = _records(where, raw) if where.lower().endswith(".jsonl") else _cells(where, raw)
     count = len(next(iter(columns.values()), []))
     lowered = {name.lower(): name for name in reversed([*columns])}
     if asked and asked not in columns:
-        raise unknown(f"column of {where}", asked, columns, hint="--images-key NAME takes one of these")
+        raise unknown(
+            f"column of {where}", asked, columns, hint="--images-key NAME takes one of these"
+        )
     usual = [asked] if asked else [lowered[name] for name in PATHS if name in lowered]
     if not usual or not count:
         raise UsageError(
@@ -140,7 +160,12 @@ def _check(where: str, paths: Sequence[str]) -> None:
             )
         first = seen.setdefault(name_of(image), number)
         if first != number:
-            raise _wrong(where, number, f"repeats the path {image!r} of row {first:,}", "List every image once")
+            raise _wrong(
+                where,
+                number,
+                f"repeats the path {image!r} of row {first:,}",
+                "List every image once",
+            )
 
 
 def _wrong(where: str, number: int, what: str, hint: str) -> FedcacheError:
@@ -152,17 +177,28 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     text, dialect = decoded(raw, Path(where))
     try:
         lines = [
-            line for line in csv.reader(io.StringIO(text, newline=""), delimiter=dialect.separator, strict=True) if line
+            line
+            for line in csv.reader(
+                io.StringIO(text, newline=""), delimiter=dialect.separator, strict=True
+            )
+            if line
         ]
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
     lines = lines[dialect.skip :]
     names = [name.strip() for name in lines[0]] if lines else []
     if len(set(names)) != len(names):
-        raise UsageError(f"{where} has the columns {some_names(names)}; expected no column twice.", FIRST_LINE)
+        raise UsageError(
+            f"{where} has the columns {some_names(names)}; expected no column twice.", FIRST_LINE
+        )
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(names):
-            raise _wrong(where, number, f"has {len(line)} fields; expected {len(names)}", "Quote fields with commas")
+            raise _wrong(
+                where,
+                number,
+                f"has {len(line)} fields; expected {len(names)}",
+                "Quote fields with commas",
+            )
     return {name: [line[at].strip() for line in lines[1:]] for at, name in enumerate(names)}
 
 
@@ -174,9 +210,14 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
             if line.strip():
                 records.append(parse_json(line))
     except ValueError as error:
-        raise UsageError(f"Line {len(records) + 1:,} of {where} is not JSON: {error}.", "One object a line.") from None
+        raise UsageError(
+            f"Line {len(records) + 1:,} of {where} is not JSON: {error}.", "One object a line."
+        ) from None
     if not all(isinstance(record, Mapping) for record in records):
-        raise UsageError(f"{where} holds lines that are no objects.", 'For example {"file_name": "1.png", "label": 3}')
+        raise UsageError(
+            f"{where} holds lines that are no objects.",
+            'For example {"file_name": "1.png", "label": 3}',
+        )
     names = dict.fromkeys(name for record in records for name in record)
     return {name: [record.get(name) for record in records] for name in names}
 

@@ -62,18 +62,30 @@ def load(source: Any, context: Context) -> Dataset:
         how = f"images of a {type(items).__name__}"
     first = next(iter(_by_split(source)))[1]
     named = getattr(first, "classes", ())
-    listed = isinstance(named, list | tuple) and len(named) > 0 and all(isinstance(n, str) for n in named)
+    listed = (
+        isinstance(named, list | tuple)
+        and len(named) > 0
+        and all(isinstance(n, str) for n in named)
+    )
     return columns.assemble(
-        f"{HELD}:images", Path("images"), columns.numbered_parts(parts), asked=columns.with_label(Asked(""), parts),
-        class_names=tuple(named) if listed else None, how=how, facts=[], context=context,
+        f"{HELD}:images",
+        Path("images"),
+        columns.numbered_parts(parts),
+        asked=columns.with_label(Asked(""), parts),
+        class_names=tuple(named) if listed else None,
+        how=how,
+        facts=[],
+        context=context,
         uid=np.concatenate(uids),
-    )  # fmt: skip
+    )
 
 
 def can_travel(source: Any) -> str | None:
     """Why items cannot be sent to worker processes; None when they can."""
     if getattr(type(source), "__module__", "") == "__main__":
-        return f"{type(source).__name__} is defined in the program itself, which workers do not import"
+        return (
+            f"{type(source).__name__} is defined in the program itself, which workers do not import"
+        )
     try:
         ForkingPickler.dumps(source)
     except Exception as error:  # whatever the objects of a user raise
@@ -90,7 +102,9 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
                 f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
                 f"Expected {_EXPECTED}",
             )
-        parts = [(SPLIT_WORDS[str(name).lower()], _checked(items)) for name, items in source.items()]
+        parts = [
+            (SPLIT_WORDS[str(name).lower()], _checked(items)) for name, items in source.items()
+        ]
         parts.sort(key=lambda part: SPLIT_NAMES[part[0]])
         return [*parts]
     return [(None, _checked(source))]
@@ -101,9 +115,13 @@ def _checked(items: Any) -> Any:
         hasattr(items, "__len__") and hasattr(items, "__getitem__")
     ):
         hint = (
-            "Give its .dataset" if hasattr(items, "dataset") else f"Expected a spec such as folder:PATH, or {_EXPECTED}"
+            "Give its .dataset"
+            if hasattr(items, "dataset")
+            else f"Expected a spec such as folder:PATH, or {_EXPECTED}"
         )
-        raise UsageError(f"A {type(items).__name__} has no rows that can be asked for by number.", hint)
+        raise UsageError(
+            f"A {type(items).__name__} has no rows that can be asked for by number.", hint
+        )
     return items
 
 
@@ -124,7 +142,9 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
         if context.progress is not None:
             context.progress(row + 1, count)
     fields_of_all = dict.fromkeys(name for held in fields for name in held)
-    found: dict[str, Column] = {name: objects_of([held.get(name) for held in fields]) for name in fields_of_all}
+    found: dict[str, Column] = {
+        name: objects_of([held.get(name) for held in fields]) for name in fields_of_all
+    }
     if any(label is not None for label in labels):
         found[LABEL] = objects_of(labels)
     return (
@@ -139,7 +159,9 @@ def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         item = items[row]
     except Exception as error:
         raise UsageError(
-            f"Item {row} of the {type(items).__name__} cannot be read: {type(error).__name__}: {error}"[:300],
+            f"Item {row} of the {type(items).__name__} cannot be read: {type(error).__name__}: {error}"[
+                :300
+            ],
             "Mend the dataset; the error above it says where",
         ) from error
     return _split_item(item, row)
@@ -154,8 +176,15 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         names = [str(name) for name in item]
         image, label = _named(names, columns.IMAGES), _named(names, LABELS)
         if image is None:
-            raise UsageError(f"Item {row} has the keys {', '.join(names[:8])}.", "Expected image and label among them")
-        others = {n: v for n, v in item.items() if n not in (image, label) and isinstance(v, str | int | float | bool)}
+            raise UsageError(
+                f"Item {row} has the keys {', '.join(names[:8])}.",
+                "Expected image and label among them",
+            )
+        others = {
+            n: v
+            for n, v in item.items()
+            if n not in (image, label) and isinstance(v, str | int | float | bool)
+        }
         return item[image], None if label is None else item[label], others
     return item, None, {}
 
@@ -190,7 +219,9 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
             f"Image {row} is a {type(image).__name__}.",
             "Expected a Pillow image, bytes of a file, a uint8 array or tensor, or a tensor of floats in [0, 1]",
         )
-    return np.ascontiguousarray(layout_of((1, *found.shape), found.dtype, f"row {row}").image(found))
+    return np.ascontiguousarray(
+        layout_of((1, *found.shape), found.dtype, f"row {row}").image(found)
+    )
 
 
 def _uid(image: Any, row: int, name: str) -> bytes:
@@ -206,4 +237,6 @@ def _plain(label: Any, row: int) -> Any:
         label = label.item()
     if label is None or isinstance(label, str | int | float):
         return label
-    raise UsageError(f"The label of item {row} is a {type(label).__name__}.", "Expected a number, a word or None")
+    raise UsageError(
+        f"The label of item {row} is a {type(label).__name__}.", "Expected a number, a word or None"
+    )

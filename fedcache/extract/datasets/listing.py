@@ -57,7 +57,9 @@ def pull(
     return root
 
 
-def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> list[dict[str, Any]]:
+def known(
+    *, roots: Mapping[str, Path] | None = None, data: Path | None = None
+) -> list[dict[str, Any]]:
     """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
     context = Context(DigestMemory(data or Path()), roots or {}, data)
     offline = "four domains of ten digits, made offline from installed packages"
@@ -75,10 +77,15 @@ def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) 
             else f"--data {shell_word(name)}=DIR"
         )
         rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
-    return [{"name": name, "about": about, "needs": needs, "ready": ready} for name, about, needs, ready in rows]
+    return [
+        {"name": name, "about": about, "needs": needs, "ready": ready}
+        for name, about, needs, ready in rows
+    ]
 
 
-def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> dict[str, Any]:
+def info(
+    name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None
+) -> dict[str, Any]:
     """What ``known`` says about one dataset, and more: classes, splits, versions or the folder looked at."""
     kind, rest = kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}

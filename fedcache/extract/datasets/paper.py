@@ -19,9 +19,22 @@ from fedcache.extract.datasets.dataset import ONE_DOMAIN
 from fedcache.store.files import digest_of
 
 NAMES = (
-    "digit5", "office10", "domainnet10", "cifar10", "cifar100", "cinic10", "tiny-imagenet", "imagenet100",
-    "caltech101", "flowers102", "pets", "dtd", "eurosat", "cars", "ucf101",
-)  # fmt: skip
+    "digit5",
+    "office10",
+    "domainnet10",
+    "cifar10",
+    "cifar100",
+    "cinic10",
+    "tiny-imagenet",
+    "imagenet100",
+    "caltech101",
+    "flowers102",
+    "pets",
+    "dtd",
+    "eurosat",
+    "cars",
+    "ucf101",
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,9 @@ class PaperLayout:
     format: str  # which reader of ``paper_index``
     at: tuple[str, ...]  # folders below the given path to look in, in this order
     needs: tuple[str, ...]  # paths that must be there for the layout to be recognised
-    counts: Mapping[str, int] = field(default_factory=dict)  # rows expected of ``train``, ``amazon``, ``mnist/train``
+    counts: Mapping[str, int] = field(
+        default_factory=dict
+    )  # rows expected of ``train``, ``amazon``, ``mnist/train``
     lines: Mapping[str, int] = field(default_factory=dict)  # lines expected in files of lists
     md5: Mapping[str, str] = field(default_factory=dict)  # published md5 of files of the layout
     options: Mapping[str, Any] = field(default_factory=dict)  # what the reader needs besides
@@ -70,7 +85,9 @@ class Paper:
     files: tuple[PaperFile, ...]  # what has to be got
     digest: str  # sha256 of the data file's content
     template: str | None = None  # CoOp's prompt, or None
-    recipe: str = ""  # the papers' input as ``--recipe`` takes it, or empty where it is the backbone's own
+    recipe: str = (
+        ""  # the papers' input as ``--recipe`` takes it, or empty where it is the backbone's own
+    )
     mirror: bool = True
 
     @cached_property
@@ -119,7 +136,10 @@ def read(name: str) -> Paper:
         domains=tuple(given.pop("domains", (ONE_DOMAIN,))),
         steps=tuple(given.pop("steps")),
         layouts=tuple(_layout(one) for one in given.pop("layouts")),
-        files=tuple(PaperFile(**{**one, "inner": tuple(one.get("inner", ()))}) for one in given.pop("files", ())),
+        files=tuple(
+            PaperFile(**{**one, "inner": tuple(one.get("inner", ()))})
+            for one in given.pop("files", ())
+        ),
         digest=digest,
         **{key: value for key, value in given.items() if key != "classes"},
     )
@@ -127,7 +147,9 @@ def read(name: str) -> Paper:
 
 def _layout(given: dict[str, Any]) -> PaperLayout:
     fields = {k: given.pop(k) for k in ("name", "format", "counts", "lines", "md5") if k in given}
-    return PaperLayout(at=tuple(given.pop("at")), needs=tuple(given.pop("needs")), options=given, **fields)
+    return PaperLayout(
+        at=tuple(given.pop("at")), needs=tuple(given.pop("needs")), options=given, **fields
+    )
 
 
 def find(paper: Paper, root: Path) -> FoundLayout | None:
@@ -142,7 +164,11 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
     """Of the layouts that were not recognised, that of most files: itself, what of it is there, and what is missing."""
-    best: tuple[PaperLayout, list[str], list[str]] = (paper.layouts[0], [], list(paper.layouts[0].needs))
+    best: tuple[PaperLayout, list[str], list[str]] = (
+        paper.layouts[0],
+        [],
+        list(paper.layouts[0].needs),
+    )
     for layout in paper.layouts:
         for at in layout.at:
             there = [need for need in layout.needs if _below(root / at, root, need).exists()]

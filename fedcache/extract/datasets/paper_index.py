@@ -33,7 +33,9 @@ class PaperIndex:
     names: list[str]  # [N]
     label: list[int]  # [N] class numbers
     domain: list[int]  # [N] domain numbers
-    split: list[int]  # [N] split codes; without any test row, a fifth of each class becomes the test set
+    split: list[
+        int
+    ]  # [N] split codes; without any test row, a fifth of each class becomes the test set
     source: Source  # where the images are
     notes: tuple[str, ...] = ()  # what a reader of the results should know
 
@@ -69,23 +71,34 @@ def _check_links(place: FoundLayout) -> None:
     within = os.path.realpath(place.within)
     for path in files_of(place):
         if path.is_file() and tree.leads_out(str(path), within):
-            raise UsageError(f"{path} is a link out of the dataset's folder.", "If it is yours: --follow-links")
+            raise UsageError(
+                f"{path} is a link out of the dataset's folder.", "If it is yours: --follow-links"
+            )
 
 
 def files_of(place: FoundLayout) -> list[Path]:
     """The files and folders on which the index depends."""
     if place.layout.format == "arrays":
         return [path for _, _, path in _array_files(place)]
-    lists, folders = [path for *_, path in _lists(place)], [folder for *_, folder in _class_folders(place)]
+    lists, folders = (
+        [path for *_, path in _lists(place)],
+        [folder for *_, folder in _class_folders(place)],
+    )
     if lists and not folders and "images" not in place.layout.options:
-        folders = [place.base / domain / folder for domain in place.paper.domains for folder in place.paper.folders]
+        folders = [
+            place.base / domain / folder
+            for domain in place.paper.domains
+            for folder in place.paper.folders
+        ]
     # A folder of which only some classes are read is not listed whole: ImageNet has ten times as many.
     tops = {top for _, top, _, _ in _class_folders(place)}
     needs = [place.path(need) for need in place.layout.needs if need not in tops]
     return list(dict.fromkeys([*needs, *lists, *folders]))
 
 
-def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[str, ...]) -> PaperIndex:
+def _of_files(
+    place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[str, ...]
+) -> PaperIndex:
     """The index of image files; refuses no image, a path that leaves the folder, and an image listed twice."""
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
@@ -93,7 +106,8 @@ def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[st
     what = listed[-1] if listed else place.base
     if not entries:
         raise CorruptionError(
-            f"{what} names no image of these classes.", "Download or unpack it again, and check its path"
+            f"{what} names no image of these classes.",
+            "Download or unpack it again, and check its path",
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
@@ -104,7 +118,9 @@ def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[st
             )
     for a, b in pairwise(entries):
         if a.name == b.name:
-            raise CorruptionError(f"{what} names {a.name!r} twice.", "Download it again, or list every image once")
+            raise CorruptionError(
+                f"{what} names {a.name!r} twice.", "Download it again, or list every image once"
+            )
     return PaperIndex(
         names=[name_of(entry.name) for entry in entries],
         label=[entry.label for entry in entries],
@@ -151,7 +167,9 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
                     continue
                 what = f"it names the class {folder_name[:60]!r}, which is not one of {place.paper.title}"
                 raise damaged(file, what)
-            name = f"{domains[domain]}/{split}/{kept:05d}/{image}" if options.get("ordered") else image
+            name = (
+                f"{domains[domain]}/{split}/{kept:05d}/{image}" if options.get("ordered") else image
+            )
             yield ImageEntry(name, image, place.paper.number_of[folder_name], domain, SPLITS[split])
             kept += 1
 
@@ -193,8 +211,13 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         folder = groups.get("folder", "")
         known = place.paper.number_of.get(folder)
         if match is None or (known is None and "expected" in line):
-            raise damaged(file, f"it has the line {text[:60]!r}; expected {line.get('expected', 'a path')}")
-        yield line["image"].format(**groups, name=folder if known is None else classes[known]), folder
+            raise damaged(
+                file, f"it has the line {text[:60]!r}; expected {line.get('expected', 'a path')}"
+            )
+        yield (
+            line["image"].format(**groups, name=folder if known is None else classes[known]),
+            folder,
+        )
 
 
 def _pairs(file: Path) -> Iterator[tuple[str, str]]:
@@ -239,19 +262,29 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
                     yield ImageEntry(image, image, label, 0, SPLITS[split])
                     spelled[label] = word
                 case _:
-                    raise damaged(path, f"{split} has the entry {str(entry)[:80]}; expected [path, label, class name]")
+                    raise damaged(
+                        path,
+                        f"{split} has the entry {str(entry)[:80]}; expected [path, label, class name]",
+                    )
     _check_order(path, place.paper, spelled)
 
 
 def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
     """Refuse a list whose class names belong to other labels; a name that is only spelled otherwise is no matter."""
     number = {_letters(name): i for i, name in enumerate(paper.classes)}
-    known = {label: number[_letters(word)] for label, word in spelled.items() if _letters(word) in number}
+    known = {
+        label: number[_letters(word)] for label, word in spelled.items() if _letters(word) in number
+    }
     for label, expected in known.items():
         if label != expected:
-            raise damaged(path, f"its label {label} is {spelled[label]!r}; expected {paper.classes[label]!r}")
+            raise damaged(
+                path, f"its label {label} is {spelled[label]!r}; expected {paper.classes[label]!r}"
+            )
     if 2 * len(known) < len(spelled):
-        raise damaged(path, f"its classes, such as {next(iter(spelled.values()))!r}, are not those of {paper.title}")
+        raise damaged(
+            path,
+            f"its classes, such as {next(iter(spelled.values()))!r}, are not those of {paper.title}",
+        )
 
 
 def _letters(name: str) -> str:
@@ -272,7 +305,10 @@ def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """The development kit: ``annotations`` with ``fname`` and ``class`` (from 1) for each of the two folders."""
-    for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+    for split, file in (
+        ("train", "devkit/cars_train_annos.mat"),
+        ("test", "cars_test_annos_withlabels.mat"),
+    ):
         path = place.base / file
         try:
             table = _mat(path)["annotations"].reshape(-1)
@@ -281,8 +317,13 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             raise damaged(path, "it does not hold annotations with fname and class") from None
         for image, label in pairs:
             if not 1 <= label <= len(place.paper.classes):
-                raise damaged(path, f"{image[:40]!r} has the class {label}; expected 1 to {len(place.paper.classes)}")
-            yield ImageEntry(f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split])
+                raise damaged(
+                    path,
+                    f"{image[:40]!r} has the class {label}; expected 1 to {len(place.paper.classes)}",
+                )
+            yield ImageEntry(
+                f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split]
+            )
 
 
 def _column(path: Path, key: str, high: int) -> list[int]:
@@ -303,8 +344,12 @@ def _mat(path: Path) -> dict[str, Any]:
         held: dict[str, Any] = scipy.io.loadmat(path)
     except FileNotFoundError:
         raise _missing(path) from None
-    except Exception as error:  # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
-        raise damaged(path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})") from None
+    except (
+        Exception
+    ) as error:  # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
+        raise damaged(
+            path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})"
+        ) from None
     return held
 
 
@@ -326,7 +371,10 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
             labels = labels[: int(limit)]
         wrong = labels[(labels < 0) | (labels >= len(place.paper.classes))]
         if len(wrong):
-            raise damaged(path, f"it has the label {int(wrong[0])}; expected 0 to {len(place.paper.classes) - 1}")
+            raise damaged(
+                path,
+                f"it has the label {int(wrong[0])}; expected 0 to {len(place.paper.classes) - 1}",
+            )
         found.setdefault((split, domain), []).append((path, labels))
     one = len(place.paper.domains) == 1
     named = sorted((f"{s}/" if one else f"{place.paper.domains[d]}/{s}/", s, d) for s, d in found)

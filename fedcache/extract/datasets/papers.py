@@ -47,10 +47,20 @@ def key(rest: str, context: Context) -> list[Any]:
     """The data file, and the stat of every file the rows come from; no image is read."""
     place = _require(rest, context)
     stats = [
-        [str(path), tree.listing_digest(path, place.within) if path.is_dir() else tree.stat_numbers(path)]
+        [
+            str(path),
+            tree.listing_digest(path, place.within) if path.is_dir() else tree.stat_numbers(path),
+        ]
         for path in files_of(place)
     ]
-    return ["paper", rest, place.paper.digest, place.layout.name, str(place.base.resolve()), digest_of(stats)]
+    return [
+        "paper",
+        rest,
+        place.paper.digest,
+        place.layout.name,
+        str(place.base.resolve()),
+        digest_of(stats),
+    ]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -64,7 +74,10 @@ def load(rest: str, context: Context) -> Dataset:
     split = np.array(rows.split, dtype=np.uint8)
     held = place.paper
     differs = [*rows.notes]
-    differs += [f"{what} {found:,}, published {expected:,}" for what, expected, found in miscounted(place, rows)]
+    differs += [
+        f"{what} {found:,}, published {expected:,}"
+        for what, expected, found in miscounted(place, rows)
+    ]
     notes = differs[:3]
     if len(differs) > 3:
         command = shlex.join(["fedcache", "datasets", "check", rest, str(place.root)])
@@ -116,9 +129,17 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "splits": [word for word in SPLITS if word in counted],
         "template": held.template or "the backbone's own",
         "recipe": f"--recipe {shell_word(held.recipe)}" if held.recipe else "the backbone's own",
-        "layouts": [{"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts],
+        "layouts": [
+            {"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts
+        ],
         "files": [
-            {"name": f.name, "url": f.url, "md5": f.md5, "sha256": f.sha256, "megabytes": f.megabytes}
+            {
+                "name": f.name,
+                "url": f.url,
+                "md5": f.md5,
+                "sha256": f.sha256,
+                "megabytes": f.megabytes,
+            }
             for f in held.files
         ],
         "steps": steps(held),
@@ -147,7 +168,9 @@ def _require(name: str, context: Context) -> FoundLayout:
     if place is not None:
         return replace(place, follow_links=context.follow_links)
     looked = "nowhere: no --data was given" if root is None else str(root)
-    layout, there, missing = paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
+    layout, there, missing = (
+        paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
+    )
     found = f"; {', '.join(there)} is there, {', '.join(missing)} is not" if there else ""
     raise MachineError(
         f"{held.title} is not there (looked in {looked}); expected {layout.name}: {', '.join(layout.needs)}{found}.",
@@ -168,7 +191,14 @@ def check(name: str, root: Path) -> dict[str, Any]:
             f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
             f"fedcache datasets info {shell_word(name)}   says what to put there",
         )
-    report: dict[str, Any] = {"name": name, "path": str(root), "layout": "", "missing": [], "wrong": [], "counts": {}}
+    report: dict[str, Any] = {
+        "name": name,
+        "path": str(root),
+        "layout": "",
+        "missing": [],
+        "wrong": [],
+        "counts": {},
+    }
     place = paper.find(held, root)
     if place is None:
         layout, there, missing = paper.nearest(held, root)
@@ -186,12 +216,22 @@ def check(name: str, root: Path) -> dict[str, Any]:
         return report
     report["counts"] = {SPLIT_WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
     report["wrong"] += rows.notes
-    report["wrong"] += [f"{what}: {n:,} images, published {known:,}" for what, known, n in miscounted(place, rows)]
+    report["wrong"] += [
+        f"{what}: {n:,} images, published {known:,}" for what, known, n in miscounted(place, rows)
+    ]
     absent = sorted({held.classes[i] for i in set(range(len(held.classes))) - set(rows.label)})
     if absent:
-        report["wrong"].append(f"{len(absent)} of {len(held.classes)} classes have no image, such as {absent[0]!r}")
+        report["wrong"].append(
+            f"{len(absent)} of {len(held.classes)} classes have no image, such as {absent[0]!r}"
+        )
     if isinstance(rows.source, FilesSource):
-        lost = [path for path in rows.source.paths if not os.path.isfile(f"{rows.source.root}/{path}")]  # noqa: PTH113
+        lost = [
+            path
+            for path in rows.source.paths
+            if not os.path.isfile(f"{rows.source.root}/{path}")  # noqa: PTH113
+        ]
         if lost:
-            report["missing"].append(f"{len(lost):,} of {len(rows.names):,} images are listed and not there: {lost[0]}")
+            report["missing"].append(
+                f"{len(lost):,} of {len(rows.names):,} images are listed and not there: {lost[0]}"
+            )
     return report

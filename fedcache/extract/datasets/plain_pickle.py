@@ -25,7 +25,9 @@ def load(path: Path) -> Any:
         with path.open("rb") as file:
             return load_plain(file)
     except FileNotFoundError:
-        raise MachineError(f"{path} is missing.", "Unpack the dataset again, or copy the file there") from None
+        raise MachineError(
+            f"{path} is missing.", "Unpack the dataset again, or copy the file there"
+        ) from None
     except (OSError, ValueError) as error:
         why = str(error)
     raise CorruptionError(
@@ -46,15 +48,22 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
             raise damaged(path, f"it does not hold 'data' and {labels_key!r}")
         flat, raw = np.asarray(held["data"]), held[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
-            raise damaged(path, f"its data are {flat.dtype} {list(flat.shape)}; expected uint8 [n, 3072]")
+            raise damaged(
+                path, f"its data are {flat.dtype} {list(flat.shape)}; expected uint8 [n, 3072]"
+            )
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
         if not isinstance(held, tuple | list) or len(held) != 2:
             raise damaged(path, "it does not hold the pair (images, labels)")
         images, raw = np.asarray(held[0]), held[1]
-        if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
+        if images.dtype != np.uint8 or not (
+            images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        ):
             shape = list(images.shape)
-            raise damaged(path, f"its images are {images.dtype} {shape}; expected uint8 [n, H, W] or [n, H, W, 3]")
+            raise damaged(
+                path,
+                f"its images are {images.dtype} {shape}; expected uint8 [n, H, W] or [n, H, W, 3]",
+            )
     try:
         labels = np.asarray(raw).astype(np.int64).reshape(-1)
     except (TypeError, ValueError):
@@ -93,7 +102,9 @@ class StackSource:
                 self._open[part] = images
         at = row - int(self._starts[part])
         if at >= len(images):
-            raise BadImage(f"{self.files[part]} has {len(images):,} images, fewer than when it was listed")
+            raise BadImage(
+                f"{self.files[part]} has {len(images):,} images, fewer than when it was listed"
+            )
         return np.ascontiguousarray(images[at])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def only_bytes(values: Any) -> Any:
 class ParquetRows:
     """The images of a parquet file."""
 
-    def __init__(self, path: Path, stamp: tuple[int, int], column: str, groups: tuple[int, ...]) -> None:
+    def __init__(
+        self, path: Path, stamp: tuple[int, int], column: str, groups: tuple[int, ...]
+    ) -> None:
         self.path, self.stamp = path, stamp
         self.column = column  # of bytes, or of {bytes, path}, of which the bytes are read
         self.groups = groups  # rows of each row group
@@ -78,7 +80,9 @@ class ParquetRows:
             raise BadImage("its data in the file is damaged")
         try:
             if group != self._group or row < self._at:
-                self._batches = self._open().iter_batches(BATCH, row_groups=[group], columns=[self.column])
+                self._batches = self._open().iter_batches(
+                    BATCH, row_groups=[group], columns=[self.column]
+                )
                 self._group, self._at = group, int(self._starts[group])
             for batch in self._batches:
                 first, self._at = self._at, self._at + len(batch)
@@ -96,7 +100,9 @@ class ParquetRows:
             import pyarrow.parquet as pq
 
             os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
-            self._file = pq.ParquetFile(self.path, buffer_size=1 << 20, page_checksum_verification=True)
+            self._file = pq.ParquetFile(
+                self.path, buffer_size=1 << 20, page_checksum_verification=True
+            )
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,7 +161,9 @@ class Shards:
         with self._lock:
             source = self._warm.pop(which, None)
             if source is None:
-                source = copy.copy(self.sources[which])  # a copy opens the file anew, and closes it when it is dropped
+                source = copy.copy(
+                    self.sources[which]
+                )  # a copy opens the file anew, and closes it when it is dropped
             while len(self._warm) >= WARM:
                 del self._warm[next(iter(self._warm))]  # the one used longest ago
             self._warm[which] = source

@@ -123,16 +123,26 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
         elif dtype.kind in "iu":
             hint = "images.astype('uint8')   of numbers from 0 to 255; of others  images // 257  first, up to 65,535"
         raise UsageError(
-            f"The images of {where} are {dtype} and not uint8; what their numbers mean is not known.", hint
+            f"The images of {where} are {dtype} and not uint8; what their numbers mean is not known.",
+            hint,
         )
     if len(row) == 2 and 0 not in row:
         return Layout(row, "gray")
     if len(row) == 3 and 0 not in row:
         # Channels last goes first: a row [3, H, 3] could be both, and images are stored that way more often.
-        for at, channels, order in ((2, 3, "rgb-last"), (0, 3, "rgb-first"), (2, 1, "gray-last"), (0, 1, "gray-first")):
+        for at, channels, order in (
+            (2, 3, "rgb-last"),
+            (0, 3, "rgb-first"),
+            (2, 1, "gray-last"),
+            (0, 1, "gray-first"),
+        ):
             if row[at] == channels:
                 return Layout(row, order)
-    hint = "images[..., :3]   leaves the fourth channel out" if row[-1:] == (4,) else "images.reshape(-1, 28, 28)"
+    hint = (
+        "images[..., :3]   leaves the fourth channel out"
+        if row[-1:] == (4,)
+        else "images.reshape(-1, 28, 28)"
+    )
     raise UsageError(
         f"The images of {where} have the shape {list(map(int, shape))}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] "
         "or channels first.",
@@ -180,7 +190,9 @@ class Packed:
         fd = open_as_listed(self.path, self.stamp)
         if self.member:
             os.close(fd)
-            with zipfile.ZipFile(self.path) as archive:  # it stays open until its last member is closed
+            with zipfile.ZipFile(
+                self.path
+            ) as archive:  # it stays open until its last member is closed
                 return archive.open(self.member)
         stream: Any = gzip.GzipFile(fileobj=os.fdopen(fd, "rb"))
         stream.myfileobj = stream.fileobj  # closed with it
@@ -253,9 +265,22 @@ class H5Blocks:
     """Blocks of rows of an HDF5 dataset, each some of its chunks."""
 
     def __init__(
-        self, path: Path, stamp: tuple[int, int], key: str, count: int, shape: tuple[int, ...], chunk: int
+        self,
+        path: Path,
+        stamp: tuple[int, int],
+        key: str,
+        count: int,
+        shape: tuple[int, ...],
+        chunk: int,
     ) -> None:
-        self.path, self.stamp, self.key, self.count, self.shape, self.chunk = path, stamp, key, count, shape, chunk
+        self.path, self.stamp, self.key, self.count, self.shape, self.chunk = (
+            path,
+            stamp,
+            key,
+            count,
+            shape,
+            chunk,
+        )
         self.rows = chunk * max(1, BLOCK // max(1, math.prod(shape) * chunk))
         self._data: Any = None
 
@@ -274,7 +299,10 @@ class H5Blocks:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("path", "stamp", "key", "count", "shape", "chunk")}
+        return {
+            name: getattr(self, name)
+            for name in ("path", "stamp", "key", "count", "shape", "chunk")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

@@ -15,9 +15,17 @@ from fedcache.plugins import find, offer
 from fedcache.store.samples import HELD_OUT, INGESTED
 
 READERS = {
-    "digits": "digits", "folder": "folder", "arrays": "arrays", "idx": "idx", "hf": "hf", "webdataset": "webdataset",
-    "torchvision": "torchvision", "paper": "papers", "texts": "texts", "rows": "rows",
-}  # fmt: skip
+    "digits": "digits",
+    "folder": "folder",
+    "arrays": "arrays",
+    "idx": "idx",
+    "hf": "hf",
+    "webdataset": "webdataset",
+    "torchvision": "torchvision",
+    "paper": "papers",
+    "texts": "texts",
+    "rows": "rows",
+}
 """Kind -> the module of this package that reads it, with ``key(rest, context)``, what the answer depends on, and
 ``load(rest, context)``, the dataset."""
 HELD = "python"
@@ -99,12 +107,14 @@ def kind_of(spec: str) -> tuple[str, str]:
         raise UsageError(
             f"{spec!r} does not say which; expected {own_files(kind) or f'{kind}:NAME'}.",
             "fedcache datasets list",
-        )  # fmt: skip
+        )
     bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]
         full = bare.get(spec, near[0])
-        raise UsageError(f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}")
+        raise UsageError(
+            f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}"
+        )
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
 
 
@@ -121,6 +131,8 @@ def parts_of(spec: str) -> dict[str, str] | None:
     for piece in re.split(rf",(?={_NAMED.pattern})", spec):
         name, _, one = piece.partition("=")
         if name in parts:
-            raise UsageError(f"The domain {name!r} is given twice in {spec!r}.", "Give each another name")
+            raise UsageError(
+                f"The domain {name!r} is given twice in {spec!r}.", "Give each another name"
+            )
         parts[name] = one
     return parts

@@ -63,7 +63,10 @@ def load(rest: str, context: Context) -> Dataset:
 def open_texts(path: Path) -> tuple[list[str], TextSource]:
     """The names and the texts of a file, for a model to read; UsageError as of ``load``."""
     if not path.is_file():
-        raise UsageError(f"There is no file {path}.", "A table with a column of texts: .csv, .tsv, .parquet, .feather.")
+        raise UsageError(
+            f"There is no file {path}.",
+            "A table with a column of texts: .csv, .tsv, .parquet, .feather.",
+        )
     raw, _, source = _read(path, None)
     return list(find_names(path, raw, None, len(source))[1]), source
 
@@ -100,7 +103,9 @@ def _locate(place: str) -> Path:
             "Give the table of the texts: --dataset texts:FILE.csv",
         )
     if ending_of(path) not in TABLES:
-        raise UsageError(f"Unknown file ending {ending_of(path)!r}.", f"texts:FILE takes {', '.join(TABLES)}")
+        raise UsageError(
+            f"Unknown file ending {ending_of(path)!r}.", f"texts:FILE takes {', '.join(TABLES)}"
+        )
     return path
 
 
@@ -118,7 +123,10 @@ def _opened(path: Path, asked: str | None) -> tuple[str, Table]:
     value = kind.value_type if arrow().types.is_dictionary(kind) else kind
     # Of a CSV the type is that of its first rows: a column of numbers may hold words further down.
     if not table.is_text and not are_words(value):
-        raise UsageError(f"{path}: {name} holds {kind}, expected texts.", "--images-key NAME names another column.")
+        raise UsageError(
+            f"{path}: {name} holds {kind}, expected texts.",
+            "--images-key NAME names another column.",
+        )
     return name, table
 
 
@@ -169,9 +177,13 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
     try:
         found = path.stat()
     except OSError as error:
-        raise MachineError(f"{path} cannot be read ({error.strerror}).", "Put it back, and repeat.") from error
+        raise MachineError(
+            f"{path} cannot be read ({error.strerror}).", "Put it back, and repeat."
+        ) from error
     if (found.st_size, found.st_mtime_ns) != stamp:
-        raise MachineError(f"{path} has changed since it was listed.", "Run the same command again.")
+        raise MachineError(
+            f"{path} has changed since it was listed.", "Run the same command again."
+        )
     pieces: list[bytes] = []
     lengths: list[NDArray[np.int64]] = []
     size = 0
@@ -184,7 +196,9 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
             pieces.append(raw)
             lengths.append(these)
     if size > MOST:
-        raise UsageError(f"{path} holds more than {MOST:,} bytes of texts.", "Cut it into several files.")
+        raise UsageError(
+            f"{path} holds more than {MOST:,} bytes of texts.", "Cut it into several files."
+        )
     ends = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
     return _Held(b"".join(pieces), ends)
 
@@ -199,4 +213,6 @@ def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
     if not len(plain):
         return b"", np.zeros(0, np.int64)
     at = np.frombuffer(ends, np.int64)[plain.offset : plain.offset + len(plain) + 1]
-    return (raw.slice(int(at[0]), int(at[-1] - at[0])).to_pybytes() if raw is not None else b""), np.diff(at)
+    return (
+        raw.slice(int(at[0]), int(at[-1] - at[0])).to_pybytes() if raw is not None else b""
+    ), np.diff(at)

@@ -39,7 +39,9 @@ from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 class TorchvisionEntry:
     """How one dataset is constructed."""
 
-    splits: tuple[tuple[dict[str, Any], int], ...]  # keyword arguments of each part, and the split code of its rows
+    splits: tuple[
+        tuple[dict[str, Any], int], ...
+    ]  # keyword arguments of each part, and the split code of its rows
     files: str  # where it lies below its root; ``""`` when its files lie in the root itself
     about: str  # one line
     cls: str = ""  # torchvision's class, when it is not the name
@@ -50,7 +52,9 @@ class TorchvisionEntry:
 
 
 def _table() -> dict[str, TorchvisionEntry]:
-    text = (resources.files("fedcache.extract.datasets") / "torchvision.toml").read_text(encoding="utf-8")
+    text = (resources.files("fedcache.extract.datasets") / "torchvision.toml").read_text(
+        encoding="utf-8"
+    )
     table = {}
     for name, given in tomllib.loads(text).items():
         splits = tuple((options, SPLITS[word]) for options, word in given.pop("splits"))
@@ -80,7 +84,12 @@ def key(rest: str, context: Context) -> list[Any]:
     entry = entry_of(rest)
     root = _require(rest, context)
     version = importlib.metadata.version("torchvision")
-    return ["torchvision", rest, version, tree.listing_digest(root / entry.files, context.within(root))]
+    return [
+        "torchvision",
+        rest,
+        version,
+        tree.listing_digest(root / entry.files, context.within(root)),
+    ]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -93,7 +102,11 @@ def load(rest: str, context: Context) -> Dataset:
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
     codes = [code for _, code in splits]
-    names = [f"{SPLIT_WORDS[code]}/{i:0{width}d}" for code, n in zip(codes, lengths, strict=True) for i in range(n)]
+    names = [
+        f"{SPLIT_WORDS[code]}/{i:0{width}d}"
+        for code, n in zip(codes, lengths, strict=True)
+        for i in range(n)
+    ]
     label, classes = _labels(entry, source, facts, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
     split = np.repeat(np.array(codes, dtype=np.uint8), lengths)
@@ -145,13 +158,16 @@ class TorchvisionSource:
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
     within: Path | None  # what encoded files must lie in, behind all links; None for anywhere
-    splits: tuple[tuple[dict[str, Any], int], ...]  # keyword arguments and split code of each part, in their order
+    splits: tuple[
+        tuple[dict[str, Any], int], ...
+    ]  # keyword arguments and split code of each part, in their order
 
     @cached_property
     def parts(self) -> list[Any]:
         """torchvision's datasets, one per split."""
         return [
-            _construct(self.name, self.root, options, download=False, within=self.within) for options, _ in self.splits
+            _construct(self.name, self.root, options, download=False, within=self.within)
+            for options, _ in self.splits
         ]
 
     @cached_property
@@ -189,7 +205,9 @@ def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
 def _here(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
     """The splits of which there are files, in the order of the rows; all where that is not known, or none is there."""
     splits = _in_order(TABLE[name])
-    found = [(options, code) for options, code in splits if _any_file(name, root, options) is not False]
+    found = [
+        (options, code) for options, code in splits if _any_file(name, root, options) is not False
+    ]
     return tuple(found or splits)
 
 
@@ -201,9 +219,13 @@ def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool | None:
     train = bool(options.get("train", True))
     if getattr(cls, "_check_exists", None) is torchvision.datasets.MNIST._check_exists:
         begin = "train" if train else "t10k"
-        names = [f"{cls.__name__}/raw/{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")]
+        names = [
+            f"{cls.__name__}/raw/{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")
+        ]
     elif issubclass(cls, torchvision.datasets.CIFAR10):
-        names = [f"{cls.base_folder}/{file}" for file, _ in (cls.train_list if train else cls.test_list)]
+        names = [
+            f"{cls.base_folder}/{file}" for file, _ in (cls.train_list if train else cls.test_list)
+        ]
     elif issubclass(cls, torchvision.datasets.SVHN | torchvision.datasets.USPS):
         split = options.get("split", "train" if train else "test")
         names = [cls.split_list[split][1]]
@@ -250,7 +272,9 @@ def _require(name: str, context: Context) -> Path:
     if root is not None and ready(name, context):
         return root
     looked = "nowhere: no --data was given" if root is None else str(root / TABLE[name].files)
-    get = f"fedcache datasets pull torchvision:{shell_word(name)}   or " if TABLE[name].pulls else ""
+    get = (
+        f"fedcache datasets pull torchvision:{shell_word(name)}   or " if TABLE[name].pulls else ""
+    )
     raise MachineError(
         f"The files of torchvision's {name} are not there (looked in {looked}).",
         f"{get}--data {shell_word(name)}=DIR, the root you would give torchvision",
@@ -264,7 +288,9 @@ def _read_file(path: str | Path, within: Path | None) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
-def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool, within: Path | None = None) -> Any:
+def _construct(
+    name: str, root: Path, options: dict[str, Any], *, download: bool, within: Path | None = None
+) -> Any:
     entry, cls = TABLE[name], _class_of(name)
     accepted = set(inspect.signature(cls.__init__).parameters)
     given = {**entry.options, **options}
@@ -307,7 +333,9 @@ def _labels(
         )
     names = [named[i] if named else str(i) for i in used.tolist()]
     repeated = {n for n in names if names.count(n) > 1}
-    classes = tuple(f"{n} #{i}" if n in repeated else n for n, i in zip(names, used.tolist(), strict=True))
+    classes = tuple(
+        f"{n} #{i}" if n in repeated else n for n, i in zip(names, used.tolist(), strict=True)
+    )
     label = np.where(raw >= 0, np.searchsorted(used, np.maximum(raw, 0)), -1).astype(np.int32)
     return label, classes
 

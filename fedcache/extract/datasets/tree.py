@@ -18,7 +18,14 @@ import numpy as np
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import archives
-from fedcache.extract.image_files import EXTENSIONS, MAX_BYTES, OTHER_FORMATS, TABLES, BadImage, to_convert
+from fedcache.extract.image_files import (
+    EXTENSIONS,
+    MAX_BYTES,
+    OTHER_FORMATS,
+    TABLES,
+    BadImage,
+    to_convert,
+)
 from fedcache.store.files import at_once, digest_of
 
 LINK_OUT = "link out of the folder (--follow-links reads it)"
@@ -46,7 +53,9 @@ class FilesSource:
                 if not stat.S_ISREG(found.st_mode):
                     raise BadImage("it is not a regular file")
                 if found.st_size > MAX_BYTES:
-                    raise BadImage(f"the file has {found.st_size:,} bytes; the limit is {MAX_BYTES:,}")
+                    raise BadImage(
+                        f"the file has {found.st_size:,} bytes; the limit is {MAX_BYTES:,}"
+                    )
                 return file.read()
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno else "unknown error"
@@ -65,20 +74,30 @@ class Tree:
 
     paths: list[str]  # as the file system or the archive spells them
     ignored: Counter[str]  # how many files were left out, by reason
-    entries: archives.Entries | None  # of the images, in the order of ``paths``; None for a directory
-    others: list[str] = field(default_factory=list)  # files that are no images, nor hidden, as ``paths``
-    other_entries: archives.Entries | None = None  # of ``others``, in their order; None for a directory
+    entries: (
+        archives.Entries | None
+    )  # of the images, in the order of ``paths``; None for a directory
+    others: list[str] = field(
+        default_factory=list
+    )  # files that are no images, nor hidden, as ``paths``
+    other_entries: archives.Entries | None = (
+        None  # of ``others``, in their order; None for a directory
+    )
 
     def read_other(self, root: Path, name: str) -> bytes:
         """The bytes of a file that is no image. Raises UsageError for one that cannot be read."""
         source: FilesSource | archives.ArchiveSource = FilesSource(root, [name], None)
         if self.other_entries is not None:
             row = self.others.index(name)
-            source = archives.ArchiveSource(self.other_entries.take(np.array([row], dtype=np.int64)))
+            source = archives.ArchiveSource(
+                self.other_entries.take(np.array([row], dtype=np.int64))
+            )
         try:
             return source.read(0)
         except BadImage as error:
-            raise UsageError(f"{root}/{name} cannot be read: {error}.", "Write the table again.") from None
+            raise UsageError(
+                f"{root}/{name} cannot be read: {error}.", "Write the table again."
+            ) from None
 
 
 def scan(path: Path, within: Path | None) -> Tree:
@@ -137,7 +156,9 @@ def ignored_text(ignored: Counter[str]) -> str:
     return f"; ignored: {', '.join(reasons)}"
 
 
-def _walk(root: Path, ignored: Counter[str], within: Path | None) -> list[tuple[str, os.stat_result | None]]:
+def _walk(
+    root: Path, ignored: Counter[str], within: Path | None
+) -> list[tuple[str, os.stat_result | None]]:
     """(relative path, stat or None for a broken link) of every file.
 
     Links to directories are followed, loops and what leads out of ``within`` (None: nothing) are not.
@@ -146,7 +167,9 @@ def _walk(root: Path, ignored: Counter[str], within: Path | None) -> list[tuple[
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
-    pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset({(top.st_dev, top.st_ino)}))]
+    pending: list[tuple[str, frozenset[tuple[int, int]]]] = [
+        ("", frozenset({(top.st_dev, top.st_ino)}))
+    ]
     while pending:
         prefix, above = pending.pop()
         try:
@@ -159,7 +182,9 @@ def _walk(root: Path, ignored: Counter[str], within: Path | None) -> list[tuple[
                 "Correct its permissions, or move it out of the dataset",
             ) from None
         visited += 1 + len(listed)
-        if visited > archives.MAX_ENTRIES:  # links between sibling folders can make a few of them endless
+        if (
+            visited > archives.MAX_ENTRIES
+        ):  # links between sibling folders can make a few of them endless
             raise UsageError(
                 f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, counting those behind links.",
                 "Remove links between its folders, or split it",

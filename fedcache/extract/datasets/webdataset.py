@@ -65,7 +65,11 @@ class _Shard:
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of every shard."""
     asked = columns.parse_rest(rest, "webdataset")
-    return ["webdataset", asked.facts, [stat_key(path) for path in _shards(asked.place, context)[1]]]
+    return [
+        "webdataset",
+        asked.facts,
+        [stat_key(path) for path in _shards(asked.place, context)[1]],
+    ]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -94,9 +98,15 @@ def load(rest: str, context: Context) -> Dataset:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
     where = paths[0] if len(paths) == 1 else top  # what the dataset is called after
     return columns.assemble(
-        f"webdataset:{rest}", where, parts, asked=asked, class_names=None, how=how,
-        facts=facts, context=context,
-    )  # fmt: skip
+        f"webdataset:{rest}",
+        where,
+        parts,
+        asked=asked,
+        class_names=None,
+        how=how,
+        facts=facts,
+        context=context,
+    )
 
 
 def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
@@ -104,7 +114,11 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     pattern = str(Path(place).expanduser()) if place else ""
     path = Path(pattern)
     if place and path.is_dir():
-        found = [path / name for name in sorted(tree.scan(path, context.within(path)).others) if name.endswith(".tar")]
+        found = [
+            path / name
+            for name in sorted(tree.scan(path, context.within(path)).others)
+            if name.endswith(".tar")
+        ]
         packed = next((p for p in sorted(path.rglob("*")) if archives.is_compressed_tar(p)), None)
         if not found and packed is not None:
             raise archives.refuse_compressed(packed)
@@ -120,7 +134,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
         )
     for one in found:
         if not one.is_file():
-            raise UsageError(f"There is no shard {one}.", f"ls {shell_word(one.parent)}   lists its shards.")
+            raise UsageError(
+                f"There is no shard {one}.", f"ls {shell_word(one.parent)}   lists its shards."
+            )
         if archives.is_compressed_tar(one):
             raise archives.refuse_compressed(one)
     return top, found
@@ -139,7 +155,10 @@ def _expand(pattern: str) -> Iterator[str]:
             choices = iter(numbers)  # type: ignore[assignment]
         total *= len(numbers)
         if total > MOST_SHARDS:
-            raise UsageError(f"{pattern!r} stands for more than {MOST_SHARDS:,} shards.", "Give the folder instead")
+            raise UsageError(
+                f"{pattern!r} stands for more than {MOST_SHARDS:,} shards.",
+                "Give the folder instead",
+            )
         pieces += [[pattern[last : match.start()]], list(choices)]
         last = match.end()
     for words_of in itertools.product(*pieces, [pattern[last:]]):
@@ -166,7 +185,11 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         if not sample:  # hidden
             continue
         whole, ending = f"{folder}/{sample}" if folder else sample, ending.lower()
-        if ending == asked.content.lower().lstrip(".") if asked.content else f".{ending}" in EXTENSIONS:
+        if (
+            ending == asked.content.lower().lstrip(".")
+            if asked.content
+            else f".{ending}" in EXTENSIONS
+        ):
             if whole in images:
                 first = entries.names[images[whole]]
                 raise UsageError(
@@ -179,7 +202,9 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         else:
             left[ending[:20]] += 1
     if not images:
-        shown = ", ".join(sorted({name.rpartition("/")[2].partition(".")[2] for name in entries.names})[:8])
+        shown = ", ".join(
+            sorted({name.rpartition("/")[2].partition(".")[2] for name in entries.names})[:8]
+        )
         raise UsageError(
             f"{path} holds no images: its samples have the parts {shown or '(none)'}.",
             f"Expected parts such as {', '.join(sorted(e[1:] for e in EXTENSIONS)[:8])}; --images-key ENDING names one",
@@ -194,9 +219,13 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         parts = part_of.get(sample, {})
         fields.append(_fields(reader, parts, path))
         endings = _endings_of_text(parts, fields[-1], asked.choice)
-        left.update(ending for ending in ("cls", "txt") if ending in parts and ending not in endings)
+        left.update(
+            ending for ending in ("cls", "txt") if ending in parts and ending not in endings
+        )
         for ending in endings:
-            texts.setdefault(ending, [None] * len(keys))[row] = _text(reader, parts[ending], path).strip()
+            texts.setdefault(ending, [None] * len(keys))[row] = _text(
+                reader, parts[ending], path
+            ).strip()
     return _Shard(relative, split_in(relative), kept, tuple(keys), fields, texts)
 
 
@@ -208,7 +237,9 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
         held = parse_json(_text(reader, parts["json"], path))
     except ValueError:
         name = reader.entries.names[parts["json"]]
-        raise UsageError(f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard") from None
+        raise UsageError(
+            f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard"
+        ) from None
     found: dict[str, Any] = {}
     for name, value in (held if isinstance(held, dict) else {"json": held}).items():
         long = isinstance(value, dict) or (isinstance(value, list) and len(value) > 1)
@@ -216,7 +247,9 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
     return found
 
 
-def _endings_of_text(parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice) -> list[str]:
+def _endings_of_text(
+    parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice
+) -> list[str]:
     """Of .cls and .txt of a sample those that are read: .txt is a label only if nothing else is."""
     if choice.label is None:
         has_label = choice.unlabelled or "cls" in parts or _is_labelled(fields)
@@ -224,7 +257,11 @@ def _endings_of_text(parts: Mapping[str, int], fields: Mapping[str, Any], choice
         has_label = choice.label != "txt"
     if "txt" in (choice.groups or ()):
         has_label = False  # which reads it
-    return [ending for ending in ("cls", "txt") if ending in parts and (ending == "cls" or not has_label)]
+    return [
+        ending
+        for ending in ("cls", "txt")
+        if ending in parts and (ending == "cls" or not has_label)
+    ]
 
 
 def _is_labelled(names: Iterable[str]) -> bool:
@@ -234,7 +271,9 @@ def _is_labelled(names: Iterable[str]) -> bool:
 
 def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shard]) -> Asked:
     """What is asked for, with .cls as the labels if samples have it, or .txt if no field is called like labels."""
-    texts = {ending for shard in shards for ending in shard.texts}  # a field of .json may be called like one
+    texts = {
+        ending for shard in shards for ending in shard.texts
+    }  # a field of .json may be called like one
     names = {name for part in parts for name in part.columns}
     choice = asked.choice
     if choice.label is None and not choice.unlabelled:
@@ -253,7 +292,9 @@ def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shar
 def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
     name = reader.entries.names[i]
     if int(reader.entries.size[i]) > MOST_TEXT:
-        raise UsageError(f"{name} in {path} has more than {MOST_TEXT:,} bytes.", "Leave it out of the shard")
+        raise UsageError(
+            f"{name} in {path} has more than {MOST_TEXT:,} bytes.", "Leave it out of the shard"
+        )
     try:
         return reader.read(i).decode("utf-8")
     except (BadImage, UnicodeDecodeError):
@@ -292,7 +333,10 @@ def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
                     shard.entries.take(rows),
                     tuple(shard.keys[row] for row in rows),
                     [shard.fields[row] for row in rows],
-                    {ending: [values[row] for row in rows] for ending, values in shard.texts.items()},
+                    {
+                        ending: [values[row] for row in rows]
+                        for ending, values in shard.texts.items()
+                    },
                 )
             )
     return found
@@ -309,11 +353,20 @@ def _rows(shards: Sequence[_Shard]) -> TableRows:
         for shard in shards:
             texts += shard.texts.get(ending, [None] * len(shard.keys))
         if ending in found:
-            left_out[f"{ending} of .json"] = Unread((len(fields),), "", f"the part .{ending} has this name")
+            left_out[f"{ending} of .json"] = Unread(
+                (len(fields),), "", f"the part .{ending} has this name"
+            )
         found[ending] = Words.of(texts).typed()
     return TableRows(
-        [tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}") for s in shards for sample in s.keys],
-        Shards([archives.ArchiveSource(shard.entries) for shard in shards], [len(shard.keys) for shard in shards]),
+        [
+            tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}")
+            for s in shards
+            for sample in s.keys
+        ],
+        Shards(
+            [archives.ArchiveSource(shard.entries) for shard in shards],
+            [len(shard.keys) for shard in shards],
+        ),
         found,
         shards[0].split,
         left_out,

@@ -15,7 +15,13 @@ from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.incremental import plan_incremental
-from fedcache.extract.planning.plan import PlannedArray, array_bytes, describe_array, missing_text, wanted_text
+from fedcache.extract.planning.plan import (
+    PlannedArray,
+    array_bytes,
+    describe_array,
+    missing_text,
+    wanted_text,
+)
 from fedcache.extract.result import Extraction
 from fedcache.extract.workers.local import InProcess
 from fedcache.progress import Observer
@@ -38,7 +44,10 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> No
 
 def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
     """What is new, gone, taken over and to compute, in one clause."""
-    chunks, passes = counted(growth["reused_chunks"], "chunk"), counted(growth["forward_passes"], "forward pass")
+    chunks, passes = (
+        counted(growth["reused_chunks"], "chunk"),
+        counted(growth["forward_passes"], "forward pass"),
+    )
     return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
 
 
@@ -59,17 +68,24 @@ def estimate(
     except StoreError:
         store = None
     jobs = jobs_of(planned, data, *resolve_compute(config))
-    earlier = plan_incremental(path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
+    earlier = plan_incremental(
+        path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
+    )
     present = len(data.names)
     if earlier is not None:
         data = earlier.data
     todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
     arrays = []
     for p in planned:
-        shape, state = (len(data.names), p.recipe.views, p.backbone.width), "to compute" if p in todo else "complete"
+        shape, state = (
+            (len(data.names), p.recipe.views, p.backbone.width),
+            "to compute" if p in todo else "complete",
+        )
         size = array_bytes(len(data.names), p)
         arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
-    out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped)
+    out = Extraction(
+        path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped
+    )
     out.holds = data.holds
     out.ok = store.rows_ok if store is not None and not todo else 0
     images = len(todo) * present
@@ -77,7 +93,9 @@ def estimate(
         out.growth = earlier.expected(p.recipe.key for p in todo)
         out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
-        observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}.")
+        observer.note(
+            f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}."
+        )
     wanted = wanted_text(store, planned, data.template, config, keep=False) if data.classes else {}
     lacking = missing_text(store, planned, wanted)
     for p in planned:

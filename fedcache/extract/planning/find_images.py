@@ -35,7 +35,10 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
     """
     kind = held_by(array.recipe for array in store.arrays.values())
     if kind != IMAGES:
-        raise UsageError(f"{store.path.name} holds {kind}, of which no pictures are shown.", "Leave --with-images out.")
+        raise UsageError(
+            f"{store.path.name} holds {kind}, of which no pictures are shown.",
+            "Leave --with-images out.",
+        )
     data = open_images(store, places)
     found = {}
     for row in rows:
@@ -75,9 +78,13 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
         found = open_dataset(
-            str(config.dataset), memory=memory_of(home), roots=roots_of(config.data), data=home.data,
-            layout=config.layout, follow_links=config.follow_links,
-        )  # fmt: skip
+            str(config.dataset),
+            memory=memory_of(home),
+            roots=roots_of(config.data),
+            data=home.data,
+            layout=config.layout,
+            follow_links=config.follow_links,
+        )
     except FedcacheError as error:
         raise _not_at_hand(store, error.message.rstrip(".")) from error
     places.opened[digest] = found

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home, resolve
-from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, closest, shell_word, unknown
+from fedcache.errors import (
+    FedcacheError,
+    MachineError,
+    StoreError,
+    UsageError,
+    closest,
+    shell_word,
+    unknown,
+)
 from fedcache.extract import datasets
 from fedcache.extract.datasets.specs import known_names
 from fedcache.extract.planning.own_groups import bring_groups, has_groups_of
@@ -52,7 +60,10 @@ def locate_store(
     Raises StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
     """
     if path is not None and dataset is not None:
-        raise UsageError("A store and --dataset are both given. A store holds its dataset.", "Leave one of them out.")
+        raise UsageError(
+            "A store and --dataset are both given. A store holds its dataset.",
+            "Leave one of them out.",
+        )
     if path is not None:
         place = resolve_path(home, path, to_read=True)
         if not place.exists():
@@ -78,12 +89,16 @@ def locate_store(
         return None
     chosen, spec = last
     if observer is not None:
-        observer.note(f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another).")
+        observer.note(
+            f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another)."
+        )
         if (later := extracted_later(chosen)) is not None:
             observer.warn(
                 f"{later.name} was extracted later than the one remembered; --store {shell_word(later.name)} takes it."
             )
-    with suppress(UsageError, MachineError):  # the files of a dataset may be gone: the store is what is meant
+    with suppress(
+        UsageError, MachineError
+    ):  # the files of a dataset may be gone: the store is what is meant
         for found, where in _places_of(home, spec):
             if found.resolve() == chosen.resolve():
                 return chosen if _with_groups(chosen, spec, where, observer, look_only) else None
@@ -93,14 +108,20 @@ def locate_store(
 def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The stores of a dataset that was opened before, and what it was opened with."""
     for follow_links in (False, True):
-        where: dict[str, Any] = {"memory": memory_of(home), "follow_links": follow_links, "data": home.data}
+        where: dict[str, Any] = {
+            "memory": memory_of(home),
+            "follow_links": follow_links,
+            "data": home.data,
+        }
         known = datasets.peek(dataset, **where)
         found = place_of_content(home, *known) if known else None
         if found is not None and found.exists():
             yield found, where
 
 
-def _with_groups(path: Path, spec: str, where: Mapping[str, Any], observer: Observer | None, look_only: bool) -> bool:
+def _with_groups(
+    path: Path, spec: str, where: Mapping[str, Any], observer: Observer | None, look_only: bool
+) -> bool:
     """Whether the store has the groups of a dataset; unless only looked at, they are brought."""
     if look_only:
         try:
@@ -112,7 +133,11 @@ def _with_groups(path: Path, spec: str, where: Mapping[str, Any], observer: Obse
 
 
 def need_path(
-    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+    home: Home,
+    *,
+    path: Path | None = None,
+    dataset: str | None = None,
+    observer: Observer | None = None,
 ) -> Path:
     """``locate_store``, or exit 4 with the command that makes one."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
@@ -135,7 +160,11 @@ def limited_store(home: Home, name: str) -> Path | None:
     """
     if not re.fullmatch(r"[\w.+-]+-\d+", name):
         return None
-    found = [path for path in sorted(home.stores.glob(f"{name}-*.zarr")) if path.name.rpartition("-")[0] == name]
+    found = [
+        path
+        for path in sorted(home.stores.glob(f"{name}-*.zarr"))
+        if path.name.rpartition("-")[0] == name
+    ]
     if len(found) > 1:
         raise UsageError(
             f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.",
@@ -162,7 +191,9 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         following += [array.command(store, home) for array in begun]
     if not paths:
         return None
-    ways = [f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"]
+    ways = [
+        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
+    ]
     return StoreError(
         f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
         "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
@@ -170,7 +201,11 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 
 
 def need_store(
-    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+    home: Home,
+    *,
+    path: Path | None = None,
+    dataset: str | None = None,
+    observer: Observer | None = None,
 ) -> Store:
     """``need_path``, opened; CorruptionError for a damaged store."""
     return Store.open(need_path(home, path=path, dataset=dataset, observer=observer))
@@ -225,7 +260,10 @@ def extract_arguments(config: ExtractConfig) -> list[str]:
 
 
 def extract_command(
-    store: Store, backbones: Sequence[str], recipe: Mapping[str, str] | None = None, home: Home | None = None
+    store: Store,
+    backbones: Sequence[str],
+    recipe: Mapping[str, str] | None = None,
+    home: Home | None = None,
 ) -> str:
     """The command that adds arrays to a store: with its dataset and limit, and --store only where no dataset finds it.
 
@@ -236,10 +274,13 @@ def extract_command(
     known = dataset_of_store(store, home)
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
-        return f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *extract_arguments(order)])}, " + (
-            "with --dataset and the options it was begun with"
+        return (
+            f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *extract_arguments(order)])}, "
+            + ("with --dataset and the options it was begun with")
         )
-    return shlex.join(["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)])
+    return shlex.join(
+        ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
+    )
 
 
 def store_option_of(store: Store, home: Home) -> list[str]:
@@ -253,7 +294,9 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     memory = memory_of(home)
     for array in store.arrays.values():
         fact = memory.recall(["order", store.dataset["digest"], array.digest])
-        with suppress(FedcacheError):  # another version of fedcache may have ordered it, in other words
+        with suppress(
+            FedcacheError
+        ):  # another version of fedcache may have ordered it, in other words
             if isinstance(fact, list):
                 order = resolve(ExtractConfig, fact[1], {})
                 return ExtractConfig(
@@ -303,7 +346,9 @@ class UnfinishedArray:
             if is_ingested(store):
                 return ingest_command(store)
             return extract_command(store, [self.backbone], home=home)
-        return shlex.join(["fedcache", "extract", *extract_arguments(self.order), *store_option_of(store, home)])
+        return shlex.join(
+            ["fedcache", "extract", *extract_arguments(self.order), *store_option_of(store, home)]
+        )
 
 
 def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
@@ -315,8 +360,14 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
             continue
         label, order = None, None
         fact = memory_of(home).recall(["order", store.dataset["digest"], header["recipe"]])
-        with suppress(FedcacheError):  # another version of fedcache may have ordered it, in other words
+        with suppress(
+            FedcacheError
+        ):  # another version of fedcache may have ordered it, in other words
             if isinstance(fact, list):
                 label, order = str(fact[0]), resolve(ExtractConfig, fact[1], {})
-        found.append(UnfinishedArray(journal.key, journal.count - len(journal.chunks), journal.count, label, order))
+        found.append(
+            UnfinishedArray(
+                journal.key, journal.count - len(journal.chunks), journal.count, label, order
+            )
+        )
     return found

@@ -17,5 +17,9 @@ class ImagePlaces:
     """Where the images of stores are looked for."""
 
     home: Home  # remembers where extractions found their datasets
-    data: Mapping[str, str] = field(default_factory=dict)  # ``--data NAME=PATH``; NAME may be the name of a store
-    opened: dict[str, Dataset] = field(default_factory=dict, repr=False)  # by digest of a store's dataset
+    data: Mapping[str, str] = field(
+        default_factory=dict
+    )  # ``--data NAME=PATH``; NAME may be the name of a store
+    opened: dict[str, Dataset] = field(
+        default_factory=dict, repr=False
+    )  # by digest of a store's dataset

@@ -54,7 +54,9 @@ class IncrementalDataset(Dataset):
     known: int  # rows that the earlier store had
 
     def __post_init__(self) -> None:
-        digest = sha256(content_digest(self).encode() + self.content.encode() + self.ok.tobytes()).hexdigest()
+        digest = sha256(
+            content_digest(self).encode() + self.content.encode() + self.ok.tobytes()
+        ).hexdigest()
         object.__setattr__(self, "digest", digest)
 
     @property
@@ -75,7 +77,9 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     other row has: one that was renamed. ``gone``, bool [N], are rows that had vanished by then, which never come back.
     """
     index = {name: row for row, name in enumerate(data.names)}
-    found = np.array([-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64)
+    found = np.array(
+        [-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64
+    )
     there = np.flatnonzero(found >= 0)
     other = (data.uid[found[there]] != before.uid[there]).any(axis=1)
     found[there[other]] = -1
@@ -83,7 +87,9 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     if not len(lost):
         return found
     left: dict[bytes, list[int]] = {}
-    for row in np.setdiff1d(np.arange(len(data)), found)[::-1].tolist():  # popped from the end: in the order of names
+    for row in np.setdiff1d(np.arange(len(data)), found)[
+        ::-1
+    ].tolist():  # popped from the end: in the order of names
         left.setdefault(data.uid[row].tobytes(), []).append(row)
     for row in lost.tolist():
         if places := left.get(before.uid[row].tobytes()):
@@ -104,7 +110,9 @@ def in_earlier_order(
     rest = np.setdiff1d(np.arange(len(data)), rows)
     order = np.concatenate([rows, rest])
     lost = np.flatnonzero(rows < 0)
-    label, domain, split, uid = (column[order] for column in (data.label, data.domain, data.split, data.uid))
+    label, domain, split, uid = (
+        column[order] for column in (data.label, data.domain, data.split, data.uid)
+    )
     label[lost] = _recoded(before.label[lost], before.classes, data.classes, -1)
     domain[lost] = _recoded(before.domain[lost], before.domains, data.domains, 0)
     split[lost], uid[lost] = before.split[lost], before.uid[lost]
@@ -115,7 +123,10 @@ def in_earlier_order(
         domains=data.domains,
         # what was renamed has its name of today, what has vanished the last one it had
         names=(
-            *(data.names[r] if r >= 0 else name for name, r in zip(before.name, rows.tolist(), strict=True)),
+            *(
+                data.names[r] if r >= 0 else name
+                for name, r in zip(before.name, rows.tolist(), strict=True)
+            ),
             *(data.names[r] for r in rest),
         ),
         label=label,
@@ -148,13 +159,19 @@ class IncrementalPlan:
 
     data: IncrementalDataset  # the dataset in the order of the rows
     parent: Store | None  # the earlier store; None when it is gone
-    chunk_rows: dict[str, int] = field(default_factory=dict)  # per array that is taken over, rows per chunk
-    whole: dict[str, int] = field(default_factory=dict)  # per array that is taken over, its first chunks that are whole
+    chunk_rows: dict[str, int] = field(
+        default_factory=dict
+    )  # per array that is taken over, rows per chunk
+    whole: dict[str, int] = field(
+        default_factory=dict
+    )  # per array that is taken over, its first chunks that are whole
     reused: int = 0  # chunks taken over in this run
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
         """What an extraction of some arrays would do, in the words of ``Extraction.growth``."""
-        left = (self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys)
+        left = (
+            self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys
+        )
         passes = sum(int(ok.sum()) for ok in left)
         return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
 
@@ -170,10 +187,16 @@ class IncrementalPlan:
     def adopt(self, writers: Mapping[str, ArrayWriter]) -> None:
         """Give open writers the chunks they lack and the parent has; one that is damaged there is left to compute."""
         for key, writer in writers.items():
-            if self.parent is None or key not in self.whole or writer.chunk_rows != self.chunk_rows[key]:
+            if (
+                self.parent is None
+                or key not in self.whole
+                or writer.chunk_rows != self.chunk_rows[key]
+            ):
                 continue
             info = self.parent.arrays[key]
-            reasons = {e["row"]: e["reason"] for e in self.parent.quarantined() if e["reason"] != VANISHED}
+            reasons = {
+                e["row"]: e["reason"] for e in self.parent.quarantined() if e["reason"] != VANISHED
+            }
             for chunk in [c for c in writer.missing() if c < self.whole[key]]:
                 place = chunk_path(self.parent.path / "features" / key, chunk, len(info.shape))
                 try:
@@ -186,10 +209,16 @@ class IncrementalPlan:
         """Rows of a chunk whose image this backbone could not read: unreadable rows may have features in one array."""
         assert self.parent is not None
         size = self.chunk_rows[key]
-        rows = [r for r in range(chunk * size, (chunk + 1) * size) if r in reasons and self.data.ok[r]]
+        rows = [
+            r for r in range(chunk * size, (chunk + 1) * size) if r in reasons and self.data.ok[r]
+        ]
         if not rows:
             return {}
-        values = self.parent.reader(key).chunk(chunk)[np.array(rows) - chunk * size].reshape(len(rows), -1)
+        values = (
+            self.parent.reader(key)
+            .chunk(chunk)[np.array(rows) - chunk * size]
+            .reshape(len(rows), -1)
+        )
         empty = np.isnan(values).all(axis=1) if values.dtype.kind == "f" else ~values.any(axis=1)
         return {row: reasons[row] for row, lost in zip(rows, empty, strict=True) if lost}
 
@@ -202,7 +231,9 @@ class IncrementalPlan:
                 if meta.get("classes") != list(self.data.classes) or self.parent is None:
                     continue
                 if not store.has_text(backbone, templates, weights=meta.get("weights")):
-                    store.put_text(backbone, templates, read_text(self.parent.path, backbone, entry), meta)
+                    store.put_text(
+                        backbone, templates, read_text(self.parent.path, backbone, entry), meta
+                    )
 
 
 def plan_incremental(
@@ -228,7 +259,14 @@ def plan_incremental(
         rows = find_earlier_rows(data, before, gone)
         origin = store.dataset["grown"]
         keys = {job.key for job in jobs}
-        parent = next((s for s in earlier_stores(path, data.slug, home, keys) if s.dataset["digest"] == origin), None)
+        parent = next(
+            (
+                s
+                for s in earlier_stores(path, data.slug, home, keys)
+                if s.dataset["digest"] == origin
+            ),
+            None,
+        )
         made = in_earlier_order(data, before, rows, known=None if parent is None else parent.rows)
         return _take_over(IncrementalPlan(made, None if fresh else parent), jobs, chunk_rows)
     if fresh or path.exists():
@@ -243,7 +281,11 @@ def plan_incremental(
             kept = int((rows >= 0).sum())
             if 2 * kept < max(1, parent.rows):
                 continue
-            plan = _take_over(IncrementalPlan(in_earlier_order(data, parent.samples, rows), parent), jobs, chunk_rows)
+            plan = _take_over(
+                IncrementalPlan(in_earlier_order(data, parent.samples, rows), parent),
+                jobs,
+                chunk_rows,
+            )
             if not plan.whole and any(job.key in parent.arrays for job in jobs):
                 otherwise = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
@@ -263,7 +305,11 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
     Where no store has that name, the latest ``OTHERS`` that have one of the arrays ``keys``: the folder may have been
     renamed.
     """
-    places = {p.resolve(): p for folder in (path.parent, home.stores) for p in sorted(folder.glob("*.zarr"))}
+    places = {
+        p.resolve(): p
+        for folder in (path.parent, home.stores)
+        for p in sorted(folder.glob("*.zarr"))
+    }
     places.pop(path.resolve(), None)
     found, others = [], []
     for place in places.values():
@@ -279,7 +325,9 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
     return found or [store for _, _, store in others[:OTHERS]]
 
 
-def _take_over(plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None) -> IncrementalPlan:
+def _take_over(
+    plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None
+) -> IncrementalPlan:
     """Which arrays of the parent have the recipe, the ``how`` and the chunks of those asked for."""
     for key, how in ((job.key, dict(job.how)) for job in jobs):
         info = plan.parent.arrays.get(key) if plan.parent is not None else None

@@ -75,7 +75,14 @@ def ingest_file(
     observer = observer or Silent()
     slug = usable_name(name)
     choice = choice or ColumnChoice()
-    words = ["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])]
+    words = [
+        "fedcache",
+        "ingest",
+        str(file),
+        "--name",
+        name,
+        *(["--store", str(path)] if path else []),
+    ]
     again = shlex.join([*words, *choice.options()])
     try:
         found = open_any(file, choice)
@@ -86,7 +93,9 @@ def ingest_file(
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
         # Where the answer is another command or an option, the same command does not help.
-        another = error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
+        another = (
+            error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
+        )
         hint = f"{error.hint}\nThen:  {again}" if file.is_file() and not another else error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
@@ -95,7 +104,9 @@ def ingest_file(
         target, old = _place(home, path, slug, content)
         notes = list(found.notes)
         if old is None or not is_ingested(old):
-            made = Store.from_content(content, target, observer)  # which refuses a store of something else
+            made = Store.from_content(
+                content, target, observer
+            )  # which refuses a store of something else
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
             notes += changes
@@ -149,7 +160,9 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     said = [f"new groups {', '.join(new)}"] if new else []
     said += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
-    return [f"{path} has the same features and labels, and now {' and '.join(said)}."] if said else []
+    return (
+        [f"{path} has the same features and labels, and now {' and '.join(said)}."] if said else []
+    )
 
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
@@ -173,29 +186,42 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     """What an ingested store holds and what was chosen, as sentences; and the command that comes next."""
     s = store.samples
     counts = {
-        word: int(((s.split == code) & (s.ok == 1)).sum()) for code, word in enumerate(("train", "test", "validation"))
+        word: int(((s.split == code) & (s.ok == 1)).sum())
+        for code, word in enumerate(("train", "test", "validation"))
     }
     parts = ", ".join(f"{n:,} {word}" for word, n in counts.items() if n)
     rows = counted(store.rows, "row")
-    lines = [f"{rows} ({parts}), {counted(len(s.classes), 'class')}: {', '.join(sorted(store.arrays))}"]
+    lines = [
+        f"{rows} ({parts}), {counted(len(s.classes), 'class')}: {', '.join(sorted(store.arrays))}"
+    ]
     if store.rows_ok < store.rows:
-        lines.append(f"{store.rows - store.rows_ok:,} rows are left out; `fedcache inspect` lists them.")
+        lines.append(
+            f"{store.rows - store.rows_ok:,} rows are left out; `fedcache inspect` lists them."
+        )
     if "held_out" in store.dataset and counts["test"]:
         lines.append(f"No test set given: {store.dataset['held_out']} is the test set.")
     known = s.label[(s.split == 0) & (s.ok == 1)] >= 0
     if not counts["train"] or not counts["test"]:
         gone = "train" if not counts["train"] else "test"
-        lines.append(f"No {gone} rows, so nothing can be trained and scored: add rows of classes that have only one.")
+        lines.append(
+            f"No {gone} rows, so nothing can be trained and scored: add rows of classes that have only one."
+        )
         return lines, ingest_command(store)
     if not known.any() and not store.texts:
-        lines.append("This store has neither labels nor text features, and every method needs one of them.")
+        lines.append(
+            "This store has neither labels nor text features, and every method needs one of them."
+        )
         return lines, ingest_command(store)
     method = "fedavg" if known.any() else "clip-zs"
     # NAME alone may mean something else.
     spec = name if ingested_path(home, name) is not None else f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
     if (column := column_of_clients(store)) is not None:
-        dealt = ["--by", column, *(["--option", "unlabelled=drop"] if known.any() and not known.all() else [])]
+        dealt = [
+            "--by",
+            column,
+            *(["--option", "unlabelled=drop"] if known.any() and not known.all() else []),
+        ]
     else:
         scheme = "iid" if known.all() or not known.any() else "dirichlet"
         dealt = ["--scheme", scheme, "--clients", str(max(1, min(5, counts["train"] // 2)))]
@@ -203,9 +229,28 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
 
 
 HOLDERS = (
-    "client", "site", "hospital", "clinic", "center", "centre", "institution", "user", "writer", "speaker", "patient",
-    "device", "sensor", "camera", "node", "owner", "store", "branch", "bank", "school", "farm",
-)  # fmt: skip
+    "client",
+    "site",
+    "hospital",
+    "clinic",
+    "center",
+    "centre",
+    "institution",
+    "user",
+    "writer",
+    "speaker",
+    "patient",
+    "device",
+    "sensor",
+    "camera",
+    "node",
+    "owner",
+    "store",
+    "branch",
+    "bank",
+    "school",
+    "farm",
+)
 """Parts of names of columns that say who holds a row."""
 
 

@@ -60,9 +60,14 @@ def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
     """The groups of a dataset in the order of a store's rows, which is another one where the store grew."""
     if store.dataset["digest"] == data.digest:
         return dict(data.groups)
-    place = {(name, uid.tobytes()): row for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True))}
+    place = {
+        (name, uid.tobytes()): row
+        for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True))
+    }
     s = store.samples
-    rows = np.array([place.get((n, u.tobytes()), -1) for n, u in zip(s.name, s.uid, strict=True)], np.int64)
+    rows = np.array(
+        [place.get((n, u.tobytes()), -1) for n, u in zip(s.name, s.uid, strict=True)], np.int64
+    )
     return {name: group.take(rows) for name, group in data.groups.items()}
 
 
@@ -72,7 +77,9 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
     changed, gone = replace_groups(store, groups)
     if begun and changed:
         tell = observer.warn if before & set(changed) else observer.note
-        tell(f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows.")
+        tell(
+            f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows."
+        )
     if gone:
         observer.warn(
             f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset with "

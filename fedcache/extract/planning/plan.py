@@ -33,10 +33,17 @@ class PlannedArray:
     recipe: Recipe  # with views, overrides and the weights' digest filled in
 
 
-def describe_array(item: PlannedArray, shape: Sequence[int], dtype: str, state: str) -> dict[str, Any]:
+def describe_array(
+    item: PlannedArray, shape: Sequence[int], dtype: str, state: str
+) -> dict[str, Any]:
     """An array as plain JSON values."""
     recipe = item.recipe
-    about = {"key": recipe.key, "backbone": item.backbone.name, "recipe": recipe.to_dict(), "digest": recipe.digest}
+    about = {
+        "key": recipe.key,
+        "backbone": item.backbone.name,
+        "recipe": recipe.to_dict(),
+        "digest": recipe.digest,
+    }
     return {**about, "shape": list(shape), "dtype": dtype, "state": state}
 
 
@@ -59,7 +66,8 @@ def plan(
     """
     if not config.backbones:
         raise UsageError(
-            "No backbone was named.", "For example --backbones efficientnet-lite0; see `fedcache backbones list`."
+            "No backbone was named.",
+            "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
         )
     # Values that nothing would read when there is nothing to compute are refused all the same.
     parse_max_bad(config.max_bad, 1)
@@ -80,7 +88,9 @@ def plan(
         backbone.accepts(recipe_of(backbone, Weights(None, "", ""), config))
     for backbone in wanted:
         try:
-            weights = registry.locate(backbone, given=given, home=home.root, memory=memory, offline=home.offline)
+            weights = registry.locate(
+                backbone, given=given, home=home.root, memory=memory, offline=home.offline
+            )
         except MachineError as error:
             if not config.skip_missing:
                 missing.append(error)
@@ -88,16 +98,23 @@ def plan(
             observer.warn(f"Skipped {backbone.name}: {error.message}")
             skipped.append(backbone.name)
             continue
-        if backbone.name in given and weights.path is not None and backbone.provider in registry.CHECKPOINTS:
+        if (
+            backbone.name in given
+            and weights.path is not None
+            and backbone.provider in registry.CHECKPOINTS
+        ):
             # A file of the user's may hold several models. Here it is refused before a store is made.
             registry.try_weights(backbone, weights, observer)
         planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config)))
     if missing:  # all of them at once: weights are fetched in one errand
-        hints = [error.hint for error in missing] + (["--skip-missing goes on with the rest."] if planned else [])
+        hints = [error.hint for error in missing] + (
+            ["--skip-missing goes on with the rest."] if planned else []
+        )
         raise MachineError("\n".join(error.message for error in missing), "\n".join(hints))
     if not planned:
         raise MachineError(
-            "The weights of every backbone asked for are missing.", "See `fedcache backbones list` for what is ready."
+            "The weights of every backbone asked for are missing.",
+            "See `fedcache backbones list` for what is ready.",
         )
     return planned, skipped
 
@@ -156,11 +173,18 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
 def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
     """The configuration with the names by which this home knows the folders of models (``known_name``)."""
     names = {n: known_name(n, home.root) for n in config.backbones if n not in config.weights}
-    changed = {old: new for name, new in names.items() if new != name for old in (name, bare_name(name))}
+    changed = {
+        old: new for name, new in names.items() if new != name for old in (name, bare_name(name))
+    }
     if not changed:
         return config
-    recipe = {f"{changed.get(at, at)}{colon}{option}": value for (at, colon, option), value in split_keys(config)}
-    return replace(config, backbones=tuple(names.get(n, n) for n in config.backbones), recipe=recipe)
+    recipe = {
+        f"{changed.get(at, at)}{colon}{option}": value
+        for (at, colon, option), value in split_keys(config)
+    }
+    return replace(
+        config, backbones=tuple(names.get(n, n) for n in config.backbones), recipe=recipe
+    )
 
 
 def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
@@ -170,7 +194,10 @@ def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
 
 def bare_config(config: ExtractConfig) -> ExtractConfig:
     """The configuration with backbones, recipes and weights under the names that stores know."""
-    recipe = {f"{bare_name(name)}{colon}{option}": value for (name, colon, option), value in split_keys(config)}
+    recipe = {
+        f"{bare_name(name)}{colon}{option}": value
+        for (name, colon, option), value in split_keys(config)
+    }
     return replace(
         config,
         backbones=tuple(dict.fromkeys(map(bare_name, config.backbones))),
@@ -190,7 +217,10 @@ def parse_max_bad(text: str, rows: int) -> int:
             return int(text)
     except ValueError:
         pass
-    raise UsageError(f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10")
+    raise UsageError(
+        f"--max-bad {text} is neither a share nor a count.",
+        "For example --max-bad 1% or --max-bad 10",
+    )
 
 
 def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Recipe:
@@ -221,7 +251,12 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
 
 
 def wanted_text(
-    store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig, *, keep: bool
+    store: Store | None,
+    planned: Sequence[PlannedArray],
+    template: str | None,
+    config: ExtractConfig,
+    *,
+    keep: bool,
 ) -> dict[str, tuple[str, ...]]:
     """Templates per array key, of backbones with a text tower, whose text features are to be the current ones.
 
@@ -231,9 +266,13 @@ def wanted_text(
     found = {}
     for item in planned:
         name, weights = item.backbone.name, item.recipe.weights
-        kept = keep and not config.text and store is not None and store.has_text(name, weights=weights)
+        kept = (
+            keep and not config.text and store is not None and store.has_text(name, weights=weights)
+        )
         if item.backbone.text_width is not None and not kept:
-            found[item.recipe.key] = config.text or (template or item.backbone.template or "a photo of a {}.",)
+            found[item.recipe.key] = config.text or (
+                template or item.backbone.template or "a photo of a {}.",
+            )
     return found
 
 
@@ -245,12 +284,18 @@ def missing_text(
     return {
         key: templates
         for key, templates in wanted.items()
-        if store is None or not store.has_text(items[key].backbone.name, templates, weights=items[key].recipe.weights)
+        if store is None
+        or not store.has_text(
+            items[key].backbone.name, templates, weights=items[key].recipe.weights
+        )
     }
 
 
 def make_current(
-    store: Store, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]], computed: Collection[str]
+    store: Store,
+    planned: Sequence[PlannedArray],
+    wanted: Mapping[str, Sequence[str]],
+    computed: Collection[str],
 ) -> list[dict[str, Any]]:
     """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
     said = []
@@ -259,7 +304,9 @@ def make_current(
             continue
         name, templates = item.backbone.name, list(wanted[item.recipe.key])
         changed = store.use_text(name, templates, weights=item.recipe.weights)
-        state = "computed" if item.recipe.key in computed else "made current" if changed else "current"
+        state = (
+            "computed" if item.recipe.key in computed else "made current" if changed else "current"
+        )
         said.append({"backbone": name, "templates": templates, "state": state})
     return said
 
@@ -289,19 +336,38 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     import torch
 
     backbone = registry.lookup(name, home=home.root)
-    weights = registry.locate(backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline)
+    weights = registry.locate(
+        backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline
+    )
     if weights.download is not None:
-        raise MachineError(f"The weights of {name} are not here yet.", f"fedcache backbones pull {shell_word(name)}")
+        raise MachineError(
+            f"The weights of {name} are not here yet.",
+            f"fedcache backbones pull {shell_word(name)}",
+        )
     recipe = replace(backbone.recipe, weights=weights.sha256)
     encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
     if backbone.reads != IMAGES:  # loading it has tried it
-        return {"name": name, "width": backbone.width, "sha256": weights.sha256, "origin": weights.origin}
+        return {
+            "name": name,
+            "width": backbone.width,
+            "sha256": weights.sha256,
+            "origin": weights.origin,
+        }
     side = recipe.size or 32
-    images = torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
+    images = (
+        torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
+    )
     features = encoder.image(images)
-    if recipe.dtype != "uint8" and (features.shape != (2, backbone.width) or not bool(features.isfinite().all())):
+    if recipe.dtype != "uint8" and (
+        features.shape != (2, backbone.width) or not bool(features.isfinite().all())
+    ):
         raise MachineError(
             f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
             "The weights file is damaged or of another model; import it again.",
         )
-    return {"name": name, "width": backbone.width, "sha256": weights.sha256, "origin": weights.origin}
+    return {
+        "name": name,
+        "width": backbone.width,
+        "sha256": weights.sha256,
+        "origin": weights.origin,
+    }

@@ -49,7 +49,11 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
         values = held.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values
         return {prefix.removesuffix("/") or "features": as_column(values.numpy())}
-    if isinstance(held, tuple | list) and len(held) == 2 and all(isinstance(part, torch.Tensor) for part in held):
+    if (
+        isinstance(held, tuple | list)
+        and len(held) == 2
+        and all(isinstance(part, torch.Tensor) for part in held)
+    ):
         return {**_columns(held[0], f"{prefix}features/"), **_columns(held[1], f"{prefix}labels/")}
     if isinstance(held, Mapping):
         found: dict[str, Any] = {}

@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError
-from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
+from fedcache.extract.batches import (
+    BatchRunner,
+    ComputedBatch,
+    ComputeSettings,
+    FeatureJob,
+    decode_batch,
+    make_runner,
+)
 from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.device import resolve_device
@@ -123,12 +130,17 @@ def plan_tasks(
         while at < len(batches) and batches[at][0] * batch < stop:
             at += 1
         mine = tuple(batches[first:at])
-        tasks.append(ChunkTask(tuple(chunks), mine, sum(min(batch, rows - b * batch) for b, _ in mine)))
+        tasks.append(
+            ChunkTask(tuple(chunks), mine, sum(min(batch, rows - b * batch) for b, _ in mine))
+        )
     return tasks
 
 
 def make_spec(
-    jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, writers: Mapping[str, ArrayWriter]
+    jobs: Sequence[FeatureJob],
+    data: Dataset,
+    settings: ComputeSettings,
+    writers: Mapping[str, ArrayWriter],
 ) -> TaskSpec:
     """What workers need to know of an extraction."""
     digests = ((row, _digest(data.source, row)) for row in range(min(PROBES, len(data.names))))
@@ -156,7 +168,9 @@ class ChunkWorker:
         keep_freed_memory()
         self.spec = spec
         _check_machine(spec)
-        self.runner: BatchRunner = make_runner(spec.jobs, spec.source, spec.uid, spec.rows, spec.settings)
+        self.runner: BatchRunner = make_runner(
+            spec.jobs, spec.source, spec.uid, spec.rows, spec.settings
+        )
 
     def compute(self, task: ChunkTask) -> TaskResult:
         """Decode the images of a task, run the backbones, write the chunks."""
@@ -179,10 +193,16 @@ class ChunkWorker:
                 yield batch, self.runner.compute(batch, keys)
             return
         with ThreadPoolExecutor(self.spec.decoders, thread_name_prefix="decoder") as pool:
-            ahead = [(b, keys, pool.submit(decode_batch, *self.runner.decoding(b, keys))) for b, keys in task.batches]
+            ahead = [
+                (b, keys, pool.submit(decode_batch, *self.runner.decoding(b, keys)))
+                for b, keys in task.batches
+            ]
             for batch, keys, future in ahead:
                 inputs, bad, seconds = future.result()
-                yield batch, self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
+                yield (
+                    batch,
+                    self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds),
+                )
 
 
 def _check_machine(spec: TaskSpec) -> None:
@@ -204,7 +224,9 @@ def _check_machine(spec: TaskSpec) -> None:
             )
         if job.key not in spec.arrays:
             continue
-        mine = how_record(device, settings.dtype, settings.batch, settings.threads, job.backbone.provider)
+        mine = how_record(
+            device, settings.dtype, settings.batch, settings.threads, job.backbone.provider
+        )
         if mine != dict(job.how):
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
             raise MachineError(

@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError
-from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
+from fedcache.extract.batches import (
+    BatchRunner,
+    ComputedBatch,
+    ComputeSettings,
+    FeatureJob,
+    decode_batch,
+    make_runner,
+)
 from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.result import ExtractionStats
@@ -49,7 +56,9 @@ class BatchWorkers(ABC):
         """Seconds per image and backbone of one process."""
         return self.runner.warm()
 
-    def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+    def text(
+        self, key: str, classes: Sequence[str], templates: Sequence[str]
+    ) -> NDArray[np.float32]:
         """Text features [C, D]."""
         return self.runner.text(key, classes, templates)
 
@@ -64,7 +73,9 @@ class InProcess(BatchWorkers):
     depth = 1
     workers = 1
 
-    def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings) -> None:
+    def __init__(
+        self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings
+    ) -> None:
         import torch
 
         self._threads = torch.get_num_threads()
@@ -90,7 +101,12 @@ class CpuWorkers(BatchWorkers):
     """Worker processes that each decode and run the models."""
 
     def __init__(
-        self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int, stop: Stop
+        self,
+        jobs: Sequence[FeatureJob],
+        data: Dataset,
+        settings: ComputeSettings,
+        workers: int,
+        stop: Stop,
     ) -> None:
         self.workers = workers
         self.depth = workers * 2
@@ -112,7 +128,9 @@ class CpuWorkers(BatchWorkers):
         rates: dict[str, float] = self.pool.ask(call_runner, "warm", times=self.workers)
         return rates
 
-    def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+    def text(
+        self, key: str, classes: Sequence[str], templates: Sequence[str]
+    ) -> NDArray[np.float32]:
         matrix: NDArray[np.float32] = self.pool.ask(call_runner, "text", key, classes, templates)
         return matrix
 
@@ -124,10 +142,17 @@ class GpuFeeder(BatchWorkers):
     """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
 
     def __init__(
-        self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int, stop: Stop
+        self,
+        jobs: Sequence[FeatureJob],
+        data: Dataset,
+        settings: ComputeSettings,
+        workers: int,
+        stop: Stop,
     ) -> None:
         self.workers = workers
-        self.depth = workers * 2 + 2  # decoded batches that wait for the GPU, beside those being decoded
+        self.depth = (
+            workers * 2 + 2
+        )  # decoded batches that wait for the GPU, beside those being decoded
         self.pool = WorkerProcesses(workers, no_preparation, (), stop)
         self.runner = BatchRunner(jobs, data.source, data.uid, len(data.names), settings)
 
@@ -155,14 +180,20 @@ _runner: BatchRunner | FedcacheError | None = None
 
 
 def init_cpu_worker(
-    jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
+    jobs: Sequence[FeatureJob],
+    source: Source,
+    uid: NDArray[np.uint8],
+    rows: int,
+    settings: ComputeSettings,
 ) -> None:
     """Prepare a worker process that decodes and computes: threads are fixed, backbones are loaded."""
     keep_freed_memory()
     global _runner
     try:
         _runner = make_runner(jobs, source, uid, rows, settings)
-    except FedcacheError as error:  # told by the first call: an initializer that raises ends the pool with a traceback
+    except (
+        FedcacheError
+    ) as error:  # told by the first call: an initializer that raises ends the pool with a traceback
         _runner = error
 
 
@@ -231,7 +262,9 @@ def run_batches(
             batch, keys = following
             chunks = {(k, collector.chunk_of(k, batch)) for k in keys}
             if stop.requested and not chunks & begun:
-                following = None  # nothing new is begun, but the chunks under way get the batches they lack
+                following = (
+                    None  # nothing new is begun, but the chunks under way get the batches they lack
+                )
                 break
             if any(collector.unsaved[k] >= collector.limit(k) for k in keys):
                 break

@@ -54,13 +54,18 @@ class WorkerProcesses:
         stop: when it was asked for, workers that have ended are no failure.
     """
 
-    def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...], stop: Stop) -> None:
+    def __init__(
+        self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...], stop: Stop
+    ) -> None:
         self.count, self.stop = count, stop
         # spawn: a fork would copy torch's threads and locks in whatever state they are.
         context = multiprocessing.get_context("spawn")
         self._arguments, sender = context.Pipe(duplex=False)
         self.pool = ProcessPoolExecutor(
-            count, context, initializer=start_worker, initargs=(initializer, self._arguments, context.Lock())
+            count,
+            context,
+            initializer=start_worker,
+            initargs=(initializer, self._arguments, context.Lock()),
         )
         payload = bytes(ForkingPickler.dumps(initargs))
         threading.Thread(target=_send_each, args=(sender, payload, count), daemon=True).start()
@@ -153,7 +158,9 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         connection.wait([sentinel])
-        os._exit(1)  # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
+        os._exit(
+            1
+        )  # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
 
     threading.Thread(target=watch, daemon=True).start()
 

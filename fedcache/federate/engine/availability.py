@@ -55,12 +55,16 @@ def read_trace(path: Path) -> AvailabilityTrace:
         try:
             first, last = int(line[1]), int(line[2])
         except (ValueError, IndexError) as error:
-            raise UsageError(f"{here}: line {number} is not a client and two rounds.", example) from error
+            raise UsageError(
+                f"{here}: line {number} is not a client and two rounds.", example
+            ) from error
         if len(line) > len(COLUMNS) or not 1 <= first <= last < 2**62:
             raise UsageError(f"{here}: line {number} has no rounds from 1 on, in order.", example)
         spans.append((first, last))
     bounds = np.array(spans, np.int64)
-    return AvailabilityTrace(tuple(line[0] for _, line in lines), bounds[:, 0], bounds[:, 1], digest)
+    return AvailabilityTrace(
+        tuple(line[0] for _, line in lines), bounds[:, 0], bounds[:, 1], digest
+    )
 
 
 def number_in(text: str) -> float | None:
@@ -83,12 +87,17 @@ def lines_of_clients(
         raw = path.read_bytes()
         lines = list(csv.reader(raw.decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else (
-            f"it cannot be read as CSV ({type(error).__name__})")  # fmt: skip
+        why = (
+            "there is no such file"
+            if isinstance(error, FileNotFoundError)
+            else (f"it cannot be read as CSV ({type(error).__name__})")
+        )
         raise UsageError(f"{here}: {why}.", example) from error
     if not lines or tuple(word.strip() for word in lines[0]) != tuple(columns):
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
-    found = [(number, [line[0].strip(), *line[1:]]) for number, line in enumerate(lines[1:], 2) if line]
+    found = [
+        (number, [line[0].strip(), *line[1:]]) for number, line in enumerate(lines[1:], 2) if line
+    ]
     if not found:
         raise UsageError(f"{here}: it names no client.", example)
     return found, sha256_hex(raw)

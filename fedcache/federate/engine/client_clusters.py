@@ -27,7 +27,9 @@ class ClusterRule:
     count: int  # clusters there are
     per_round: int = 1
     named: tuple[str, ...] = ()  # clients of the file; () where the seed of the run deals them
-    given: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # the cluster of each, from 0
+    given: np.ndarray = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # the cluster of each, from 0
     digest: str = ""  # sha256 of the file; "" for none
 
     def words(self) -> dict[str, str | float]:
@@ -62,7 +64,11 @@ class ClusterRule:
             raise UsageError(f"{why}.", f"For example --client-clusters {max(1, len(names) // 10)}")
         else:
             numbered, many = isinstance(names, NumberedNames), range(len(names))
-            order = np.arange(len(names)) if numbered else np.array(sorted(many, key=names.__getitem__), np.int64)
+            order = (
+                np.arange(len(names))
+                if numbered
+                else np.array(sorted(many, key=names.__getitem__), np.int64)
+            )
             cluster[order] = generator(seed, "client-clusters").permutation(len(names)) % self.count
         lacking = by_name[cluster[by_name] < 0]
         if len(lacking):
@@ -82,11 +88,16 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
     """
     if clusters is None:
         if per_round != 1:
-            raise UsageError("--clusters-per-round is of clusters of clients.", "Add for example --client-clusters 10")
+            raise UsageError(
+                "--clusters-per-round is of clusters of clients.",
+                "Add for example --client-clusters 10",
+            )
         return None
     number = number_in(clusters)
     if number is not None and not (number >= 1 and number.is_integer()):
-        raise UsageError(f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10")
+        raise UsageError(
+            f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10"
+        )
     if number is None:
         path, digest = Path(clusters), ""
         with suppress(OSError):  # the reader says what cannot be read

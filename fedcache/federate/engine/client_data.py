@@ -88,11 +88,15 @@ class Data:
     text: Tensor | None = None  # [C, D] unit class text features, or None
     widths: tuple[int, ...] = ()  # features of each backbone, in the order they were concatenated
     domain: Tensor | None = None  # int64 [N] domain of each row, or None
-    backbones: tuple[str, ...] = ()  # names of those that made the features, in the same order; () where nobody knows
+    backbones: tuple[
+        str, ...
+    ] = ()  # names of those that made the features, in the same order; () where nobody knows
     names: tuple[str, ...] = ()  # C class names, for methods with a text tower
     image: tuple[int, int] | None = None  # (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3]
     towers: FrozenEncoders | None = None  # live frozen encoders, or None
-    longest_row: float | None = None  # length that no row of ``x`` exceeds as it was made; None where nobody knows
+    longest_row: float | None = (
+        None  # length that no row of ``x`` exceeds as it was made; None where nobody knows
+    )
 
     def __post_init__(self) -> None:
         N, _, D = self.x.shape
@@ -146,7 +150,10 @@ class ClientData:
     def labels(self, i: Tensor) -> Tensor:
         """Class indices [*lead, B] at positions ``i``."""
         if self.y is None:
-            raise InternalError("A method without labels read a label.", "Please report this with the method's name.")
+            raise InternalError(
+                "A method without labels read a label.",
+                "Please report this with the method's name.",
+            )
         return self.y[self.rows.gather(-1, i)]
 
     def fits(self, rows: int, budget: int) -> bool:
@@ -178,7 +185,9 @@ class ClientData:
         """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
         position = torch.arange(self.rows.shape[-1], device=self.rows.device)
         n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
-        return (position < n.unsqueeze(-1)).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
+        return (position < n.unsqueeze(-1)).to(
+            self.x.dtype if self.x.is_floating_point() else torch.float32
+        )
 
     def positions(self) -> Tensor:
         """[*lead, R] every position of each client; those past a client's rows point at its first row."""
@@ -216,7 +225,9 @@ class AllClients:
         self.test = np.empty(0, np.int64)
 
 
-def stack_clients(x: Features, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
+def stack_clients(
+    x: Features, y: Tensor | None, trains: Sequence[np.ndarray], axes: int
+) -> ClientData:
     """The data of some clients with ``axes`` leading axes (0 for exactly one client)."""
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)
@@ -224,7 +235,9 @@ def stack_clients(x: Features, y: Tensor | None, trains: Sequence[np.ndarray], a
         out[: len(train)] = train
         out[len(train) :] = train[0] if len(train) else 0
     r = torch.from_numpy(rows).to(x.device)
-    return ClientData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
+    return ClientData(
+        x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains)
+    )
 
 
 def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:

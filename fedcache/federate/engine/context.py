@@ -88,7 +88,10 @@ def generators(keys: Sequence[tuple[int | str, ...]]) -> list[np.random.Generato
     if len(keys) < MANY:
         return [np.random.Generator(np.random.PCG64(key_hash(*key))) for key in keys]
     hashes = np.frombuffer(b"".join(_digest(*key) for key in keys), "<u4").reshape(-1, WORDS).T
-    return [np.random.Generator(np.random.PCG64(cast(Any, _Seeded(state)))) for state in seed_states(hashes)]
+    return [
+        np.random.Generator(np.random.PCG64(cast(Any, _Seeded(state))))
+        for state in seed_states(hashes)
+    ]
 
 
 def seed_states(entropy: np.ndarray) -> np.ndarray:
@@ -123,7 +126,9 @@ class ClientRng:
     clients: tuple[str, ...]  # one name per place of the client axis
     axes: int  # number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1
     dtype: torch.dtype  # of floating-point draws as they are handed over
-    device: torch.device  # where they are handed over; they are made on the CPU, so a device never changes them
+    device: (
+        torch.device
+    )  # where they are handed over; they are made on the CPU, so a device never changes them
     memo: LruCache | None = None  # of a grid, where points find what others have drawn
 
     def generator(self, purpose: str, client: int, *key: int) -> np.random.Generator:
@@ -131,7 +136,11 @@ class ClientRng:
         return generator(self.seed, purpose, self.round, self.clients[client], *key)
 
     def each(
-        self, purpose: str, draw: Callable[[np.random.Generator, int], np.ndarray], *key: int, every_round: bool = True
+        self,
+        purpose: str,
+        draw: Callable[[np.random.Generator, int], np.ndarray],
+        *key: int,
+        every_round: bool = True,
     ) -> Tensor:
         """``draw(generator, client)`` of every client, padded with 0 on the first axis and stacked.
 
@@ -189,7 +198,15 @@ class ClientRng:
     def _remembered(self, purpose: str, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
         """The draws of ``uniform`` for one client. The stream runs on only as far as it is needed."""
         memo = cast(LruCache, self.memo)
-        key = ("init", self.seed, purpose, self.clients[0] if independent else "", self.axes, self.dtype, self.device)
+        key = (
+            "init",
+            self.seed,
+            purpose,
+            self.clients[0] if independent else "",
+            self.axes,
+            self.dtype,
+            self.device,
+        )
         fresh = replace(self, memo=None).uniform(purpose, independent=independent)
         shapes: list[tuple[int, ...]] = []
         behind: list[tuple[int, ...]] = []
@@ -256,12 +273,16 @@ class RunConstants:
     device: torch.device  # of every tensor
     names: tuple[str, ...] = ()  # C class names
     backbones: tuple[str, ...] = ()  # names of those that made the features; () where nobody knows
-    row_norm: float | None = None  # mean length of all clients' training rows, for methods that need it
+    row_norm: float | None = (
+        None  # mean length of all clients' training rows, for methods that need it
+    )
     mean_rows: float | None = None  # training rows of a client on average, for methods that need it
     public: Tensor | None = None  # [Np, V, D] rows of the public set, for methods that have one
     image: tuple[int, int] | None = None  # (H, W) when the rows are images, uint8 [H * W * 3] each
     towers: FrozenEncoders | None = None  # live frozen encoders, for methods that need them
-    watch: Callable[[], None] = _nothing  # called before every step; what it raises ends the run inside a round
+    watch: Callable[[], None] = (
+        _nothing  # called before every step; what it raises ends the run inside a round
+    )
 
 
 @dataclass(frozen=True)
@@ -345,4 +366,7 @@ def own(tree: Tree, ctx: Ctx) -> Tree:
     """
     core = len(ctx.lead)
     order = torch.preserve_format if core == 2 else torch.contiguous_format
-    return {k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order) for k, t in tree.items()}
+    return {
+        k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order)
+        for k, t in tree.items()
+    }

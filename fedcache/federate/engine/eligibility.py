@@ -55,9 +55,13 @@ def eligible_clients(
     ):
         count = int(skipped.sum())
         if count and trust.protects:  # who has how many rows is nothing that noise was added to
-            said.append(f"clients that {why} are skipped; who they are is not told, as this run is private")
+            said.append(
+                f"clients that {why} are skipped; who they are is not told, as this run is private"
+            )
         elif count:
-            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist()) + (" .." if count > 5 else "")
+            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist()) + (
+                " .." if count > 5 else ""
+            )
             said.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
     if not len(kept):
         raise FederatedRunError(
@@ -73,5 +77,7 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
     """The numbers of rows, of those that occur, that make no batch."""
     if not method.gradient or "batch" not in hp:
         return []
-    few = sorted_once(rows[rows <= 2 * cast(int, hp["batch"])]).tolist()  # above there is a whole batch
+    few = sorted_once(
+        rows[rows <= 2 * cast(int, hp["batch"])]
+    ).tolist()  # above there is a whole batch
     return [n for n in few if not batch_sizes(n, hp)]

@@ -36,7 +36,9 @@ Scores = Callable[[Tensor], Tensor]
 """Numbers of R rows -> scores [R, C], or [M, R, C] of several models."""
 
 
-def predict_rows(scores: Scores, device: torch.device, rows: np.ndarray, models: int = 0) -> np.ndarray:
+def predict_rows(
+    scores: Scores, device: torch.device, rows: np.ndarray, models: int = 0
+) -> np.ndarray:
     """The class of the highest score of each row; int64 [len(rows)], of several models [models, len(rows)].
 
     A model all of whose scores are NaN (a probe without a label to learn from) predicts nothing: -1.
@@ -57,7 +59,11 @@ def predict_rows(scores: Scores, device: torch.device, rows: np.ndarray, models:
 
 def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
-    table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
+    table = (
+        clients
+        if isinstance(clients, ClientTable)
+        else ClientTable.of(clients, np.empty(0, np.int64))
+    )
     rows = table.tested_by_clients
     predictions = predict_rows(scores, data.x.device, rows)
     truth = data.y.cpu().numpy()[rows]
@@ -116,7 +122,11 @@ def evaluate_personal(
         headline: mean | min over clients.
         chosen: numbers of the clients to score, ascending; None for all.
     """
-    table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
+    table = (
+        clients
+        if isinstance(clients, ClientTable)
+        else ClientTable.of(clients, np.empty(0, np.int64))
+    )
     union = table.tested_by_clients if everywhere else None
     tally, fresh_before = Tally(data, len(clients)), FreshModel()
     for block in _same_tests(table, range(len(clients)) if chosen is None else chosen, everywhere):
@@ -125,12 +135,19 @@ def evaluate_personal(
             continue
         stacked = models.together(block) if len(block) > 1 else None
         if stacked is not None:
-            tally.add(block, test, predict_stacked(stacked, data, test, fresh_before), stacked.which)
+            tally.add(
+                block, test, predict_stacked(stacked, data, test, fresh_before), stacked.which
+            )
             continue
         for client in block:
             alone = models.of(client)
             if alone is not None:
-                tally.add([client], test, predict_rows(alone, data.x.device, test)[None], np.zeros(1, np.int64))
+                tally.add(
+                    [client],
+                    test,
+                    predict_rows(alone, data.x.device, test)[None],
+                    np.zeros(1, np.int64),
+                )
     return with_pooled(tally.evaluation(headline), table, data, everywhere=everywhere)
 
 
@@ -164,7 +181,9 @@ class FreshModel:
         self._tree, self._rows, self._predicted = tree, rows, predicted
 
 
-def predict_stacked(stacked: StackedModels, data: Data, rows: np.ndarray, fresh_before: FreshModel) -> np.ndarray:
+def predict_stacked(
+    stacked: StackedModels, data: Data, rows: np.ndarray, fresh_before: FreshModel
+) -> np.ndarray:
     """int64 [U, R]: what each of the different models predicts of the rows."""
     several = max(1, TOGETHER // max(1, data.classes))
     found = [fresh_before.predicted(tree, rows) for tree in stacked.trees]
@@ -188,7 +207,9 @@ def predict_stacked(stacked: StackedModels, data: Data, rows: np.ndarray, fresh_
 
 def equal_trees(a: Tree, b: Tree) -> bool:
     """Whether two trees hold the same names and numbers."""
-    return a.keys() == b.keys() and all(a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(
+        a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a
+    )
 
 
 class Tally:
@@ -208,7 +229,9 @@ class Tally:
         small = data.classes <= MOST_CONFUSED
         self._confusion = np.zeros((data.classes, data.classes), np.int64) if small else None
 
-    def add(self, clients: Sequence[int], rows: np.ndarray, predicted: np.ndarray, which: np.ndarray) -> None:
+    def add(
+        self, clients: Sequence[int], rows: np.ndarray, predicted: np.ndarray, which: np.ndarray
+    ) -> None:
         """Add predictions [U, R] of different models for the same test rows [R]; client j has model ``which[j]``."""
         y = self._y[rows]
         for model, guess in enumerate(predicted):
@@ -277,13 +300,21 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
     job.memo = memo or LruCache()  # clients that never took part have drawn the same first weights
     try:
         found = _scored_on(job, down, one, job.clients, chosen)
-        return found if held is None else replace(found, validation=_scored_on(job, down, one, held, chosen))
+        return (
+            found
+            if held is None
+            else replace(found, validation=_scored_on(job, down, one, held, chosen))
+        )
     finally:
         job.memo = memo
 
 
 def _scored_on(
-    job: RunState, down: Tree, one: DeployedModel | None, clients: Sequence[ClientRows], chosen: Sequence[int] | None
+    job: RunState,
+    down: Tree,
+    one: DeployedModel | None,
+    clients: Sequence[ClientRows],
+    chosen: Sequence[int] | None,
 ) -> Evaluation:
     """The one model, or those of the clients, on the test rows of ``clients``."""
     if one is not None:
@@ -307,9 +338,13 @@ def _scored_on(
         return lambda rows: deployed.scores(own[rows, 0])
 
     return evaluate_personal(
-        PersonalModels(model, lambda ids: models_together(job, down, ids, clients)), job.data, clients,
-        everywhere=job.method.protocol(job.hp) == "everywhere", headline=job.method.headline, chosen=chosen,
-    )  # fmt: skip
+        PersonalModels(model, lambda ids: models_together(job, down, ids, clients)),
+        job.data,
+        clients,
+        everywhere=job.method.protocol(job.hp) == "everywhere",
+        headline=job.method.headline,
+        chosen=chosen,
+    )
 
 
 def models_together(
@@ -327,7 +362,9 @@ def models_together(
     trees: list[Tree] = []
     first: list[int] = []  # a client that has each of them
     which = np.empty(len(clients), np.int64)
-    fresh = -1  # the model of a client that never took part, which is likely to be that of the others
+    fresh = (
+        -1
+    )  # the model of a client that never took part, which is likely to be that of the others
     for place, client in enumerate(clients):
         tree = deployed_model(job, client, down, tests).personal
         new = client not in job.states
@@ -345,8 +382,13 @@ def models_together(
     def scores(part: slice) -> Scores:
         ids, some = first[part], trees[part]
         personal = {name: torch.stack([tree[name] for tree in some]) for name in some[0]}
-        data, ctx = job.rows(ids, 1, tests=tests if method.reads_test(job.hp) else None), job.ctx(ids, 1)
-        return lambda rows: method.predict(shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx)
+        data, ctx = (
+            job.rows(ids, 1, tests=tests if method.reads_test(job.hp) else None),
+            job.ctx(ids, 1),
+        )
+        return lambda rows: method.predict(
+            shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx
+        )
 
     return StackedModels(scores, which, trees, fresh)
 
@@ -361,7 +403,10 @@ def has_model(job: RunState, client: int) -> bool:
 
 
 def deployed_model(
-    job: RunState, client: int | None, down: Tree | None = None, tests: Sequence[ClientRows] | None = None
+    job: RunState,
+    client: int | None,
+    down: Tree | None = None,
+    tests: Sequence[ClientRows] | None = None,
 ) -> DeployedModel:
     """What a run deploys now for one client with training rows, or (None) its one model.
 
@@ -379,7 +424,9 @@ def deployed_model(
     deployed = _deploy(job, down, state, client)
     scored_on = job.training_clients if tests is None else tests
     shown = job.rows([client], 0, tests=scored_on) if method.reads_test(job.hp) else data
-    return DeployedModel(method, deployed, method.personal_part(deployed, state, shown, ctx), shown, ctx)
+    return DeployedModel(
+        method, deployed, method.personal_part(deployed, state, shown, ctx), shown, ctx
+    )
 
 
 def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:

@@ -69,7 +69,9 @@ class Scaling:
     def apply(self, features: NDArray[np.float32]) -> None:
         """Zero mean and unit variance, in place."""
         for first in range(0, len(features), STEP):
-            features[first : first + STEP] = (features[first : first + STEP] - self.mean) / self.scale
+            features[first : first + STEP] = (
+                features[first : first + STEP] - self.mean
+            ) / self.scale
 
 
 class Blocks(Protocol):
@@ -168,7 +170,9 @@ def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
     with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
         file.truncate(size)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and later a signal
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # a full disk is an error here, and later a signal
         return np.asarray(np.memmap(file, np.float32, "r+", shape=shape))
 
 

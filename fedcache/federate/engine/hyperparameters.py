@@ -23,7 +23,16 @@ def has_batchnorm(hp: Hp) -> bool:
     return bool(hp.get("bn")) and hp.get("head") != "linear"
 
 
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,9 @@ class HParam:
     # value chosen on validation rows, for what no paper prints; None where ``tuned`` takes the paper's
     tuned: Value = None
     auto: str = ""  # what ``auto`` stands for; makes None (written ``auto``) a legal value
-    fit: bool = True  # whether ``fit`` reads it; runs that differ in others alone have the same uploads
+    fit: bool = (
+        True  # whether ``fit`` reads it; runs that differ in others alone have the same uploads
+    )
 
     def of_preset(self, preset: str) -> Value:
         """The value in a preset of ``config.PRESETS``."""

@@ -59,7 +59,11 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
 
 
 def minibatches(
-    data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch", views: Sequence[int | Tensor] | None = None
+    data: ClientData,
+    ctx: Ctx,
+    epoch: int,
+    purpose: str = "batch",
+    views: Sequence[int | Tensor] | None = None,
 ) -> Iterator[tuple[int, Batch]]:
     """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
 
@@ -75,7 +79,9 @@ def minibatches(
         the number of clients that still have rows, always a prefix, and their batch.
     """
     views = training_views(data, ctx, epoch, purpose) if views is None else views
-    sizes = {n: batch_sizes(n, ctx.hp) for n in dict.fromkeys(data.n)}  # many clients have equally many rows
+    sizes = {
+        n: batch_sizes(n, ctx.hp) for n in dict.fromkeys(data.n)
+    }  # many clients have equally many rows
     steps = len(sizes[data.n[0]])
     if not steps:
         return
@@ -155,7 +161,9 @@ def _write_back(full: Tree, view: Tree, now: Ctx) -> None:
             target.copy_(t)
 
 
-def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[list[Tensor], Tree]:
+def grads(
+    loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, ctx: Ctx
+) -> tuple[list[Tensor], Tree]:
     """Gradients of every client's loss, and the updates no gradient makes.
 
     Clients share nothing, so the gradient of the summed loss is every client's gradient.

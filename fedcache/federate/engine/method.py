@@ -49,11 +49,15 @@ class Statistic:
     """A tensor that is a statistic of the client's training rows; an upload has at most one of each kind."""
 
     kind: StatisticKind
-    ridge: float = 0.0  # what the client adds to the diagonal of the gram matrix, or of each covariance
+    ridge: float = (
+        0.0  # what the client adds to the diagonal of the gram matrix, or of each covariance
+    )
     # length that no row exceeds, where the rows are not the features of the run but what the method makes of them;
     # infinity where nothing is known of it, None for the features
     longest: float | None = None
-    rounding: float = 0.0  # relative error of products that are computed in a narrower type than the tensor's
+    rounding: float = (
+        0.0  # relative error of products that are computed in a narrower type than the tensor's
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ class UploadTensor:
     dtype: torch.dtype  # of its numbers
     # whether it holds numbers of the client's training rows: whole, not negative, no more than it has
     counts_rows: bool = False
-    statistic: Statistic | None = None  # of which rows' statistic it is; None for anything else, such as weights
+    statistic: Statistic | None = (
+        None  # of which rows' statistic it is; None for anything else, such as weights
+    )
     # whether the server adds it to its tensor of the same name; what it puts in that one's place is no step
     is_step: bool = False
 
@@ -129,10 +135,14 @@ class Defaults:
     """The setting of the method's paper, used where the user names none."""
 
     rounds: int  # number of rounds; 1 for one-shot methods
-    participation: int | float | None  # clients a round: None for all, an int for a number, a float for a share
+    participation: (
+        int | float | None
+    )  # clients a round: None for all, an int for a number, a float for a share
     clients: int  # number of clients
     scheme: str  # name of the partition scheme
-    official_participation: int | None = None  # where the released code samples otherwise (D-14), else None
+    official_participation: int | None = (
+        None  # where the released code samples otherwise (D-14), else None
+    )
 
 
 Count = Callable[[Tree, Ctx], int]
@@ -193,7 +203,9 @@ def numel(tree: Tree, _ctx: Ctx) -> int:
 
 def count_of(*names: str) -> Callable[[Tree, Tree], int]:
     """(server, state) -> scalars of the tensors of these names, each counted once wherever it lies."""
-    return lambda server, state: sum(t.numel() for k, t in {**state, **server}.items() if k in names)
+    return lambda server, state: sum(
+        t.numel() for k, t in {**state, **server}.items() if k in names
+    )
 
 
 head_weights = count_of(*TRAINED)
@@ -391,10 +403,18 @@ class Method:
         """What is declared, plain JSON values; functions are not among it."""
         plain = (str, bool, tuple, frozenset)
         told = {f.name: getattr(self, f.name) for f in fields(self)}
-        made = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in told.items() if isinstance(v, plain)}
-        return {**made, "executions": list(self.executions),
-                "lifts": list(self.executions), "hparams": [asdict(h) for h in self.hparams],
-                "defaults": asdict(self.defaults)}  # fmt: skip
+        made = {
+            k: sorted(v) if isinstance(v, frozenset) else v
+            for k, v in told.items()
+            if isinstance(v, plain)
+        }
+        return {
+            **made,
+            "executions": list(self.executions),
+            "lifts": list(self.executions),
+            "hparams": [asdict(h) for h in self.hparams],
+            "defaults": asdict(self.defaults),
+        }
 
     def reads(self, hp: Hp) -> frozenset[str]:
         """What clients read under these switches."""
@@ -425,10 +445,15 @@ class Method:
                 return h
         names = [h.name for h in self.hparams]
         raise unknown(
-            f"hyperparameter of {self.name}", name, names, hint=f"{self.name} reads: {', '.join(sorted(names))}"
+            f"hyperparameter of {self.name}",
+            name,
+            names,
+            hint=f"{self.name} reads: {', '.join(sorted(names))}",
         )
 
-    def resolve(self, preset: str = "paper", settings: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    def resolve(
+        self, preset: str = "paper", settings: Mapping[str, Value] | None = None
+    ) -> dict[str, Value]:
         """All hyperparameters: the preset, then ``settings`` (words or typed values).
 
         Raises FedcacheError, exit 2 for an unknown preset or key, or an illegal value.
@@ -450,7 +475,9 @@ class ClientOverrides:
     hp: Mapping[str, Value] = field(default_factory=dict)  # its own values of some hyperparameters
 
 
-def check_mixed(method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int) -> None:
+def check_mixed(
+    method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int
+) -> None:
     """Refuse differences the method cannot bear, and columns or clients that do not exist.
 
     Raises FedcacheError, exit 2.

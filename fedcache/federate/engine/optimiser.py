@@ -77,12 +77,16 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
             second = [p[f"opt/v/{n}"] for n in names]
             p["opt/t"] += 1.0
             constants = adam_constants(ctx)
-            same = [c for c in (constants.beta1, constants.beta2, constants.eps) if isinstance(c, float)]
+            same = [
+                c for c in (constants.beta1, constants.beta2, constants.eps) if isinstance(c, float)
+            ]
             if fused and len(same) == 3 and len(ctx.lead) < 2:
                 _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1], same)
             else:
                 _adam(params, grads, first, second, p["opt/t"], lr, wd, constants)
-        elif fused and len(ctx.lead) < 2:  # of a grid, the first clients of a chunk are no block of memory
+        elif (
+            fused and len(ctx.lead) < 2
+        ):  # of a grid, the first clients of a chunk are no block of memory
             _fused_sgd(params, grads, first, plain[0], plain[1], plain[2])
         else:
             _sgd(params, grads, first, lr, wd, momentum)
@@ -96,7 +100,10 @@ def fused_kernels_work() -> bool:
     """
 
     def fresh() -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
-        values = [torch.arange(1.0, 4.0, dtype=torch.float64) * scale for scale in (1.0, -0.5, 0.25, 0.125)]
+        values = [
+            torch.arange(1.0, 4.0, dtype=torch.float64) * scale
+            for scale in (1.0, -0.5, 0.25, 0.125)
+        ]
         p, g, m, v = ([t] for t in values)
         return p, g, m, v, torch.tensor(3.0)
 
@@ -104,11 +111,15 @@ def fused_kernels_work() -> bool:
     try:
         _fused_sgd(*a[:3], 0.1, 0.01, 0.9)
         _sgd(*b[:3], 0.1, 0.01, 0.9)
-        same = all(torch.allclose(x[0], y[0], rtol=1e-12) for x, y in zip(a[:3], b[:3], strict=True))
+        same = all(
+            torch.allclose(x[0], y[0], rtol=1e-12) for x, y in zip(a[:3], b[:3], strict=True)
+        )
         _fused_adam(*a, 0.1, 0.01, (0.9, 0.999, 1e-8))
         _adam(*b, 0.1, 0.01, AdamConstants())
         # Adam's bias correction is in float32 in one of them.
-        return same and all(torch.allclose(x[0], y[0], rtol=1e-5) for x, y in zip(a[:4], b[:4], strict=True))
+        return same and all(
+            torch.allclose(x[0], y[0], rtol=1e-5) for x, y in zip(a[:4], b[:4], strict=True)
+        )
     except (AttributeError, TypeError, RuntimeError):
         return False
 
@@ -131,21 +142,43 @@ def _fused_adam(
         return [row for t in tensors for row in t.unbind(0)] if count.dim() else list(tensors)
 
     torch._fused_adam_(
-        each(params), each([g.contiguous() for g in grads]), each(first), each(second), [],
+        each(params),
+        each([g.contiguous() for g in grads]),
+        each(first),
+        each(second),
+        [],
         each([count] * len(params)),
-        lr=lr, beta1=beta1, beta2=beta2, weight_decay=wd, eps=eps, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=wd,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _fused_sgd(
-    params: list[Tensor], grads: Sequence[Tensor], first: list[Tensor], lr: float, wd: float, momentum: float
+    params: list[Tensor],
+    grads: Sequence[Tensor],
+    first: list[Tensor],
+    lr: float,
+    wd: float,
+    momentum: float,
 ) -> None:
     # Without momentum there is nothing to remember, and the kernel insists on no buffers.
     torch._fused_sgd_(
-        params, [g.contiguous() for g in grads], first if momentum else [],
-        lr=lr, weight_decay=wd, momentum=momentum,
-        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-    )  # fmt: skip
+        params,
+        [g.contiguous() for g in grads],
+        first if momentum else [],
+        lr=lr,
+        weight_decay=wd,
+        momentum=momentum,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
 
 
 def _add_scaled(t: Tensor, other: Tensor, scale: PerClient) -> None:
@@ -156,7 +189,14 @@ def _add_scaled(t: Tensor, other: Tensor, scale: PerClient) -> None:
         t.add_(other, alpha=scale)
 
 
-def _sgd(params: Tensors, grads: Tensors, first: Tensors, lr: PerClient, wd: PerClient, momentum: PerClient) -> None:
+def _sgd(
+    params: Tensors,
+    grads: Tensors,
+    first: Tensors,
+    lr: PerClient,
+    wd: PerClient,
+    momentum: PerClient,
+) -> None:
     for t, g, m in zip(params, grads, first, strict=True):
         if is_zero(momentum):
             m.copy_(g)

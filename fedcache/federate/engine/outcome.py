@@ -42,7 +42,9 @@ def fairness(accuracy: np.ndarray) -> dict[str, float]:
     a = np.sort(np.asarray(accuracy, np.float64))
     a = a[~np.isnan(a)]
     if not len(a):
-        return dict.fromkeys(("mean", "std_pp", "var_pp2", "worst10", "worst20", "worst40", "best10"), math.nan)
+        return dict.fromkeys(
+            ("mean", "std_pp", "var_pp2", "worst10", "worst20", "worst40", "best10"), math.nan
+        )
 
     def tail(q: int, *, best: bool = False) -> float:
         size = len(a) * q // 100
@@ -80,7 +82,11 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     right = np.bincount(label[label == predicted], minlength=classes)
     truth, guess = np.bincount(label, minlength=classes), np.bincount(predicted, minlength=classes)
     present = truth > 0
-    return float(np.mean(2.0 * right[present] / (truth + guess)[present])) if present.any() else math.nan
+    return (
+        float(np.mean(2.0 * right[present] / (truth + guess)[present]))
+        if present.any()
+        else math.nan
+    )
 
 
 def confusion(label: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -105,7 +111,9 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
     rows, ends = all_train_rows(clients), np.cumsum(train_sizes(clients))
     classes, owned = int(label.max(initial=0)) + 1, np.zeros(len(clients), np.int64)
     first = 0
-    while first < len(clients):  # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
+    while first < len(
+        clients
+    ):  # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
         start = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")))
         known = label[rows[start : int(ends[last - 1])]]
@@ -121,7 +129,9 @@ TOGETHER = 64
 """Clients whose soft labels are looked at together; each alone, they are nearly all dispatch."""
 
 
-def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+def self_training(
+    server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx
+) -> dict[str, float]:
     """What to watch in FST-CBDG, over the clients that took part so far.
 
     Args:
@@ -143,8 +153,12 @@ def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int,
         right += int((q.argmax(-1) == torch.cat([labels[client] for client in some])).sum())
         bits += float(entropy_bits(q.double()).sum())
         rows += len(q)
-        real = pad_sequence([torch.ones(len(own), device=q.device) for own in each], batch_first=True)
-        dealt += int(deficits(votes(pad_sequence(each, batch_first=True), real), gamma, equal=equal).sum())
+        real = pad_sequence(
+            [torch.ones(len(own), device=q.device) for own in each], batch_first=True
+        )
+        dealt += int(
+            deficits(votes(pad_sequence(each, batch_first=True), real), gamma, equal=equal).sum()
+        )
     drift = float(torch.linalg.matrix_norm(server["W"] - ctx.text))
     if not rows:
         return {"drift": drift}
@@ -194,7 +208,11 @@ class Traffic:
 
     def __eq__(self, other: object) -> bool:
         """Whether another counter says the same."""
-        return isinstance(other, Traffic) and self.to_json() == other.to_json() and len(self.up) == len(other.up)
+        return (
+            isinstance(other, Traffic)
+            and self.to_json() == other.to_json()
+            and len(self.up) == len(other.up)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -217,7 +235,9 @@ class Traffic:
         which = f"{len(idle):,} of {len(self.rounds):,} rounds (the first: round {idle[0]:,})"
         if len(idle) == len(self.rounds):
             which = f"all {len(idle):,} rounds" if len(idle) > 1 else "the only round"
-        return [f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."]
+        return [
+            f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Everything counted, as JSON; of the clients, those that sent or received anything."""
@@ -271,17 +291,25 @@ class Snapshot(NamedTuple):
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
-    kept: Callable[[], None] = lambda: None  # to be called when it is written: only then the one before is not needed
+    kept: Callable[[], None] = lambda: (
+        None
+    )  # to be called when it is written: only then the one before is not needed
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of the deployed models."""
 
-    client_accuracy: np.ndarray  # [M] fractions; NaN for a client without test rows or without a deployed model
-    global_accuracy: float | None  # of one model on the union of all test rows; None for personal models
+    client_accuracy: (
+        np.ndarray
+    )  # [M] fractions; NaN for a client without test rows or without a deployed model
+    global_accuracy: (
+        float | None
+    )  # of one model on the union of all test rows; None for personal models
     macro_f1: float  # of one model on the union of all test rows, or the unweighted mean over personal models
-    by_domain: dict[int, float]  # domain number -> accuracy over its test rows, if domains are known
+    by_domain: dict[
+        int, float
+    ]  # domain number -> accuracy over its test rows, if domains are known
     # int64 store rows of ``predictions``: the union of the test rows, or all clients' one after another
     rows: np.ndarray
     predictions: np.ndarray  # int64 predicted classes of ``rows``
@@ -289,10 +317,14 @@ class Evaluation:
     # int64 [C, C], rows of ``predictions`` by (label, predicted class); None above ``MOST_CONFUSED`` classes
     counts: np.ndarray | None = None
     whole: bool = True  # False where predictions are too many to be kept: then ``rows`` and ``predictions`` are empty
-    validation: Evaluation | None = None  # of the same models on the rows to choose by; None where there are none
+    validation: Evaluation | None = (
+        None  # of the same models on the rows to choose by; None where there are none
+    )
     # int64: of personal models, how many of ``rows`` each scored client has, in their order; None of one model
     sizes: np.ndarray | None = None
-    pooled: float | None = None  # over all rows of all clients, each scored by the client's model; None: not summed
+    pooled: float | None = (
+        None  # over all rows of all clients, each scored by the client's model; None: not summed
+    )
 
     @property
     def diagnostics(self) -> dict[str, float]:

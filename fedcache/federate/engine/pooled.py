@@ -12,7 +12,9 @@ from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.row_lists import RowLists
 
 
-def with_pooled(found: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False) -> Evaluation:
+def with_pooled(
+    found: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False
+) -> Evaluation:
     """With the accuracy over all labelled test rows of all clients that were scored.
 
     A row that several clients are tested on counts for each, whether one model predicts it or those of the clients.
@@ -21,7 +23,11 @@ def with_pooled(found: Evaluation, clients: ClientTable, data: Data, *, everywhe
     accuracy = found.client_accuracy
     scored = ~np.isnan(accuracy)
     rows = np.ones(len(accuracy)) if everywhere else _labelled_rows(clients, data)
-    pooled = float(accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum())) if scored.any() else float("nan")
+    pooled = (
+        float(accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum()))
+        if scored.any()
+        else float("nan")
+    )
     return replace(found, pooled=pooled)
 
 

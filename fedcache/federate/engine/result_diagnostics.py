@@ -25,7 +25,9 @@ class Bound:
     capacity: float  # sqrt((d/N) ln(e N / d)), the term both share
 
 
-def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, delta: float = 0.05) -> Bound:
+def generalisation_bound(
+    rows: int, clients: int, classes: int, dimension: int, delta: float = 0.05
+) -> Bound:
     """The bound of FedPCL (A theorem 4.1, eq 11), as printed and corrected.
 
     The printed first term takes McDiarmid's constants c_i as 1. Changing one of N rows changes a mean by at most 1/N;
@@ -42,9 +44,13 @@ def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, 
     counts = {"rows": rows, "clients": clients, "classes": classes, "dimension": dimension}
     for name, value in counts.items():
         if value < 1:
-            raise UsageError(f"{name} is {value}, expected at least 1.", "Give the count of the run.")
+            raise UsageError(
+                f"{name} is {value}, expected at least 1.", "Give the count of the run."
+            )
     if not 0.0 < delta < 1.0:
-        raise UsageError(f"delta is {delta}, expected a probability between 0 and 1.", "For example delta=0.05.")
+        raise UsageError(
+            f"delta is {delta}, expected a probability between 0 and 1.", "For example delta=0.05."
+        )
     if dimension >= math.e * rows:
         raise UsageError(
             f"The bound needs d < e N, found d = {dimension} and e N = {math.e * rows:.1f} ({rows} rows).",
@@ -64,7 +70,9 @@ class Exchange:
     """Scalars one client sends in a whole run, by what it sends; what it receives is not counted."""
 
     representations: int  # N_pub d numbers a round, FLESD's features of the public set
-    matrices: int  # N_pub (N_pub - 1) / 2 a round, their similarities (symmetric, with a known diagonal)
+    matrices: (
+        int  # N_pub (N_pub - 1) / 2 a round, their similarities (symmetric, with a known diagonal)
+    )
     weights: int  # |w| a round, weight averaging
 
     @property
@@ -78,7 +86,9 @@ class Exchange:
         return "reps" if self.representations < self.matrices else "matrix"
 
 
-def flesd_exchange(public: int, width: int, weights: int, rounds: int, average_rounds: int | None = None) -> Exchange:
+def flesd_exchange(
+    public: int, width: int, weights: int, rounds: int, average_rounds: int | None = None
+) -> Exchange:
     """What FLESD and weight averaging send (C eq 11, uplink only: the model comes down in both).
 
     Raises FedcacheError, exit 2 for a negative number.
@@ -91,10 +101,18 @@ def flesd_exchange(public: int, width: int, weights: int, rounds: int, average_r
         average_rounds: of weight averaging; None for as many.
     """
     average = rounds if average_rounds is None else average_rounds
-    counts = {"public": public, "width": width, "weights": weights, "rounds": rounds, "average_rounds": average}
+    counts = {
+        "public": public,
+        "width": width,
+        "weights": weights,
+        "rounds": rounds,
+        "average_rounds": average,
+    }
     for name, value in counts.items():
         if value < 0:
-            raise UsageError(f"{name} is {value}, expected at least 0.", "Give the count of the run.")
+            raise UsageError(
+                f"{name} is {value}, expected at least 0.", "Give the count of the run."
+            )
     return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
 
 
@@ -141,7 +159,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """
     if x.shape[0] != y.shape[0]:
         raise UsageError(
-            f"The representations have {x.shape[0]} and {y.shape[0]} rows.", "Project the same rows with both models."
+            f"The representations have {x.shape[0]} and {y.shape[0]} rows.",
+            "Project the same rows with both models.",
         )
     a, b = (t.double() - t.double().mean(0) for t in (x, y))
     norm = torch.linalg.matrix_norm

@@ -21,7 +21,13 @@ from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_of_clients
+from fedcache.federate.engine.outcome import (
+    Evaluation,
+    RoundRecord,
+    Snapshot,
+    TrainingOutput,
+    classes_of_clients,
+)
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
 from fedcache.federate.engine.simulated_time import TimingRule
@@ -62,7 +68,9 @@ class TrainingRun:
     data: Data  # features, labels, text; on the device that computes
     clients: Sequence[ClientRows]  # names and rows; names are unique and key the random draws
     rounds: int = 1  # total, counted from the first start; one-shot methods take one
-    participation: int | float | None = None  # clients a round: None for all, an int for a number, a float for a share
+    participation: int | float | None = (
+        None  # clients a round: None for all, an int for a number, a float for a share
+    )
     seed: int = 0  # of every draw
     dtype: torch.dtype = torch.float32  # of the computation; float64 for comparing executions
     eval_every: int = 0  # also score after every k-th round; 0 for the last only
@@ -80,7 +88,9 @@ class TrainingRun:
     # a killed grid left are computed as all of them were; 0 for no more than are trained
     grid_points: int = 0
     sampling: SamplingRule = UNIFORM  # how the clients of a round are drawn
-    timing: TimingRule | None = None  # how long clients take, and whether rounds wait for them; None for no time
+    timing: TimingRule | None = (
+        None  # how long clients take, and whether rounds wait for them; None for no time
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,11 @@ SILENT = RunCallbacks()
 
 
 def run(
-    spec: TrainingRun, hp: Mapping[str, Value], *, state: Snapshot | None = None, callbacks: RunCallbacks = SILENT
+    spec: TrainingRun,
+    hp: Mapping[str, Value],
+    *,
+    state: Snapshot | None = None,
+    callbacks: RunCallbacks = SILENT,
 ) -> TrainingOutput:
     """Train a method and score what it deploys.
 
@@ -151,7 +165,9 @@ def run_points(
     for hp in hps:
         _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
-            raise InternalError("Points of one program differ in more than floats.", "Please report this.")
+            raise InternalError(
+                "Points of one program differ in more than floats.", "Please report this."
+            )
     spec = replace(spec, rounds=1 if method.one_shot else spec.rounds)
     snapshots = list(states or [None] * len(hps))
     together, cache = cache is not None or len(hps) > 1, cache or GridCache()
@@ -172,7 +188,9 @@ def run_points(
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
         if not jobs[0].trust.plain:
-            chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
+            chosen = replace(
+                chosen, points=1
+            )  # what is done with uploads is done with those of one run
         found: list[TrainingOutput | FedcacheError] = []
         for start in range(0, len(jobs), chosen.points):
             part = jobs[start : start + chosen.points]
@@ -194,19 +212,37 @@ def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path 
     if table is not None and states_in_file(load, chosen):
         if job.states.table is None:
             expected = load.kept_bytes() // load.points
-            job.states.move(StateTable(table, len(job.training_clients), job.env.device, expected=expected))
-    elif (left := job.states.table) is not None:  # as there was less memory for Gram matrices before
+            job.states.move(
+                StateTable(table, len(job.training_clients), job.env.device, expected=expected)
+            )
+    elif (
+        left := job.states.table
+    ) is not None:  # as there was less memory for Gram matrices before
         job.states.move({})
         left.close()
 
 
 def new_run(
-    spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
+    spec: TrainingRun,
+    hp: Mapping[str, Value],
+    callbacks: RunCallbacks = SILENT,
+    memo: LruCache | None = None,
 ) -> RunState:
     """The constants of a run, and its state before the first round. Raises FedcacheError, as ``run``."""
     kind = RunState if spec.timing is None else TimedRun
-    job = kind(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
-               callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
+    job = kind(
+        spec.method,
+        hp,
+        spec.data,
+        spec.clients,
+        spec.seed,
+        spec.dtype,
+        spec.overrides,
+        callbacks.before_step,
+        memo,
+        spec.trust,
+        spec.identity,
+    )
     if spec.sampling != UNIFORM:
         job.draw_by(spec.sampling)
     job.warnings += job.sampler.warnings(spec.participation)
@@ -215,7 +251,9 @@ def new_run(
     return job
 
 
-def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tuple[ExecutionPlan, Load]:
+def plan(
+    spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1
+) -> tuple[ExecutionPlan, Load]:
     """How a run, or that many points of a grid, would be computed, and its sizes. Raises FedcacheError, as ``run``."""
     job = new_run(replace(spec, seed=0, trust=TrustPolicy()), hp)
     refuse_large_server(job, free_memory())
@@ -231,7 +269,11 @@ def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value
 
 
 def _run(
-    executor: Executor, records: Sequence[list[RoundRecord]], spec: TrainingRun, callbacks: RunCallbacks, start: int
+    executor: Executor,
+    records: Sequence[list[RoundRecord]],
+    spec: TrainingRun,
+    callbacks: RunCallbacks,
+    start: int,
 ) -> list[TrainingOutput | FedcacheError]:
     """All rounds of points that are computed together, of which the first is number ``start`` of the grid."""
     jobs, failed = executor.batch.points, executor.batch.failed
@@ -243,15 +285,23 @@ def _run(
         if isinstance(first, TimedRun):
             took_part, traffics = timed_round(executor)
         else:
-            took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(spec.participation))
+            took_part = tuple(
+                range(len(first.clients))
+                if first.method.central
+                else first.sample(spec.participation)
+            )
             traffics = executor.train_round()
         seconds = (time.perf_counter() - begun) / len(jobs)
         number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
-            job.round = number  # a point that failed goes along, as the first one samples and draws for all
+            job.round = (
+                number  # a point that failed goes along, as the first one samples and draws for all
+            )
             if traffic is None:
                 continue
-            measure = job.round == spec.rounds or (spec.eval_every > 0 and job.round % spec.eval_every == 0)
+            measure = job.round == spec.rounds or (
+                spec.eval_every > 0 and job.round % spec.eval_every == 0
+            )
             found = scored[g] = score_job(job, chosen) if measure else None
             diagnostics = {} if found is None else {**job.diagnose(), **found.diagnostics}
             if not job.trust.plain:
@@ -259,15 +309,24 @@ def _run(
             if isinstance(job, TimedRun):
                 diagnostics |= job.timing()
             accuracy = None if found is None else found.accuracy
-            records[g].append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
+            records[g].append(
+                RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics)
+            )
             if callbacks.on_round is not None:
-                metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
+                metrics = {
+                    "accuracy": accuracy,
+                    "seconds": seconds,
+                    "clients": len(took_part),
+                    **diagnostics,
+                }
                 snapshot = partial(snapshot_of, job, records[g])
                 callbacks.on_round(start + g, job.round, metrics, asdict(traffic), snapshot)
         if callbacks.after_round is not None:
             callbacks.after_round(number)
     owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
-    zero_shot = cache(lambda: zero_shot_accuracy(jobs[0], chosen))  # of all points: they differ in floats alone
+    zero_shot = cache(
+        lambda: zero_shot_accuracy(jobs[0], chosen)
+    )  # of all points: they differ in floats alone
 
     def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
         if g in failed:
@@ -278,7 +337,9 @@ def _run(
     return [ended(g, job) for g, job in enumerate(jobs)]
 
 
-def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows], rounds: int) -> None:
+def _check(
+    method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows], rounds: int
+) -> None:
     for key in hp:
         method.hparam(key)
     missing = sorted({h.name for h in method.hparams} - set(hp))
@@ -309,7 +370,11 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
 
 
 def _outcome(
-    job: RunState, batch: GridBatch, records: list[RoundRecord], evaluation: Evaluation, owned: np.ndarray
+    job: RunState,
+    batch: GridBatch,
+    records: list[RoundRecord],
+    evaluation: Evaluation,
+    owned: np.ndarray,
 ) -> TrainingOutput:
     protocol = job.method.protocol(job.hp)
 
@@ -326,10 +391,14 @@ def _outcome(
             return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
     broadcast = cache(job.down)  # one for all, so that what clients share is seen to be shared
-    one_for_all = cache(lambda: deployed_model(job, None, broadcast()))  # a probe is trained once for all who ask
+    one_for_all = cache(
+        lambda: deployed_model(job, None, broadcast())
+    )  # a probe is trained once for all who ask
 
     def deployed(client: int | None) -> DeployedModel | None:
-        if (protocol == "global") != (client is None) or (client is not None and not has_model(job, client)):
+        if (protocol == "global") != (client is None) or (
+            client is not None and not has_model(job, client)
+        ):
             return None
         return one_for_all() if client is None else deployed_model(job, client, broadcast())
 

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, StoreError, UsageError
-from fedcache.federate.engine.client_data import AllClients, ClientData, Data, FeatureColumns, cut_out, stack_clients
+from fedcache.federate.engine.client_data import (
+    AllClients,
+    ClientData,
+    Data,
+    FeatureColumns,
+    cut_out,
+    stack_clients,
+)
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
@@ -30,7 +37,12 @@ from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.engine.views import check_views
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
-from fedcache.federate.partition.client_table import ClientRows, all_train_rows, names_of, train_sizes
+from fedcache.federate.partition.client_table import (
+    ClientRows,
+    all_train_rows,
+    names_of,
+    train_sizes,
+)
 from fedcache.federate.trust.attacks import flipped_labels
 from fedcache.federate.trust.buffered_uploads import FAR_FROM_OTHERS, BufferedUploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
@@ -86,21 +98,44 @@ class RunState:
         check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
-        self.training_clients: Sequence[ClientRows] = [AllClients(clients)] if method.central else clients
+        self.training_clients: Sequence[ClientRows] = (
+            [AllClients(clients)] if method.central else clients
+        )
         text = None if data.text is None else data.text.to(data.x.device, dtype)
         self.env = RunConstants(
-            data.classes, data.x.shape[2], data.x.shape[1], len(self.training_clients), text, dtype, data.x.device,
-            names=data.names, image=data.image, towers=data.towers, backbones=data.backbones,
-        )  # fmt: skip
-        norm = mean_training_length(self.data.x, clients, self.cuts) if "row norms" in method.reads(hp) else None
-        counts = float(train_sizes(self.training_clients).mean()) if "row counts" in method.reads(hp) else None
+            data.classes,
+            data.x.shape[2],
+            data.x.shape[1],
+            len(self.training_clients),
+            text,
+            dtype,
+            data.x.device,
+            names=data.names,
+            image=data.image,
+            towers=data.towers,
+            backbones=data.backbones,
+        )
+        norm = (
+            mean_training_length(self.data.x, clients, self.cuts)
+            if "row norms" in method.reads(hp)
+            else None
+        )
+        counts = (
+            float(train_sizes(self.training_clients).mean())
+            if "row counts" in method.reads(hp)
+            else None
+        )
         self.env = replace(self.env, row_norm=norm, mean_rows=counts, watch=watch or self.env.watch)
         self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
-        self.private = PrivateDraws(self.trust.privacy, seed, (identity, method.name), hp, self.training_clients)
+        self.private = PrivateDraws(
+            self.trust.privacy, seed, (identity, method.name), hp, self.training_clients
+        )
         names = self.client_names
-        self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
+        self.liars = (
+            frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
+        )
         if self.trust.attack is not None and not self.liars:
             self.warnings.append(
                 f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
@@ -109,18 +144,26 @@ class RunState:
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = self.round = 0
         self.keeps_uploads = not self.trust.plain  # a round's, so that one can be left out
-        self._tried: tuple[Tree, Tree] | None = None  # pooled uploads, and the server that they make
+        self._tried: tuple[Tree, Tree] | None = (
+            None  # pooled uploads, and the server that they make
+        )
         self.expected_clients = 0.0  # a round, on average
         self.server: Tree = {}
         self.states = ClientStates()
         self.traffic = Traffic.none_of(len(clients))
         self.met = np.zeros(len(self.training_clients), bool)  # who was sent anything
-        self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
+        self.public = int(
+            "public" in method.reads(hp)
+        )  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
-        self.early: frozenset[int] = frozenset()  # those that send in it and got their broadcast in an earlier one
-        self.train_bytes = int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
+        self.early: frozenset[int] = (
+            frozenset()
+        )  # those that send in it and got their broadcast in an earlier one
+        self.train_bytes = (
+            int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
+        )
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
@@ -133,12 +176,16 @@ class RunState:
         y = self.data.y.to(self.data.x.device)
         if self.trust.attack is None or self.trust.attack.name != "label-flip":
             return y
-        rows = {c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)}
+        rows = {
+            c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)
+        }
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> np.ndarray:
         """int64, ascending: clients that can train; warnings tell of the others, and of those that weigh the most."""
-        kept, said = eligible_clients(self.method, self.hp, self.training_clients, self.public, self.trust)
+        kept, said = eligible_clients(
+            self.method, self.hp, self.training_clients, self.public, self.trust
+        )
         self.warnings += said
         return kept
 
@@ -149,7 +196,11 @@ class RunState:
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        here = {"image tower": self.env.towers, "text tower": self.env.towers, "pixels": self.env.image}
+        here = {
+            "image tower": self.env.towers,
+            "text tower": self.env.towers,
+            "pixels": self.env.image,
+        }
         for need, found in here.items():
             if need in self.method.reads(self.hp) and found is None:
                 raise StoreError(
@@ -164,7 +215,9 @@ class RunState:
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
         names = tuple(self.client_names[i] for i in ids)
-        draws = ClientRng(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
+        draws = ClientRng(
+            self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo
+        )
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
@@ -177,22 +230,34 @@ class RunState:
         draws = ClientRng(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
-    def rows(self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None) -> ClientData:
+    def rows(
+        self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None
+    ) -> ClientData:
         """The training rows of some clients, or their test rows in ``tests``; a round's chunks are remembered."""
         if axes and tests is None and not self.own:
-            return self._dealt.get((axes, *ids), partial(self._rows, ids, axes), lambda made: made.rows.nbytes)
+            return self._dealt.get(
+                (axes, *ids), partial(self._rows, ids, axes), lambda made: made.rows.nbytes
+            )
         return self._rows(ids, axes, tests)
 
-    def _rows(self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None) -> ClientData:
+    def _rows(
+        self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None
+    ) -> ClientData:
         parts = [self.training_clients[i].train if tests is None else tests[i].test for i in ids]
-        return stack_clients(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
+        return stack_clients(
+            self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes
+        )
 
     def cut(self, client: int) -> ClientData:
         """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
         train = self.training_clients[client].train
         if not len(train) or self.train_bytes > self.cuts.budget:
             return self.rows([client], 0)
-        return cut_out(self.features(client), self.labels, [train])[0] if self.own else self._cut[client]
+        return (
+            cut_out(self.features(client), self.labels, [train])[0]
+            if self.own
+            else self._cut[client]
+        )
 
     @cached_property
     def _cut(self) -> dict[int, ClientData]:
@@ -221,7 +286,9 @@ class RunState:
     def draw_by(self, rule: SamplingRule) -> None:
         """Draw the clients of all rounds by another rule."""
         uniforms = None if self.trust.privacy is None else self.private.uniforms
-        self.sampler = ClientSampler(self.client_names, self.eligible, self.seed, self.client_rows, rule, uniforms)
+        self.sampler = ClientSampler(
+            self.client_names, self.eligible, self.seed, self.client_rows, rule, uniforms
+        )
 
     def sample(self, participation: Participation) -> list[int]:
         """This round's clients in client order; those that drop out are noted."""
@@ -239,7 +306,9 @@ class RunState:
 
     @cached_property
     def _probed_uploads(self) -> Uploads:
-        return probe_uploads(self.method, self.data, self.server_ctx(), labelled=self.labels is not None)
+        return probe_uploads(
+            self.method, self.data, self.server_ctx(), labelled=self.labels is not None
+        )
 
     def update_validation(self) -> UpdateValidation:
         """What every upload of this round must be."""
@@ -248,7 +317,9 @@ class RunState:
     @property
     def longest_row(self) -> float | None:
         """Length that no training row exceeds, by ``--max-row-norm`` or as the features are made; None without."""
-        known = [bound for bound in (self.trust.max_row_norm, self.data.longest_row) if bound is not None]
+        known = [
+            bound for bound in (self.trust.max_row_norm, self.data.longest_row) if bound is not None
+        ]
         return min(known, default=None)
 
     @cached_property
@@ -261,7 +332,9 @@ class RunState:
         """float64 [M]: n_i, training rows of every client."""
         return train_sizes(self.training_clients).astype(np.float64)
 
-    def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: Participation) -> UploadPipeline:
+    def upload_pipeline(
+        self, ids: Sequence[int], down: Tree, participation: Participation
+    ) -> UploadPipeline:
         """What takes the uploads of this round's clients."""
         private = self.trust.privacy is not None
         # Of all clients, where it is told or divides a noisy sum: how many can train has no noise.
@@ -270,15 +343,26 @@ class RunState:
         )
         return (BufferedUploads if self.keeps_uploads else UploadPipeline)(
             UploadRound(
-                self.method, self.hp, self.trust, self.expected_uploads(), down,
-                number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
-                weights=reduced_weights({c: float(self.client_rows[c]) for c in ids}, self.trust.max_share),
-                clients=len(ids), attackers=self.liars,
+                self.method,
+                self.hp,
+                self.trust,
+                self.expected_uploads(),
+                down,
+                number=self.round + 1,
+                seed=self.seed,
+                names=self.client_names,
+                rows=self.client_rows,
+                weights=reduced_weights(
+                    {c: float(self.client_rows[c]) for c in ids}, self.trust.max_share
+                ),
+                clients=len(ids),
+                attackers=self.liars,
                 expected_clients=self.expected_clients,
                 expected_rows=float(self.client_rows[self.eligible].sum()) if private else 0.0,
-                noise=self.private.normals(self.round), longest=self.longest_row,
+                noise=self.private.normals(self.round),
+                longest=self.longest_row,
             )
-        )  # fmt: skip
+        )
 
     def upload_size(self, up: Tree) -> tuple[int, int]:
         """(scalars, bytes of one) that an upload costs; one that will be rejected is counted number by number."""
@@ -287,7 +371,11 @@ class RunState:
         except (KeyError, IndexError, RuntimeError, AttributeError):
             if self.trust.plain:
                 raise  # it is validated by now
-            tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)} if isinstance(up, dict) else {}
+            tensors = (
+                {k: t for k, t in up.items() if isinstance(t, Tensor)}
+                if isinstance(up, dict)
+                else {}
+            )
             return sum(t.numel() for t in tensors.values()), itemsize(tensors)
 
     def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
@@ -311,7 +399,9 @@ class RunState:
         """Whether what is pooled is all that the server's next step is made of."""
         return True
 
-    def _aggregable(self, pipeline: BufferedUploads, pooled: Tree, ids: Sequence[int]) -> tuple[BufferedUploads, Tree]:
+    def _aggregable(
+        self, pipeline: BufferedUploads, pooled: Tree, ids: Sequence[int]
+    ) -> tuple[BufferedUploads, Tree]:
         """The round as the server can aggregate it: as it is, or without the upload of one client.
 
         A client is also left out when its upload alone makes the model so large that no client can train from it.
@@ -342,10 +432,15 @@ class RunState:
                 repaired = self.next_server(repooled, others)
             except (FederatedRunError, UsageError):
                 continue
-            if any(size <= FAR_FROM_OTHERS * largest_number(repaired[name]) for name, size in too_large.items()):
+            if any(
+                size <= FAR_FROM_OTHERS * largest_number(repaired[name])
+                for name, size in too_large.items()
+            ):
                 continue
             if self.trust.on_bad == "fail":
-                raise pipeline.validation.refusal(client, self.client_names[client], why) from failure
+                raise pipeline.validation.refusal(
+                    client, self.client_names[client], why
+                ) from failure
             self._tried = repooled, repaired
             return rest, repooled
         if failure is None:  # no upload alone makes the model so large
@@ -364,7 +459,11 @@ class RunState:
         if not self.method.gradient or self.trust.attack is not None:
             return {}
         sizes = {name: largest_number(t) for name, t in made.items() if t.is_floating_point()}
-        return {name: size for name, size in sizes.items() if size > largest_to_train_from(made[name].dtype)}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if size > largest_to_train_from(made[name].dtype)
+        }
 
     def next_server(self, pooled: Tree, ids: Sequence[int]) -> Tree:
         """What the server holds after a step with pooled uploads; nothing is changed yet.
@@ -390,7 +489,9 @@ class RunState:
         self.env.watch()
         data, ctx = self.cut(client), self.ctx([client], 0)
         state = self.states.get(client)
-        state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
+        state, up = self.method.fit(
+            down, self.method.enter(down, data, ctx) if state is None else state, data, ctx
+        )
         if self.trust.on_bad == "fail":
             # An upload that is all there is will be looked at when it is handed over.
             for tree in (up, state) if state or not self.trust.plain else ():
@@ -427,7 +528,9 @@ class RunState:
         labels = {c: self.data.y[torch.from_numpy(r)] for c, r in rows.items()}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
 
-    def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+    def finish(
+        self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]
+    ) -> RoundTraffic:
         """The end of a round: aggregate and count; advances ``round`` and ``server``.
 
         ``ups`` are (scalars, bytes of one) that each client sent.
@@ -456,11 +559,16 @@ class RunState:
 
         They stand for those that took part where these are secret, as their number and names would tell of each.
         """
-        up = {n: torch.ones(()).to(t.dtype).expand(t.shape) for n, t in self.expected_uploads().items()}
+        up = {
+            n: torch.ones(()).to(t.dtype).expand(t.shape)
+            for n, t in self.expected_uploads().items()
+        }
         ids = list(range(math.ceil(self.expected_clients - 1e-9)))
         return ids, [self.upload_size(up)] * len(ids)
 
-    def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+    def _count(
+        self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]
+    ) -> RoundTraffic:
         method, env = self.method, self.env
         if method.central:
             self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
@@ -470,16 +578,22 @@ class RunState:
         once = env.text.numel() if env.text is not None and travels else 0
         who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
         sizes = np.zeros((len(who), 2), np.int64)
-        sizes[: len(ids)] = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids)).reshape(-1, 2)
+        sizes[: len(ids)] = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids)).reshape(
+            -1, 2
+        )
         fresh = ~np.isin(who, list(self.early))
         text = np.where(self.met[who], 0, once)  # with a client's first broadcast
         text_bytes = text * (env.text.element_size() if env.text is not None else 0)
         sent, got = sizes[:, 0], fresh * received
         paper_up, paper_down = self._paper_counts(who, sent, received)
         counts = {
-            "up": sent, "down": got + text, "up_bytes": sizes.prod(1), "down_bytes": got * size + text_bytes,
-            "paper_up": paper_up[: len(ids)], "paper_down": fresh * paper_down + text,
-        }  # fmt: skip
+            "up": sent,
+            "down": got + text,
+            "up_bytes": sizes.prod(1),
+            "down_bytes": got * size + text_bytes,
+            "paper_up": paper_up[: len(ids)],
+            "paper_down": fresh * paper_down + text,
+        }
         self.met[who] = True
         self.traffic.up[who] += counts["up"]
         self.traffic.down[who] += counts["down"]
@@ -487,10 +601,14 @@ class RunState:
         if (env.row_norm is not None or env.mean_rows is not None) and self.round == 0:
             count_exchange(self.traffic, self.eligible, totals)
         got_it = len(who) - len(self.early)
-        self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it))
+        self.traffic.rounds.append(
+            RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it)
+        )
         return self.traffic.rounds[-1]
 
-    def _paper_counts(self, who: np.ndarray, sent: np.ndarray, received: int) -> tuple[np.ndarray, np.ndarray]:
+    def _paper_counts(
+        self, who: np.ndarray, sent: np.ndarray, received: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Scalars up and down of some clients as the method's paper counts them, else as they are."""
         count, env = self.method.paper_count, self.env
         if count is None:

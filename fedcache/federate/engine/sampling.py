@@ -34,7 +34,9 @@ class SamplingRule:
     available: float = 1.0  # as likely is a client there, in every round and by itself
     trace: AvailabilityTrace | None = None  # when each client is there
     dropout: float = 0.0  # as likely does a drawn client get the broadcast and send nothing
-    clusters: ClusterRule | None = None  # of which a round draws some first, and then clients of these
+    clusters: ClusterRule | None = (
+        None  # of which a round draws some first, and then clients of these
+    )
 
     def words(self) -> dict[str, str | float]:
         """What of it differs from the default, as a run's identity and its result hold it."""
@@ -49,7 +51,11 @@ UNIFORM = SamplingRule()
 
 
 def parse_sampling(
-    how: str, availability: str | None, dropout: float, clusters: str | None = None, clusters_per_round: int = 1
+    how: str,
+    availability: str | None,
+    dropout: float,
+    clusters: str | None = None,
+    clusters_per_round: int = 1,
 ) -> SamplingRule:
     """The rule of five options: ``availability`` is a share or the path of a trace, ``clusters`` a number or a path.
 
@@ -58,7 +64,9 @@ def parse_sampling(
     if how not in SAMPLING:
         raise unknown("--client-sampling", how, SAMPLING)
     if not 0.0 <= dropout < 1.0:
-        raise UsageError(f"--client-dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1")
+        raise UsageError(
+            f"--client-dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1"
+        )
     available, trace = 1.0, None
     if availability is not None:
         share = number_in(availability)
@@ -66,7 +74,9 @@ def parse_sampling(
         if not 0.0 < available <= 1.0:
             why = f"--availability {availability}: expected a share above 0, at most 1, or a file"
             raise UsageError(f"{why}.", "For example 0.8")
-    return SamplingRule(how, available, trace, dropout, parse_clusters(clusters, clusters_per_round))
+    return SamplingRule(
+        how, available, trace, dropout, parse_clusters(clusters, clusters_per_round)
+    )
 
 
 def from_everywhere(value: str | None) -> str | None:
@@ -103,9 +113,14 @@ class ClientSampler:
         self.names, self.eligible, self.seed, self.rule = names, eligible, seed, rule
         self._rows, self._uniforms = rows, uniforms
         self._lines = None if rule.trace is None else rule.trace.places(names)
-        self._clusters: RowLists | None = None  # those of which a round draws some; None where it draws all
+        self._clusters: RowLists | None = (
+            None  # those of which a round draws some; None where it draws all
+        )
         if rule.clusters is not None:
-            clusters, self._per_round = rule.clusters.places(names, self.by_name, seed), rule.clusters.per_round
+            clusters, self._per_round = (
+                rule.clusters.places(names, self.by_name, seed),
+                rule.clusters.per_round,
+            )
             self._clusters = clusters if self._per_round < len(clusters) else None
         self._last: tuple[tuple[int, Participation], list[int]] | None = None
 
@@ -137,12 +152,16 @@ class ClientSampler:
 
     def _draw(self, round_: int, participation: Participation) -> list[int]:
         if self._uniforms is not None:
-            return _ascending(self.by_name[self._uniforms(round_, len(self.by_name)) < self.share(participation)])
+            return _ascending(
+                self.by_name[self._uniforms(round_, len(self.by_name)) < self.share(participation)]
+            )
         there = self._there(round_)
         if self.rule.how == "poisson":
             uniforms = generator(self.seed, "poisson", round_).random(len(there))
             return _ascending(there[uniforms < self.share(participation)])
-        return _ascending(there[self._places(there, clients_per_round(participation, len(self.names)), round_)])
+        return _ascending(
+            there[self._places(there, clients_per_round(participation, len(self.names)), round_)]
+        )
 
     def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
         """int64: the places of at most ``count`` of the clients that are there, drawn by the stream of a key."""
@@ -151,7 +170,9 @@ class ClientSampler:
             return weighted_without_replacement(rng, self._rows[there], count)
         return without_replacement(rng, len(there), count)
 
-    def begin(self, round_: int, draw: int, count: int, busy: Sequence[int]) -> list[tuple[int, bool]]:
+    def begin(
+        self, round_: int, draw: int, count: int, busy: Sequence[int]
+    ) -> list[tuple[int, bool]]:
         """At most ``count`` clients that begin to train while others are busy, by name, and whether each drops out.
 
         ``draw`` numbers the draws of one round; the first one, with nobody busy, is that of ``sample``.
@@ -169,7 +190,9 @@ class ClientSampler:
 
     def _few(self, busy: Sequence[int], count: int) -> bool:
         """Whether most of those that could be drawn are free, so that a draw among all of them is free as a rule."""
-        some = self.rule.available < 1.0 or self.rule.trace is not None or self._clusters is not None
+        some = (
+            self.rule.available < 1.0 or self.rule.trace is not None or self._clusters is not None
+        )
         if some or 2 * (len(busy) + count) > len(self.eligible):
             return False
         weighted = self.rule.how == "weighted" and self._rows is not None
@@ -197,9 +220,14 @@ class ClientSampler:
 
     def _there(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are there in a round."""
-        there = self.by_name if self._clusters is None else self._of_clusters(self._clusters, round_)
+        there = (
+            self.by_name if self._clusters is None else self._of_clusters(self._clusters, round_)
+        )
         if self.rule.available < 1.0:
-            there = there[generator(self.seed, "availability", round_).random(len(there)) < self.rule.available]
+            there = there[
+                generator(self.seed, "availability", round_).random(len(there))
+                < self.rule.available
+            ]
         if (trace := self.rule.trace) is not None and self._lines is not None:
             known = np.zeros(len(self.names), bool)
             known[self._lines[(trace.first <= round_ + 1) & (round_ + 1 <= trace.last)]] = True
@@ -208,7 +236,9 @@ class ClientSampler:
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train of the clusters that a round draws, every set as likely."""
-        drawn = without_replacement(generator(self.seed, "clusters", round_), len(clusters), self._per_round)
+        drawn = without_replacement(
+            generator(self.seed, "clusters", round_), len(clusters), self._per_round
+        )
         there: np.ndarray = self.by_name[np.sort(clusters.take(drawn).rows)]
         return there
 
@@ -226,7 +256,9 @@ class ClientSampler:
         """What is said before the first round of too small a share, a trace of few clients, and too small clusters."""
         said = [*self._few_in_trace(), *self._small_clusters(participation)]
         if isinstance(participation, float) and (share := participation * len(self.names)) < 0.5:
-            said.append(f"a share of {participation:g} is {share:.2g} of {len(self.names):,} clients: a round has one")
+            said.append(
+                f"a share of {participation:g} is {share:.2g} of {len(self.names):,} clients: a round has one"
+            )
         return said
 
     def _few_in_trace(self) -> list[str]:
@@ -235,12 +267,17 @@ class ClientSampler:
         there = len(np.intersect1d(self._lines, self.eligible))
         if there == len(self.eligible):
             return []
-        return [f"the trace has lines of {there:,} of the {len(self.eligible):,} clients: all others are never there"]
+        return [
+            f"the trace has lines of {there:,} of the {len(self.eligible):,} clients: all others are never there"
+        ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:
         if self._clusters is None or participation is None or self.rule.how == "poisson":
             return []
-        count, sizes = clients_per_round(participation, len(self.names)), np.sort(self._clusters.sizes)
+        count, sizes = (
+            clients_per_round(participation, len(self.names)),
+            np.sort(self._clusters.sizes),
+        )
         if (least := int(sizes[: self._per_round].sum())) >= count:
             return []
         those = "has" if self._per_round == 1 else f"{self._per_round} together have"
@@ -272,7 +309,9 @@ def without_replacement(rng: np.random.Generator, population: int, count: int) -
     return drawn
 
 
-def weighted_without_replacement(rng: np.random.Generator, weights: np.ndarray, count: int) -> np.ndarray:
+def weighted_without_replacement(
+    rng: np.random.Generator, weights: np.ndarray, count: int
+) -> np.ndarray:
     """``count`` different places, drawn one after the other, each as likely as its weight among those that are left.
 
     The ``count`` smallest of exponential times with these rates have that law (Efraimidis and Spirakis, 2006).

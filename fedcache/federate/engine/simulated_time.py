@@ -38,10 +38,14 @@ Durations = Callable[[Sequence[int], int], list[float]]
 class TimingRule:
     """How long clients take, and whether the server waits for them."""
 
-    durations: str = HALF_NORMAL  # a word of ``DURATIONS``, or ``sha256:`` and the digest of the file
+    durations: str = (
+        HALF_NORMAL  # a word of ``DURATIONS``, or ``sha256:`` and the digest of the file
+    )
     named: tuple[str, ...] = ()  # clients of the file
     given: tuple[float, ...] = ()  # how long each of them takes
-    buffer: int | None = None  # K, updates of a step of the server; None where a round waits for all its clients
+    buffer: int | None = (
+        None  # K, updates of a step of the server; None where a round waits for all its clients
+    )
     step: float = 1.0  # eta_g, on the mean of the buffer
     power: float = 0.5  # a in (1 + t)^-a, which an update t steps old is multiplied by
 
@@ -49,7 +53,11 @@ class TimingRule:
         """All of it, as a run's identity and its result hold it."""
         asynchronous: dict[str, str | float] = {}
         if self.buffer is not None:
-            asynchronous = {"asynchronous": self.buffer, "server_step": self.step, "staleness_power": self.power}
+            asynchronous = {
+                "asynchronous": self.buffer,
+                "server_step": self.step,
+                "staleness_power": self.power,
+            }
         return {**asynchronous, "client_durations": self.durations}
 
     def of_clients(self, names: Sequence[str], rows: np.ndarray, seed: int) -> Durations:
@@ -93,17 +101,28 @@ def parse_timing(
     server without one.
     """
     if asynchronous is None:
-        for option, value, usual in (("--server-step", server_step, 1.0), ("--staleness-power", staleness_power, 0.5)):
+        for option, value, usual in (
+            ("--server-step", server_step, 1.0),
+            ("--staleness-power", staleness_power, 0.5),
+        ):
             if value != usual:
-                raise UsageError(f"{option} is of an asynchronous server.", "Add for example --asynchronous 10")
+                raise UsageError(
+                    f"{option} is of an asynchronous server.", "Add for example --asynchronous 10"
+                )
         if durations is None:
             return None
     elif asynchronous < 1:
-        raise UsageError(f"--asynchronous {asynchronous}: expected at least 1 update.", "For example 10")
+        raise UsageError(
+            f"--asynchronous {asynchronous}: expected at least 1 update.", "For example 10"
+        )
     if not 0.0 < server_step < np.inf:
-        raise UsageError(f"--server-step {server_step:g}: expected a number above 0.", "For example 1")
+        raise UsageError(
+            f"--server-step {server_step:g}: expected a number above 0.", "For example 1"
+        )
     if not 0.0 <= staleness_power < np.inf:
-        raise UsageError(f"--staleness-power {staleness_power:g}: expected 0 or more.", "For example 0.5")
+        raise UsageError(
+            f"--staleness-power {staleness_power:g}: expected 0 or more.", "For example 0.5"
+        )
     rule = TimingRule(buffer=asynchronous, step=server_step, power=staleness_power)
     if durations is None or durations in DURATIONS:
         return replace(rule, durations=durations or HALF_NORMAL)
@@ -114,7 +133,8 @@ def parse_timing(
 def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str]:
     """Clients, how long each takes, and the digest, of a CSV file with the columns ``client`` and ``duration``."""
     example = (
-        f"{', '.join(DURATIONS)}, or a file with a line for every client:  client,duration  and then  client-0,1.5"
+        f"{', '.join(DURATIONS)}, or a file with a line for every client:  "
+        f"client,duration  and then  client-0,1.5"
     )
     here = f"--client-durations {path}"
     lines, digest = lines_of_clients(path, here, COLUMNS, example)
@@ -123,7 +143,9 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
         try:
             _, value = line[0], float(line[1])
         except (ValueError, IndexError) as error:
-            raise UsageError(f"{here}: line {number} is not a client and a number.", example) from error
+            raise UsageError(
+                f"{here}: line {number} is not a client and a number.", example
+            ) from error
         if len(line) > len(COLUMNS) or not 0.0 < value < np.inf or line[0] in found:
             why = "names a client again" if line[0] in found else "has no duration above 0"
             raise UsageError(f"{here}: line {number} {why}.", example)
@@ -166,8 +188,15 @@ class Schedule:
         durations: how long they take.
     """
 
-    def __init__(self, rule: TimingRule, sampler: ClientSampler, concurrency: int, durations: Durations) -> None:
-        self.rule, self.sampler, self.concurrency, self.durations = rule, sampler, concurrency, durations
+    def __init__(
+        self, rule: TimingRule, sampler: ClientSampler, concurrency: int, durations: Durations
+    ) -> None:
+        self.rule, self.sampler, self.concurrency, self.durations = (
+            rule,
+            sampler,
+            concurrency,
+            durations,
+        )
         self.clock = 0.0
         self._heap: list[Underway] = []
         self._begun = 0
@@ -212,7 +241,9 @@ class Schedule:
     def _begin(self, drawn: Sequence[tuple[int, bool]], round_: int) -> list[int]:
         clients = [c for c, _ in drawn]
         for (client, drops), lasts in zip(drawn, self.durations(clients, round_), strict=True):
-            heapq.heappush(self._heap, Underway(self.clock + lasts, self._begun, client, round_, drops))
+            heapq.heappush(
+                self._heap, Underway(self.clock + lasts, self._begun, client, round_, drops)
+            )
             self._begun += 1
         return clients
 
@@ -223,7 +254,11 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """What a run goes on from."""
-        return {"clock": self.clock, "begun": self._begun, "underway": [list(one) for one in sorted(self._heap)]}
+        return {
+            "clock": self.clock,
+            "begun": self._begun,
+            "underway": [list(one) for one in sorted(self._heap)],
+        }
 
     def take_up(self, saved: dict[str, Any]) -> None:
         """Go on from there; a sorted list is a heap."""

@@ -156,7 +156,9 @@ def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
     mapped = map_rows(readers[0])
     if mapped is None:
         return None
-    return StoredRows(torch.from_numpy(mapped.values), post=ROW_POSTS[feat_post], release=mapped.release)
+    return StoredRows(
+        torch.from_numpy(mapped.values), post=ROW_POSTS[feat_post], release=mapped.release
+    )
 
 
 Features = Tensor | StoredRows
@@ -165,4 +167,8 @@ Features = Tensor | StoredRows
 
 def take_rows(x: Features, index: Tensor) -> Tensor:
     """Rows ``index`` [K] of the matrix [N V, D] of features [N, V, D], as ``StoredRows.take``."""
-    return x.take(index) if isinstance(x, StoredRows) else x.reshape(-1, x.shape[-1]).index_select(0, index)
+    return (
+        x.take(index)
+        if isinstance(x, StoredRows)
+        else x.reshape(-1, x.shape[-1]).index_select(0, index)
+    )

@@ -70,7 +70,11 @@ class TimedRun(RunState):
         down = self.down()
         for name, sent in self.expected_uploads().items():
             why = None
-            if name not in down or tuple(down[name].shape) != sent.shape or not sent.dtype.is_floating_point:
+            if (
+                name not in down
+                or tuple(down[name].shape) != sent.shape
+                or not sent.dtype.is_floating_point
+            ):
                 why = f"takes no --asynchronous: its upload {name} is no update of what clients are sent"
             elif name.endswith(STATISTICS) and self.rule.step > 1.0:
                 why = f"takes no --server-step above 1, which can make a variance negative ({name})"
@@ -99,7 +103,9 @@ class TimedRun(RunState):
         """Not where a step is made of several groups."""
         return self._groups is None
 
-    def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+    def finish(
+        self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]
+    ) -> RoundTraffic:
         """The end of a round, or of one group of clients of a step: then it is kept until ``end_step``."""
         if self._groups is None:
             return super().finish(ids, down, pooled, ups)
@@ -113,11 +119,15 @@ class TimedRun(RunState):
         if not groups:
             traffic = self.nobody_sends(down)
         else:
-            sent = sorted(pair for group in groups for pair in zip(group.ids, group.sent, strict=True))
+            sent = sorted(
+                pair for group in groups for pair in zip(group.ids, group.sent, strict=True)
+            )
             stepped = self._stepped(down, groups)
             traffic = super().finish([c for c, _ in sent], down, stepped, [up for _, up in sent])
         needed = self.schedule.versions
-        self.versions = {version: tree for version, tree in self.versions.items() if version in needed}
+        self.versions = {
+            version: tree for version, tree in self.versions.items() if version in needed
+        }
         return traffic
 
     def _stepped(self, down: Tree, groups: Sequence[_Group]) -> Tree:
@@ -133,7 +143,10 @@ class TimedRun(RunState):
         rule, made = UploadPool(self.method.pool(self.hp), 1).rule, {}
         for name, t in groups[0].pooled.items():
             weights = [
-                float(len(g.ids) if rule(name) == "uniform" else self.client_rows[list(g.ids)].sum()) for g in groups
+                float(
+                    len(g.ids) if rule(name) == "uniform" else self.client_rows[list(g.ids)].sum()
+                )
+                for g in groups
             ]
             total = torch.zeros(t.shape, dtype=torch.float64, device=t.device)
             for group, weight in zip(groups, weights, strict=True):
@@ -147,12 +160,20 @@ class TimedRun(RunState):
     def timing(self) -> dict[str, float]:
         """What is recorded of the last round: its end, and how old the updates of its step were."""
         ages = np.array(self.staleness)
-        stale = {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())} if len(ages) else {}
+        stale = (
+            {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}
+            if len(ages)
+            else {}
+        )
         return {"simulated_time": self.schedule.clock, **stale}
 
     def keep(self) -> tuple[Tree, dict[str, Any]]:
         """Tensors and JSON that a snapshot has beside those of a run without time."""
-        tensors = {f"version/{v}/{name}": t for v, tree in self.versions.items() for name, t in tree.items()}
+        tensors = {
+            f"version/{v}/{name}": t
+            for v, tree in self.versions.items()
+            for name, t in tree.items()
+        }
         return tensors, {"timing": self.schedule.to_json()}
 
     def take_up(self, tensors: Tree, meta: dict[str, Any]) -> None:

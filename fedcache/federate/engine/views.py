@@ -14,7 +14,9 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
 
 
-def training_views(data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch") -> tuple[int | Tensor, ...]:
+def training_views(
+    data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch"
+) -> tuple[int | Tensor, ...]:
     """The view of each row that ``train_view`` asks for: the plain image, or an augmentation drawn for this epoch."""
     if ctx.hp.get("train_view", "center") == "center":
         return (0,)
@@ -31,7 +33,9 @@ def check_views(hp: Hp, views: int) -> None:
         )
 
 
-def drawn_views(data: ClientData, ctx: Ctx, epoch: int, count: int, purpose: str = "views") -> tuple[int | Tensor, ...]:
+def drawn_views(
+    data: ClientData, ctx: Ctx, epoch: int, count: int, purpose: str = "views"
+) -> tuple[int | Tensor, ...]:
     """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
 
     ``count`` is 1, or 2 for a pair of different views where three or more are stored; each is [*lead, R] drawn per row,

@@ -30,6 +30,10 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
     found = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
     if job.method.protocol(job.hp) != "personalised":
         return found.global_accuracy
-    of_clients = found.client_accuracy if chosen is None else found.client_accuracy[np.asarray(chosen, np.int64)]
+    of_clients = (
+        found.client_accuracy
+        if chosen is None
+        else found.client_accuracy[np.asarray(chosen, np.int64)]
+    )
     known = of_clients[~np.isnan(of_clients)]
     return float(known.mean()) if len(known) else None

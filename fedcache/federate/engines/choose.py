@@ -23,7 +23,10 @@ def engine_of(name: str, address: str | None) -> RayEngine | None:
         raise unknown("engine", name, ENGINES)
     if name == "local":
         if address is not None:
-            raise UsageError(f"--ray-address {address} is for --engine ray.", f"--engine ray --ray-address {address}")
+            raise UsageError(
+                f"--ray-address {address} is for --engine ray.",
+                f"--engine ray --ray-address {address}",
+            )
         return None
     cluster.need_ray()
     if address is not None:

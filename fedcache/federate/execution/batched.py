@@ -17,7 +17,14 @@ from fedcache.federate.engine.method import Method, numel
 from fedcache.federate.engine.outcome import RoundTraffic, itemsize
 from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import Sent
-from fedcache.federate.execution.memory_estimate import GPU_SET, GRID_SET, LARGE_SET, WORKING_SET, ExecutionPlan, Load
+from fedcache.federate.execution.memory_estimate import (
+    GPU_SET,
+    GRID_SET,
+    LARGE_SET,
+    WORKING_SET,
+    ExecutionPlan,
+    Load,
+)
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
@@ -75,7 +82,9 @@ class Batched(Executor):
             return batch.fail(error)
         return batch.finish(ids, downs, pipeline, sent)
 
-    def fit_all(self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]) -> None:
+    def fit_all(
+        self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+    ) -> None:
         """Train the clients of a round.
 
         Args:
@@ -87,7 +96,12 @@ class Batched(Executor):
         self.fit_chunks(order, self.batch.plan.chunk, down, pipeline, sent)
 
     def fit_chunks(
-        self, order: Sequence[int], width: int, down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+        self,
+        order: Sequence[int],
+        width: int,
+        down: Tree,
+        pipeline: UploadPipeline,
+        sent: dict[int, Sent],
     ) -> None:
         """The same, ``width`` clients at once."""
         batch, first = self.batch, self.batch.points[0]
@@ -115,7 +129,11 @@ class Batched(Executor):
         return size > 0 and (size <= SMALL_HEAD * clients or device != "cpu")
 
     def pool_chunk(
-        self, chunk: Sequence[int], up: Tree, pipeline: UploadPipeline, each: Mapping[str, list[Tensor]] | None = None
+        self,
+        chunk: Sequence[int],
+        up: Tree,
+        pipeline: UploadPipeline,
+        each: Mapping[str, list[Tensor]] | None = None,
     ) -> None:
         """Pool what a chunk uploads: by one sum over its clients what is summed, client by client what is stacked.
 
@@ -133,14 +151,24 @@ class Batched(Executor):
             return
         validated = self.batch.points[0].trust.plain  # else each upload is validated by itself
         for j, c in enumerate(chunk):
-            whole = {n: parts[j] if self.batch.axes == 2 else parts[j][0] for n, parts in (each or {}).items()}
+            whole = {
+                n: parts[j] if self.batch.axes == 2 else parts[j][0]
+                for n, parts in (each or {}).items()
+            }
             pipeline.add({**self.batch.of_client(stacked, j), **whole}, c, validated=validated)
 
     def note_sent(
-        self, chunk: Sequence[int], up: Tree, size: int, sent: dict[int, Sent], shown: Tree | None = None
+        self,
+        chunk: Sequence[int],
+        up: Tree,
+        size: int,
+        sent: dict[int, Sent],
+        shown: Tree | None = None,
     ) -> None:
         """Note what each client of a chunk sends: its part of ``up``, and ``shown``, which has no axis of clients."""
-        alike = self.batch.points[0].method.sent is numel  # then every client of the chunk sends the same
+        alike = (
+            self.batch.points[0].method.sent is numel
+        )  # then every client of the chunk sends the same
         for j, c in enumerate(chunk[:1] if alike else chunk):
             self.batch.note_sent(c, {**self.batch.of_client(up, j), **(shown or {})}, size, sent)
         if alike:
@@ -157,4 +185,8 @@ def fits_cache(load: Load) -> int:
 
 def points_together(method: Method, load: Load) -> Load:
     """The load of the points that can be one batch: closed forms look at their floats, so they go one after another."""
-    return replace(load, points=1) if not method.gradient or method.central or method.one_shot else load
+    return (
+        replace(load, points=1)
+        if not method.gradient or method.central or method.one_shot
+        else load
+    )

@@ -53,7 +53,9 @@ def find_executor(name: str) -> type[Executor]:
     return made
 
 
-def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | None = None) -> ExecutionPlan:
+def choose(
+    method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | None = None
+) -> ExecutionPlan:
     """How a run, or the points of a grid, will be computed.
 
     Raises UsageError for an unknown executor, one that cannot serve the method, or a chunk below 1.
@@ -76,7 +78,9 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
             f"Use one that can: --execution {' | '.join(able)}",
         )
     if chunk is not None and chunk < 1:
-        raise UsageError(f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick.")
+        raise UsageError(
+            f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick."
+        )
     if name == "auto":
         name = min(able, key=lambda k: known[k].cost(method, hp, load))
     return known[name].plan(method, load, chunk)

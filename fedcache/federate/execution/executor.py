@@ -89,8 +89,13 @@ class Executor(ABC):
         for point in points[1:]:
             point.lost = points[0].lost
         downs = [point.down() for point in points]
-        if not ids and points[0].trust.privacy is None:  # a private round is noise alone, and told all the same
-            return [None if g in self.batch.failed else p.nobody_sends(downs[g]) for g, p in enumerate(points)]
+        if (
+            not ids and points[0].trust.privacy is None
+        ):  # a private round is noise alone, and told all the same
+            return [
+                None if g in self.batch.failed else p.nobody_sends(downs[g])
+                for g, p in enumerate(points)
+            ]
         return self.one_round(ids, downs)
 
 
@@ -101,7 +106,9 @@ class Sequential(Executor):
 
     def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
         super().__init__(batch, snapshots)
-        self._prepared: tuple[Tree, Tree] | None = None  # pooled uploads, and what the server prepared of them
+        self._prepared: tuple[Tree, Tree] | None = (
+            None  # pooled uploads, and what the server prepared of them
+        )
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
@@ -186,7 +193,12 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
     what each client would send.
     """
     method = point.method
-    adds_up = method.additive(point.hp) and method.sent is numel and method.enter is no_state and point.trust.plain
+    adds_up = (
+        method.additive(point.hp)
+        and method.sent is numel
+        and method.enter is no_state
+        and point.trust.plain
+    )
     if not adds_up or point.own or len(ids) < TOGETHER_FROM:
         yield from ([c] for c in ids)
         return

@@ -33,7 +33,14 @@ from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.federate.execution.gram_states import KeptCoordinates, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
-from fedcache.federate.execution.memory_estimate import GPU_SET, GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
+from fedcache.federate.execution.memory_estimate import (
+    GPU_SET,
+    GRID_SET,
+    WORKING_SET,
+    ExecutionPlan,
+    Load,
+    free_memory,
+)
 from fedcache.federate.execution.tensor_blocks import TensorBlocks
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer, zeros
@@ -120,14 +127,18 @@ class ChunkBases:
             if base.dim() == 3:
                 total = total + (w.view(-1, 1, 1) * c).sum(0).mT.unsqueeze(-1) * base
             else:
-                total = total + torch.einsum("m,mog,mgod->god", w, c, base.expand(-1, c.shape[-1], -1, -1))
+                total = total + torch.einsum(
+                    "m,mog,mgod->god", w, c, base.expand(-1, c.shape[-1], -1, -1)
+                )
         return total
 
     def each(self, W: Tensor) -> list[Tensor]:
         """W [G, U, D] of every client."""
         out = []
         for m, client in enumerate(self.clients):
-            alone = ChunkBases(self.grams, [client], 2, [b if b.dim() == 3 else b[m] for b in self.bases], [])
+            alone = ChunkBases(
+                self.grams, [client], 2, [b if b.dim() == 3 else b[m] for b in self.bases], []
+            )
             n = self.grams.n[client] + len(self.bases)
             out.append(alone.pooled(outer(inner(W, self.axes)[m : m + 1, :n], 2), [1.0]))
         return out
@@ -173,7 +184,9 @@ class Gram(Batched):
         epochs = int(cast(int, hp.get("epochs") or 1))
         covered = load.worth(epochs) if load.points == 1 else int(load.dual_rows().sum())
         # What is computed once for all clients is wasted on those that never take part.
-        pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(load.rows)
+        pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(
+            load.rows
+        )
         free = free_memory(
             load.device
         )  # where coordinates do not fit, other executions keep what clients have in a file
@@ -194,12 +207,18 @@ class Gram(Batched):
         clients = max(1, budget // (client * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
 
-    def fit_all(self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]) -> None:
+    def fit_all(
+        self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+    ) -> None:
         """Those with many rows first, batched; then those with few, in coordinates."""
         few = [c for c in order if c in self.grams.n]
-        self.fit_chunks([c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pipeline, sent)
+        self.fit_chunks(
+            [c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pipeline, sent
+        )
         for start in range(0, len(few), self.batch.plan.chunk):
-            self._fit_in_coordinates(few[start : start + self.batch.plan.chunk], down, pipeline, sent)
+            self._fit_in_coordinates(
+                few[start : start + self.batch.plan.chunk], down, pipeline, sent
+            )
         if not self._begun and self.batch.points[0].states.kept:
             return_freed_memory()  # most clients enter in the first round, by full maps between what stays of them
             self._begun = True
@@ -227,12 +246,23 @@ class Gram(Batched):
             self._pool(frame, order, up, pipeline, sent)
         # 4. Keep what stays with the clients: a map that travels as itself, one that stays as coordinates.
         if travels:
-            batch.store(order, {**state, **{n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)}})
+            batch.store(
+                order,
+                {
+                    **state,
+                    **{n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)},
+                },
+            )
         else:
             self._keep(order, state)
 
     def _pool(
-        self, frame: ChunkBases, order: Sequence[int], up: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+        self,
+        frame: ChunkBases,
+        order: Sequence[int],
+        up: Tree,
+        pipeline: UploadPipeline,
+        sent: dict[int, Sent],
     ) -> None:
         """Add the uploads of a chunk to the pool and note what each client sends."""
         batch = self.batch
@@ -251,7 +281,9 @@ class Gram(Batched):
         self.pool_chunk(order, rest, pipeline, each)
         # What travels is the map, whatever it was computed in; only its size is asked for.
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
-        like = {n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()}
+        like = {
+            n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()
+        }
         shown = {n: t[..., 0, :, :] if batch.axes == 2 else t[0] for n, t in like.items()}
         self.note_sent(order, rest, itemsize({**rest, **like}), sent, shown)
 
@@ -268,7 +300,9 @@ class Gram(Batched):
         for n in travels:
             base = down[n] if batch.axes == 1 else down[n].squeeze(1)
             number["down", n] = frame.add(base)
-        for n, t in sorted(state.items()):  # as files bring names in another order, and sums would follow it
+        for n, t in sorted(
+            state.items()
+        ):  # as files bring names in another order, and sums would follow it
             if is_first(n):
                 full = t.unsqueeze(1) if batch.axes == 1 else t.movedim(1, 0)
                 number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
@@ -285,13 +319,18 @@ class Gram(Batched):
         for j in range(k):
             # Points that share a basis share its products with the rows, which then have no axis of points.
             common = all(
-                at.bases[j] is alone.bases[j] for of_point in kept for at, alone in zip(of_point, kept[0], strict=True)
+                at.bases[j] is alone.bases[j]
+                for of_point in kept
+                for at, alone in zip(of_point, kept[0], strict=True)
             )
             seen = [[at.seen[j] for at in of_point] for of_point in (kept[:1] if common else kept)]
             frame.bases.append(torch.empty(0))  # never read: nothing of these is turned back here
             frame.seen.append(_padded(seen, longest))
         state = {
-            n: outer(_padded([[at.coords[n] for at in of_point] for of_point in kept], k + longest), self.batch.axes)
+            n: outer(
+                _padded([[at.coords[n] for at in of_point] for of_point in kept], k + longest),
+                self.batch.axes,
+            )
             for n in kept[0][0].coords
         }
         rest = [[point.states.rest(c) for c in order] for point in points]
@@ -305,14 +344,18 @@ class Gram(Batched):
         points = self.batch.points
         entered = self.batch.enter(down, [c for c in order if c not in points[0].states])
         for c in order:
-            twins: dict[tuple[SameObject, ...], KeptCoordinates] = {}  # what maps became that some point began with
+            twins: dict[
+                tuple[SameObject, ...], KeptCoordinates
+            ] = {}  # what maps became that some point began with
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
                 tree = point.states[c] if c in point.states else entered[g][c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
                 before = point.states.kept.get(order[0])
-                others, kept = _begin(self.grams, c, tree, twins.get(maps), before, point.states.blocks)
+                others, kept = _begin(
+                    self.grams, c, tree, twins.get(maps), before, point.states.blocks
+                )
                 twins[maps] = kept
                 point.states.keep(c, others, kept, self.grams)
 

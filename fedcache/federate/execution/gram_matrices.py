@@ -44,17 +44,23 @@ class GramMatrices:
     """
 
     def __init__(self, x: Features, rows: Mapping[int, np.ndarray]) -> None:
-        order = sorted(rows, key=lambda c: (-len(rows[c]), c))  # as chunks are cut, so that a chunk is one block
+        order = sorted(
+            rows, key=lambda c: (-len(rows[c]), c)
+        )  # as chunks are cut, so that a chunk is one block
         self.n = {c: len(rows[c]) for c in order}
         starts = np.cumsum([0, *self.n.values()])
         self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
         every = np.concatenate([rows[c] for c in order]) if order else np.empty(0, np.int64)
         self.packed = take_rows(x, torch.from_numpy(np.asarray(every, np.int64)).to(x.device))
-        self.gram: dict[int, Tensor] = {}  # [n, n] of each; those of equal sizes lie one after another
+        self.gram: dict[
+            int, Tensor
+        ] = {}  # [n, n] of each; those of equal sizes lie one after another
         for n, alike in groupby(order, lambda c: self.n[c]):
             group = list(alike)
             first = self.start[group[0]]
-            own = self.packed[first : first + n * len(group)].view(len(group), n, self.packed.shape[-1])
+            own = self.packed[first : first + n * len(group)].view(
+                len(group), n, self.packed.shape[-1]
+            )
             self.gram |= zip(group, _gram_matrices(own), strict=True)
         self._kept: dict[tuple[int, ...], Tensor] = {}
         self._kept_bytes = 0
@@ -88,7 +94,9 @@ class GramMatrices:
         longest = max(self.n[c] for c in clients)
         if all(self.n[c] == longest for c in clients) and self.block(clients) is not None:
             # They lie one after another, as the rows do.
-            return self.gram[clients[0]].as_strided((len(clients), longest, longest), (longest**2, longest, 1))
+            return self.gram[clients[0]].as_strided(
+                (len(clients), longest, longest), (longest**2, longest, 1)
+            )
         out = self.packed.new_zeros(len(clients), longest, longest)
         for to, c in zip(out, clients, strict=True):
             to[: self.n[c], : self.n[c]] = self.gram[c]
@@ -115,7 +123,10 @@ class GramMatrices:
 
     def _trim(self) -> None:
         """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
-        sizes = [gram.nbytes + sum(t.nbytes for t in seen.values()) for gram, seen in self._beside.values()]
+        sizes = [
+            gram.nbytes + sum(t.nbytes for t in seen.values())
+            for gram, seen in self._beside.values()
+        ]
         total = sum(sizes)
         for key, size in zip(list(self._beside)[:-1], sizes, strict=False):
             if total <= CACHE_BYTES:
@@ -158,7 +169,9 @@ class GramMatrices:
         elif len(block) == M * A.shape[1]:  # no client has fewer rows than another
             total = _summed_product(scaled.flatten(0, 1), block)
         else:
-            cut = torch.cat([of_client[: self.n[c]] for of_client, c in zip(scaled, clients, strict=True)])
+            cut = torch.cat(
+                [of_client[: self.n[c]] for of_client, c in zip(scaled, clients, strict=True)]
+            )
             total = _summed_product(cut, block)
         total = total.view(first, second, -1)
         return total if swapped else total.permute(1, 0, 2)

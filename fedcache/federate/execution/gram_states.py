@@ -34,7 +34,9 @@ class KeptCoordinates:
     """One client's coordinates of one run, kept between rounds."""
 
     coords: dict[str, Tensor]  # name -> [k + n, U]
-    bases: list[Tensor]  # k tensors [U, D]; clients that entered with equal weights share one in memory
+    bases: list[
+        Tensor
+    ]  # k tensors [U, D]; clients that entered with equal weights share one in memory
     seen: list[Tensor]  # X B_j' [n, U] of each
 
 
@@ -58,7 +60,9 @@ class Chunk:
     def alone(self) -> bool:
         """Whether every tensor has an axis of these clients and all of its memory."""
         return all(
-            t.shape[0] == len(self.clients) and t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes
+            t.shape[0] == len(self.clients)
+            and t.is_contiguous()
+            and t.untyped_storage().nbytes() == t.nbytes
             for t in self.stacked.values()
         )
 
@@ -90,14 +94,22 @@ class ClientStates(MutableMapping[int, Tree]):
         if self._chunk is not None and self._chunk.clients == chunk.clients:
             self._chunk = None  # what it had is older
         self._settle()
-        if self.table is None and all(client in self._trees for client in chunk.clients) and chunk.alone():
+        if (
+            self.table is None
+            and all(client in self._trees for client in chunk.clients)
+            and chunk.alone()
+        ):
             self._chunk = chunk
         else:
             self._write_all(chunk)
 
     def chunk(self, clients: Sequence[int]) -> Tree | None:
         """The stacked tensors of these clients, if they are held as one chunk; not to be changed."""
-        return dict(self._chunk.stacked) if self._chunk and self._chunk.clients == tuple(clients) else None
+        return (
+            dict(self._chunk.stacked)
+            if self._chunk and self._chunk.clients == tuple(clients)
+            else None
+        )
 
     def _settle(self) -> None:
         """Give every client of the chunk its own tensors."""
@@ -132,7 +144,10 @@ class ClientStates(MutableMapping[int, Tree]):
             for n, t in kept.coords.items()
             if n not in tree
         }
-        return {**tree, **found}  # made anew every time: kept, they would be more than the coordinates
+        return {
+            **tree,
+            **found,
+        }  # made anew every time: kept, they would be more than the coordinates
 
     def scored(self, client: int, x: Features, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
@@ -161,7 +176,11 @@ class ClientStates(MutableMapping[int, Tree]):
     def outline(self, client: int) -> Tree:
         """The names and shapes of a client's tensors; maps that are coordinates have no values."""
         kept = self.kept.get(client)
-        maps = {} if kept is None else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
+        maps = (
+            {}
+            if kept is None
+            else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
+        )
         return {**maps, **self._trees[client]}
 
     def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
@@ -186,7 +205,9 @@ class ClientStates(MutableMapping[int, Tree]):
             self.kept.pop(client, None)
         else:
             old = self.kept[client]
-            self.kept[client] = replace(old, coords=self._copied(coords, old.coords if mine else None))
+            self.kept[client] = replace(
+                old, coords=self._copied(coords, old.coords if mine else None)
+            )
         if self.table is None:
             self._written.add(client)
 
@@ -194,7 +215,9 @@ class ClientStates(MutableMapping[int, Tree]):
         """A copy, in the memory of ``into`` where that has the same names, shapes and dtypes."""
         if into is None:
             return self.blocks.copy_tree(tree)
-        if not same_outline(tree, into):  # a block would keep its old place for as long as its neighbours
+        if not same_outline(
+            tree, into
+        ):  # a block would keep its old place for as long as its neighbours
             return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
         for k, t in tree.items():
             into[k].copy_(t)
@@ -227,7 +250,10 @@ def stored(states: ClientStates) -> Tree:
     out: Tree = {}
     for client, kept in states.kept.items():
         out |= {f"coords/{client}/{name}": t.clone() for name, t in kept.coords.items()}
-        out |= {f"base/{client}/{j}": t.clone(memory_format=torch.contiguous_format) for j, t in enumerate(kept.bases)}
+        out |= {
+            f"base/{client}/{j}": t.clone(memory_format=torch.contiguous_format)
+            for j, t in enumerate(kept.bases)
+        }
     return out
 
 
@@ -239,7 +265,9 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if key.startswith(("coords/", "base/")):
             place, number, name = key.split("/", 2)
             if place == "coords":
-                coords.setdefault(int(number), {})[name] = t.to(grams.packed.device)  # ``keep`` copies it
+                coords.setdefault(int(number), {})[name] = t.to(
+                    grams.packed.device
+                )  # ``keep`` copies it
             else:
                 bases.setdefault(int(number), {})[int(name)] = t.to(grams.packed.device, copy=True)
     known: list[Tensor] = []
@@ -247,7 +275,9 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if client not in grams.n:
             continue
         loaded = [bases[client][j] for j in range(len(bases[client]))]
-        own = [next((k for k in known if k.shape == b.shape and torch.equal(k, b)), b) for b in loaded]
+        own = [
+            next((k for k in known if k.shape == b.shape and torch.equal(k, b)), b) for b in loaded
+        ]
         known += [b for b in own if not any(b is k for k in known)]
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
         made = KeptCoordinates(coords[client], own, [grams.of(client) @ b.mT for b in own])

@@ -60,14 +60,18 @@ class GridCache:
     def grams(self, job: RunState) -> GramMatrices:
         """Of the clients of a run that ``gram`` serves."""
         width = job.data.x.shape[2]
-        rows = {c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible.tolist()}
+        rows = {
+            c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible.tolist()
+        }
         rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
         key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
         if key not in self._grams:
             self._grams[key] = GramMatrices(job.data.x, rows)
         return self._grams[key]
 
-    def pooled(self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
+    def pooled(
+        self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]
+    ) -> tuple[Tree, Sent]:
         """What the clients of a one-shot run pool, computed by ``make`` unless another run has pooled the same.
 
         Runs pool the same when they differ in nothing that ``fit`` reads. Where the method is ``additive``, clients do
@@ -78,7 +82,11 @@ class GridCache:
         """
         method, hp = job.method, job.hp
         read = {h.name for h in method.hparams if h.fit}
-        same = (SameObject(job.data), method.name, *((k, v) for k, v in sorted(hp.items()) if k in read))
+        same = (
+            SameObject(job.data),
+            method.name,
+            *((k, v) for k, v in sorted(hp.items()) if k in read),
+        )
         rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
         own = ((job.training_clients[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
         key: tuple[Any, ...] = (*same, job.seed, *own)
@@ -119,11 +127,17 @@ class GridBatch:
     def ctx(self, order: Sequence[int]) -> Ctx:
         """The context of a chunk of all points."""
         ctx = self.points[0].ctx(order, self.axes)
-        return ctx if self.axes == 1 else replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
+        return (
+            ctx if self.axes == 1 else replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
+        )
 
     def broadcasts(self, downs: Sequence[Tree]) -> Tree:
         """What the servers send as one tree, with a client axis of length 1: clients of a point share it."""
-        down = {k: torch.stack([d[k] for d in downs]) for k in downs[0]} if self.axes == 2 else downs[0]
+        down = (
+            {k: torch.stack([d[k] for d in downs]) for k in downs[0]}
+            if self.axes == 2
+            else downs[0]
+        )
         return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
 
     def states(self, order: Sequence[int], down: Tree) -> Tree:
@@ -141,7 +155,11 @@ class GridBatch:
     def stacked(self, trees: Sequence[Sequence[Tree]]) -> Tree:
         """[point][client] trees as one."""
         points = [pad_stack(of_point) for of_point in trees]
-        return points[0] if self.axes == 1 else {k: torch.stack([p[k] for p in points]) for k in points[0]}
+        return (
+            points[0]
+            if self.axes == 1
+            else {k: torch.stack([p[k] for p in points]) for k in points[0]}
+        )
 
     def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
         """What clients hold that take part for the first time, per point; ``new`` keeps the order of falling rows.
@@ -178,7 +196,9 @@ class GridBatch:
 
     def of_point(self, tree: Tree, g: int) -> Tree:
         """The tensors of one point, with their client axis."""
-        return tree if self.axes == 1 else {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}
+        return (
+            tree if self.axes == 1 else {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}
+        )
 
     def of_client(self, tree: Tree, j: int) -> Tree:
         """The tensors of the client at place ``j`` of a chunk, with the axis of points if there is one."""
@@ -204,7 +224,9 @@ class GridBatch:
         if self.axes == 1:
             sent[client] = [(count(up, first.server_ctx()), size)]
         elif count is numel:
-            sent[client] = [(numel(up, first.server_ctx()) // len(self.points), size)] * len(self.points)
+            sent[client] = [(numel(up, first.server_ctx()) // len(self.points), size)] * len(
+                self.points
+            )
         else:
             sent[client] = [
                 (count({k: t[g] for k, t in up.items()}, point.server_ctx()), size)
@@ -262,7 +284,11 @@ class GridBatch:
                 self.failed.setdefault(g, error)
 
     def finish(
-        self, ids: Sequence[int], downs: Sequence[Tree], pipeline: UploadPipeline, sent: dict[int, Sent]
+        self,
+        ids: Sequence[int],
+        downs: Sequence[Tree],
+        pipeline: UploadPipeline,
+        sent: dict[int, Sent],
     ) -> list[RoundTraffic | None]:
         """Hand every server its pooled uploads; returns as ``Executor.one_round``."""
         try:
@@ -276,7 +302,9 @@ class GridBatch:
                 continue
             mine = pooled
             if self.axes == 2:  # what is stacked has the clients before the points
-                mine = {k: t[:, g] if pipeline.rule(k) == "stack" else t[g] for k, t in pooled.items()}
+                mine = {
+                    k: t[:, g] if pipeline.rule(k) == "stack" else t[g] for k, t in pooled.items()
+                }
             try:
                 found.append(point.finish(ids, downs[g], mine, [sent[c][g] for c in ids]))
             except FedcacheError as error:
@@ -291,7 +319,9 @@ def stack_hp(hps: Sequence[Hp], point: RunState) -> Hp:
     for name in made:
         values = [hp[name] for hp in hps]
         if any(v != values[0] for v in values):
-            made[name] = torch.tensor([[v] for v in values], dtype=point.env.dtype, device=point.env.device)
+            made[name] = torch.tensor(
+                [[v] for v in values], dtype=point.env.dtype, device=point.env.device
+            )
     return made
 
 

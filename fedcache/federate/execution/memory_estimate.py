@@ -75,7 +75,9 @@ class Load:
     server_bytes: int = 0  # of what the server holds
     state_bytes: int = 0  # that a client keeps between rounds
     feature_bytes: int = 0  # of all rows
-    broadcast_bytes: int = 0  # of what a client is sent besides its first map, which losses are computed against
+    broadcast_bytes: int = (
+        0  # of what a client is sent besides its first map, which losses are computed against
+    )
     batch: int = 32  # rows of a step
     versions: int = 0  # older models of the server that clients in training began with
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
@@ -125,7 +127,9 @@ def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
 def free_memory(device: str = "cpu") -> int:
     """Bytes of memory that can be had without swapping, as the system says; or of a GPU, as torch says."""
     if device == "cuda":
-        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch, for tensors that are gone
+        held = (
+            torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        )  # by torch, for tensors that are gone
         return int(torch.cuda.mem_get_info()[0]) + held
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -235,7 +239,9 @@ class Forecast:
         return f"{self.total / 2**20:,.0f} MiB at the peak ({parts})"
 
 
-def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed: bool = False) -> Forecast:
+def forecast(
+    load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed: bool = False
+) -> Forecast:
     """The peak of a run.
 
     Args:
@@ -251,7 +257,9 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
     copies = 5 if opt == "adam" else 4
     at_once = plan.chunk * points
     row = load.width * load.itemsize
-    gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (row + 64)
+    gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (
+        row + 64
+    )
     grams = 0
     if plan.name == "gram":
         few = int(load.dual_rows().max(initial=0))
@@ -265,7 +273,9 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
         cut = int(load.rows.sum()) * load.views * row
         working += cut if cut <= MEMO_BYTES else 0
         if load.points > 1:  # first weights too
-            working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), load.participants * load.head_bytes)
+            working += min(
+                MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), load.participants * load.head_bytes
+            )
     uploads = load.clients if stacked else plan.chunk
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
     server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * (2 + load.versions))
@@ -282,7 +292,9 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
     )
 
 
-def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int, *, loaded: bool) -> None:
+def refuse_too_much(
+    found: Forecast, load: Load, plan: ExecutionPlan, free: int, *, loaded: bool
+) -> None:
     """Refuse a run that does not fit into free memory, with what would. Raises MachineError.
 
     ``free`` is in bytes; ``loaded`` says whether the features are in memory already.
@@ -294,7 +306,9 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
     spare = free - (needed - found.working)
     if 2 * found.states > needed and needed - found.states <= free:
         hint = _fewer_participants(load, free - (needed - found.states), "a smaller head would fit")
-        raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint)
+        raise MachineError(
+            f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint
+        )
     per_client = found.working / max(1, plan.chunk)
     fits = int(spare // per_client) if per_client else 0
     hint = (
@@ -302,7 +316,9 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
         if 0 < fits < plan.chunk
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )
-    raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint)
+    raise MachineError(
+        f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint
+    )
 
 
 def refuse_large_server(job: RunState, free: int) -> None:
@@ -311,7 +327,9 @@ def refuse_large_server(job: RunState, free: int) -> None:
     Raises MachineError, with the number of clients that would fit into ``free`` bytes.
     """
     method, ctx, clients = job.method, job.server_ctx(), job.env.clients
-    elsewhere = job.env.device.type != "cpu" or ("text" in method.reads(job.hp) and job.env.text is None)
+    elsewhere = job.env.device.type != "cpu" or (
+        "text" in method.reads(job.hp) and job.env.text is None
+    )
     if elsewhere or "stack" not in method.pool(job.hp).values():
         return
     one, two = (_bytes(method.init(replace(ctx, env=replace(ctx.env, clients=n)))) for n in (1, 2))
@@ -334,7 +352,9 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     there, needed = place, load.kept_bytes()
     while not there.exists():
         there = there.parent
-    free = shutil.disk_usage(there).free + sum(file.stat().st_size for file in place.rglob("states-*.table"))
+    free = shutil.disk_usage(there).free + sum(
+        file.stat().st_size for file in place.rglob("states-*.table")
+    )
     if needed > free:
         raise MachineError(
             f"{load.participants:,} clients take part and keep {needed / 2**20:,.0f} MiB between rounds, and "

@@ -50,7 +50,12 @@ class StateTable(MutableMapping[int, Tree]):
     """
 
     def __init__(
-        self, path: Path, clients: int, device: torch.device, saved: Snapshot | None = None, expected: int = 0
+        self,
+        path: Path,
+        clients: int,
+        device: torch.device,
+        saved: Snapshot | None = None,
+        expected: int = 0,
     ) -> None:
         self.path, self._device, self._expected = path, device, expected
         self._lock = FileLock(_lock_of(path), timeout=0)
@@ -65,7 +70,9 @@ class StateTable(MutableMapping[int, Tree]):
         self._kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}
         self._new: set[int] = set()  # clients whose rows no checkpoint refers to
-        self._left: list[tuple[int, int]] = []  # (place, bytes) that the last checkpoint alone refers to
+        self._left: list[
+            tuple[int, int]
+        ] = []  # (place, bytes) that the last checkpoint alone refers to
         self._free: dict[int, list[int]] = {}  # bytes -> places that nothing refers to
         self._end = 0
         if saved is not None:
@@ -80,7 +87,9 @@ class StateTable(MutableMapping[int, Tree]):
         for row in rows[np.argsort(rows["at"])]:
             size = _size(self._kinds[row["kind"] - 1])
             if size:  # what lies between is free, as rows of the size of the one behind
-                self._free.setdefault(size, []).extend(range(self._end, int(row["at"]) - size + 1, size))
+                self._free.setdefault(size, []).extend(
+                    range(self._end, int(row["at"]) - size + 1, size)
+                )
             self._end = int(row["at"]) + size
 
     def _number(self, kind: Kind) -> int:
@@ -108,7 +117,9 @@ class StateTable(MutableMapping[int, Tree]):
 
     def __setitem__(self, client: int, tree: Tree) -> None:
         plain = {name: t.detach().cpu().contiguous() for name, t in tree.items()}
-        kind = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in plain.items())
+        kind = tuple(
+            (name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in plain.items()
+        )
         # A tensor of one number may have any stride, which only as_strided takes back to 1.
         flat = (t.as_strided((t.numel(),), (1,)) for t in plain.values() if t.numel())
         raw = b"".join(t.view(torch.uint8).numpy().data for t in flat)
@@ -161,7 +172,9 @@ class StateTable(MutableMapping[int, Tree]):
             os.fsync(self._file.fileno())
         ids = np.flatnonzero(self._rows["kind"])
         rows = self._rows[ids].view(np.uint8).reshape(len(ids), ROW.itemsize)
-        return {"table/client": torch.from_numpy(ids), "table/row": torch.from_numpy(rows)}, list(self._kinds)
+        return {"table/client": torch.from_numpy(ids), "table/row": torch.from_numpy(rows)}, list(
+            self._kinds
+        )
 
     def kept(self) -> None:
         """The index that ``mark`` made last is on the disk too: rows that only the one before refers to are free."""
@@ -198,7 +211,10 @@ def check_table(path: Path, saved: Snapshot) -> None:
 
 
 def _kinds(saved: Snapshot) -> list[Kind]:
-    return [tuple((name, dtype, tuple(shape)) for name, dtype, shape in kind) for kind in saved.meta["table"]]
+    return [
+        tuple((name, dtype, tuple(shape)) for name, dtype, shape in kind)
+        for kind in saved.meta["table"]
+    ]
 
 
 def _index(saved: Snapshot) -> tuple[np.ndarray, np.ndarray]:
@@ -215,10 +231,13 @@ def _lock_of(path: Path) -> Path:
 
 
 def _damaged(path: Path) -> CorruptionError:
-    return CorruptionError(f"{path} is missing or not what was written.", "Remove it; what it held is made again.")
+    return CorruptionError(
+        f"{path} is missing or not what was written.", "Remove it; what it held is made again."
+    )
 
 
 def _in_use(path: Path) -> StoreError:
     return StoreError(
-        f"{path} is in use by another process that trains the same run.", "Wait for its result, or end it."
+        f"{path} is in use by another process that trains the same run.",
+        "Wait for its result, or end it.",
     )

@@ -46,4 +46,6 @@ class TensorBlocks:
 
 def same_outline(a: Tree, b: Tree) -> bool:
     """Whether two trees have tensors of the same names, shapes and dtypes."""
-    return {k: (t.shape, t.dtype) for k, t in a.items()} == {k: (t.shape, t.dtype) for k, t in b.items()}
+    return {k: (t.shape, t.dtype) for k, t in a.items()} == {
+        k: (t.shape, t.dtype) for k, t in b.items()
+    }

@@ -22,7 +22,10 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
         point.schedule = first.schedule
     if first.rule.buffer is None:
         participation = executor.batch.participation
-        drawn, took_part = first.sampler.drawn(round_, participation), tuple(first.sample(participation))
+        drawn, took_part = (
+            first.sampler.drawn(round_, participation),
+            tuple(first.sample(participation)),
+        )
         traffics = executor.train_round()
         first.schedule.wait(drawn, round_)
         return took_part, traffics

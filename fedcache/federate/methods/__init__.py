@@ -17,7 +17,9 @@ from fedcache.plugins import find, offer, plugins
 if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
 
-NAMES = tuple(sorted(file.name.replace("_", "-") for file in iter_modules(__path__) if not file.ispkg))
+NAMES = tuple(
+    sorted(file.name.replace("_", "-") for file in iter_modules(__path__) if not file.ispkg)
+)
 
 
 def module_of(name: str) -> str:
@@ -72,7 +74,11 @@ def plugin_method(name: str) -> Method:
         raise KeyError(name)
     method: Method = plugin.load()
     if getattr(method, "name", None) != name or not callable(getattr(method, "fit", None)):
-        found = f"a method called {method.name!r}" if hasattr(method, "fit") else f"a {type(method).__name__}"
+        found = (
+            f"a method called {method.name!r}"
+            if hasattr(method, "fit")
+            else f"a {type(method).__name__}"
+        )
         raise UsageError(
             f"The plug-in method {name!r} of {plugin.origin} is {found}.",
             "Its entry point names a fedcache.Method whose name is that of the entry point.",
@@ -84,9 +90,12 @@ def unknown_method(name: str) -> FedcacheError:
     """The error for a name that is no method."""
     known = sorted([*METHODS, *plugins("methods")])
     return unknown(
-        "method", name, known, hint=f"Known: {', '.join(known)}\nA method of yours is known when it is installed:  pip "
+        "method",
+        name,
+        known,
+        hint=f"Known: {', '.join(known)}\nA method of yours is known when it is installed:  pip "
         "install -e FOLDER",
-    )  # fmt: skip
+    )
 
 
 def find_method(name: str) -> Method:

@@ -27,7 +27,16 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Statistic, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.ridge import factored, gram, solve, unpack
@@ -44,7 +53,9 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
     made, D = add_up(data, ctx, ctx.env.width, sums), ctx.env.width
     i = torch.arange(D, device=ctx.env.device)
-    made["gram"][..., i * D - i * (i - 1) // 2] += float(ctx.number("gamma"))  # of a packed triangle the diagonal
+    made["gram"][..., i * D - i * (i - 1) // 2] += float(
+        ctx.number("gamma")
+    )  # of a packed triangle the diagonal
     W = solve(unpack(made["gram"], D), made["class_sum"].mT, 0.0, switch="gamma")
     return {}, {"head": W.mT.contiguous(), "gram": made["gram"]}
 
@@ -86,9 +97,16 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     W, C = up["head"][0].mT, unpack(up["gram"][0], ctx.env.width)
     for head, triangle in zip(up["head"][1:], up["gram"][1:], strict=True):
         W, C = merge(W, C, head.mT, unpack(triangle, ctx.env.width))
-    bare = remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma"))) if ctx.hp["clean"] else None
+    bare = (
+        remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma")))
+        if ctx.hp["clean"]
+        else None
+    )
     W = W if bare is None else bare
-    made = {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
+    made = {
+        "W": W.mT.contiguous().to(ctx.env.dtype),
+        "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype),
+    }
     return {**made, "cleaned": torch.tensor(bare is not None, device=C.device)}
 
 
@@ -97,7 +115,9 @@ def broadcast(server: Tree, _ctx: Ctx) -> Tree:
     return {k: server[k] for k in ("W", "b") if k in server}
 
 
-def cleaned(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+def cleaned(
+    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
+) -> dict[str, float]:
     """Whether the ridge was removed."""
     return {"cleaned": float(server["cleaned"])}
 
@@ -110,8 +130,13 @@ METHOD = replace(
     hparams=(
         FEAT_POST,
         HParam("gamma", 1.0, "float", "ridge of each client's own solution", low=0.0),
-        HParam("clean", True, "bool", "remove the clients' ridges from the merged solution, where it is regular",
-               fit=False),
+        HParam(
+            "clean",
+            True,
+            "bool",
+            "remove the clients' ridges from the merged solution, where it is regular",
+            fit=False,
+        ),
     ),
     fit=fit,
     uploads=uploads,
@@ -141,4 +166,4 @@ METHOD = replace(
         """,
         cite=("he2025afl",),
     ),
-)  # fmt: skip
+)

@@ -49,7 +49,10 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
     def again(batch: Batch) -> tuple[Tensor, Tensor]:
         at = batch["at"].tolist()
         with torch.no_grad():
-            g, prev = (prompts.image_features(batch["x"], prompts.paint(p, ctx, at), ctx) for p in (down, previous))
+            g, prev = (
+                prompts.image_features(batch["x"], prompts.paint(p, ctx, at), ctx)
+                for p in (down, previous)
+            )
         return g, prev
 
     return again
@@ -76,7 +79,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
     kept = {k: t for k, t in state.items() if not k.startswith(PREVIOUS)}
     p = prompts.train_prompts(loss, {**down, **kept}, data, ctx)
-    return {**{PREVIOUS + k: p[k] for k in down}, **{k: p[k] for k in kept}}, {k: p[k] for k in down}
+    return {**{PREVIOUS + k: p[k] for k in down}, **{k: p[k] for k in kept}}, {
+        k: p[k] for k in down
+    }
 
 
 METHOD = replace(

@@ -18,21 +18,43 @@ from torch.nn.functional import cross_entropy
 
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.engine.method import server_tensors
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, MethodPage, Tree, affine, model
-from fedcache.federate.methods.common.switches import FEAT_POST, LOGIT_SCALE, TRAINING, declare, init_param
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+    model,
+)
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    LOGIT_SCALE,
+    TRAINING,
+    declare,
+    init_param,
+)
 from fedcache.heads.projection import logits
 
 sgd = local(model.ce_loss, model.names, model.trained, send=model.names)
 
 
-def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def lbfgs(
+    x: Tensor, y: Tensor, classes: int, l2: float, steps: int, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """W [C, D] and b [C] that minimise mean CE of scale (W x + b) + (l2/2) |W|^2 on rows x [N, D] in float64; b is not
     penalised.
     """
     W = x.new_zeros(classes, x.shape[1]).requires_grad_()
     b = x.new_zeros(classes).requires_grad_()
     solver = torch.optim.LBFGS(
-        [W, b], max_iter=steps, tolerance_grad=1e-8, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        [W, b],
+        max_iter=steps,
+        tolerance_grad=1e-8,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
     )
 
     def objective() -> Tensor:
@@ -51,7 +73,12 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         return sgd(down, state, data, ctx)
     x, y = data.full()[0].double().flatten(0, -2), data.labels(data.positions()).flatten()
     W, b = lbfgs(
-        x, y, ctx.env.classes, float(ctx.number("l2")), ctx.count("lbfgs_steps"), float(ctx.number("logit_scale"))
+        x,
+        y,
+        ctx.env.classes,
+        float(ctx.number("l2")),
+        ctx.count("lbfgs_steps"),
+        float(ctx.number("logit_scale")),
     )
     up = {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
     return {}, {k: t.reshape(ctx.lead + tuple(t.shape)) for k, t in up.items()}
@@ -73,8 +100,18 @@ METHOD = Method(
     summary="One linear head on all labelled rows, by L-BFGS or SGD; not federated.",
     hparams=(
         *declare(
-            FEAT_POST, LOGIT_SCALE, init_param(independent=False), TRAINING,
-            feat_post="l2", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, epochs=10, drop_last=False,
+            FEAT_POST,
+            LOGIT_SCALE,
+            init_param(independent=False),
+            TRAINING,
+            feat_post="l2",
+            opt="sgd",
+            lr=0.01,
+            wd=1e-5,
+            momentum=0.9,
+            batch=50,
+            epochs=10,
+            drop_last=False,
         ),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
         HParam("probe", "lbfgs", "choice", "how it is trained", choices=("lbfgs", "sgd")),
@@ -105,4 +142,4 @@ METHOD = Method(
         """,
         cite=("yan2024fstcbdg",),
     ),
-)  # fmt: skip
+)

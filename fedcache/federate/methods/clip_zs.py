@@ -33,7 +33,14 @@ METHOD = Method(
     summary="Zero-shot: the class whose text feature is nearest.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
-        HParam("scale", 1.0, "float", "logit scale s; the prediction does not depend on it", low=1e-6, official=100.0),
+        HParam(
+            "scale",
+            1.0,
+            "float",
+            "logit scale s; the prediction does not depend on it",
+            low=1e-6,
+            official=100.0,
+        ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
     init=lambda _ctx: {},

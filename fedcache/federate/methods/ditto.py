@@ -22,7 +22,15 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import fedavg, solo
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, is_zero, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+)
 from fedcache.federate.methods.fedprox import proximal
 from fedcache.heads.projection import logits
 
@@ -52,7 +60,9 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """FedAvg's local epochs on w, then those on v_i."""
-    kept, up = fedavg.METHOD.fit(down, {k: t for k, t in state.items() if not k.startswith(OWN)}, data, ctx)
+    kept, up = fedavg.METHOD.fit(
+        down, {k: t for k, t in state.items() if not k.startswith(OWN)}, data, ctx
+    )
     epochs = ctx.count("epochs" if ctx.hp["personal_epochs"] is None else "personal_epochs")
     v = train(personal(state), model.trained(ctx.hp), epochs, loss, down, data, ctx)
     return {k: v[k.removeprefix(OWN)] if k.startswith(OWN) else kept[k] for k in state}, up
@@ -70,8 +80,17 @@ METHOD = replace(
     summary="A FedAvg model, and a model of every client's own that is held near it.",
     hparams=(
         *fedavg.METHOD.hparams,
-        HParam("lambda", 1.0, "float", "strength of the pull on the personal model; 0 is solo", low=0.0),
-        HParam("personal_epochs", None, "int", "local epochs of the personal model", low=0, auto="epochs"),
+        HParam(
+            "lambda", 1.0, "float", "strength of the pull on the personal model; 0 is solo", low=0.0
+        ),
+        HParam(
+            "personal_epochs",
+            None,
+            "int",
+            "local epochs of the personal model",
+            low=0,
+            auto="epochs",
+        ),
     ),
     enter=enter,
     fit=fit,

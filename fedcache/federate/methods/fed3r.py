@@ -82,7 +82,9 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
     z = x.double()
     if not dim:
         return z
-    return fourier_features(z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma"))))
+    return fourier_features(
+        z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma")))
+    )
 
 
 def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +96,11 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
         some = slice(start, start + SINGLE_ROWS)
         own, at = z[..., some, :], y[..., some].unsqueeze(-1)
         part = z.new_zeros(*lead, C, D)
-        total += part.index_add_(0, at[:, 0], own) if z.dim() == 2 else part.scatter_add_(-2, at.expand_as(own), own)
+        total += (
+            part.index_add_(0, at[:, 0], own)
+            if z.dim() == 2
+            else part.scatter_add_(-2, at.expand_as(own), own)
+        )
     return total, weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
 
 
@@ -143,7 +149,9 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     rounding = SINGLE_ROUNDING if ctx.hp["precision"] == "float32" else 0.0
 
     def sent(shape: tuple[int, ...], kind: StatisticKind) -> UploadTensor:
-        return UploadTensor(shape, torch.float64, statistic=Statistic(kind, longest=longest, rounding=rounding))
+        return UploadTensor(
+            shape, torch.float64, statistic=Statistic(kind, longest=longest, rounding=rounding)
+        )
 
     sums = {"gram": sent((D * (D + 1) // 2,), "gram"), "class_sum": sent((C, D), "class sums")}
     if ctx.hp["bias"]:
@@ -158,7 +166,9 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     A = unpack(sums["gram"], B.shape[-2])
     if ctx.hp["bias"]:
         ones, count = sums["sum"].unsqueeze(-1), sums["count"].unsqueeze(-2)
-        A = torch.cat([torch.cat([A, ones], -1), torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)], -2)
+        A = torch.cat(
+            [torch.cat([A, ones], -1), torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)], -2
+        )
         B = torch.cat([B, count], -2)
     return A, B
 
@@ -175,7 +185,9 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
         weights, b = around_mean(sums, float(ctx.number("lam")))
     else:
         weights, b = through_zero(sums, ctx)
-    if ctx.hp["w_normalize"]:  # the norm is that of the weights alone, and divides the bias too (D-85)
+    if ctx.hp[
+        "w_normalize"
+    ]:  # the norm is that of the weights alone, and divides the bias too (D-85)
         norm = weights.norm(dim=-2).clamp(min=1e-12)
         weights, b = weights / norm.unsqueeze(-2), b / norm
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
@@ -256,7 +268,9 @@ def settle(hp: Hp, env: RunConstants) -> Hp:
     return {**hp, "rff_sigma": max(cast(float, env.row_norm), 1e-6)} if asks_norms(hp) else hp
 
 
-def bandwidth(_server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+def bandwidth(
+    _server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
+) -> dict[str, float]:
     """The bandwidth of random Fourier features."""
     return {"rff_sigma": float(ctx.number("rff_sigma"))} if ctx.count("rff_dim") else {}
 
@@ -280,25 +294,65 @@ METHOD = replace(
     summary="Ridge regression from summed statistics; one round, exact for every partition.",
     hparams=(
         FEAT_POST,
-        HParam("lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False),
+        HParam(
+            "lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False
+        ),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
-        HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False),
-        HParam("w_normalize", False, "bool", "divide weights and bias of a class by its weights' norm (D-74, D-85)",
-               official=True, fit=False),
-        HParam("class_weight", "none", "choice", "weigh rows by 1 / the client's own n_c", choices=("none", "local")),
-        HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0,
-               fit=False),
+        HParam(
+            "reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False
+        ),
+        HParam(
+            "w_normalize",
+            False,
+            "bool",
+            "divide weights and bias of a class by its weights' norm (D-74, D-85)",
+            official=True,
+            fit=False,
+        ),
+        HParam(
+            "class_weight",
+            "none",
+            "choice",
+            "weigh rows by 1 / the client's own n_c",
+            choices=("none", "local"),
+        ),
+        HParam(
+            "omega",
+            0.0,
+            "float",
+            "extra weight of a client's own rows in its own model; 0 is one model",
+            low=0.0,
+            fit=False,
+        ),
         HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
-        HParam("rff_sigma", None, "float", "bandwidth of their Gaussian kernel (D-87)", low=1e-6,
-               auto="mean length of all clients' training rows"),
-        HParam("precision", "float64", "choice", "of the products in A_i; float32 is faster, for well-conditioned A",
-               choices=("float64", "float32")),
+        HParam(
+            "rff_sigma",
+            None,
+            "float",
+            "bandwidth of their Gaussian kernel (D-87)",
+            low=1e-6,
+            auto="mean length of all clients' training rows",
+        ),
+        HParam(
+            "precision",
+            "float64",
+            "choice",
+            "of the products in A_i; float32 is faster, for well-conditioned A",
+            choices=("float64", "float32"),
+        ),
     ),
-    fit=fit, uploads=uploads,
-    aggregate=aggregate, notice=notice, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
+    fit=fit,
+    uploads=uploads,
+    aggregate=aggregate,
+    notice=notice,
+    prepare=prepare,
+    personal_part=personal_part,
+    predict=scores,
+    embed=embed,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
-    settle=settle, diagnose=bandwidth,
+    settle=settle,
+    diagnose=bandwidth,
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     paper_count=paper_count,
     page=MethodPage(
@@ -316,4 +370,4 @@ METHOD = replace(
         """,
         cite=("fani2024fed3r",),
     ),
-)  # fmt: skip
+)

@@ -67,7 +67,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     else:
         A = unpack(up["gram"], ctx.env.width)
         W = prior + solve(A, kappa * up["class_sum"].mT - A @ prior, lam)
-    return {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
+    return {
+        "W": W.mT.contiguous().to(ctx.env.dtype),
+        "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype),
+    }
 
 
 METHOD = replace(
@@ -78,10 +81,21 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         HParam(
-            "lam", 1.0, "float", "weight of the zero-shot classifier; in rows, when features are unit",
-            low=0.0, fit=False,
+            "lam",
+            1.0,
+            "float",
+            "weight of the zero-shot classifier; in rows, when features are unit",
+            low=0.0,
+            fit=False,
         ),
-        HParam("kappa", 1.0, "float", "regression target of a row's own class; the others are 0", low=1e-6, fit=False),
+        HParam(
+            "kappa",
+            1.0,
+            "float",
+            "regression target of a row's own class; the others are 0",
+            low=1e-6,
+            fit=False,
+        ),
     ),
     fit=fit,
     uploads=uploads,
@@ -101,6 +115,9 @@ METHOD = replace(
         when="""
             `fed3r` where rows are few and zero-shot is good: `lam` says how many rows the texts are worth. One round.
         """,
-        cite=("fani2024fed3r", "radford2021clip",),
+        cite=(
+            "fani2024fed3r",
+            "radford2021clip",
+        ),
     ),
-)  # fmt: skip
+)

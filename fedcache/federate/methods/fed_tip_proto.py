@@ -71,7 +71,13 @@ METHOD = Method(
     summary="Zero-shot logits and a cache of the clients' unit class means; one round, no training.",
     hparams=(
         *CACHE,
-        HParam("min_rows", 2, "int", "fewest rows behind a mean that is sent: a mean of one row is that row", low=2),
+        HParam(
+            "min_rows",
+            2,
+            "int",
+            "fewest rows behind a mean that is sent: a mean of one row is that row",
+            low=2,
+        ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
     init=lambda _ctx: {},

@@ -35,7 +35,14 @@ SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
 def init(ctx: Ctx) -> Tree:
     """Initial weights, m = 0, and v = 0, which stands for tau^2 until the first round has passed."""
     p = model.init(ctx)
-    return {**p, **{f"{moment}/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp) for moment in "mv"}}
+    return {
+        **p,
+        **{
+            f"{moment}/{n}": torch.zeros_like(p[n])
+            for n in model.trained(ctx.hp)
+            for moment in "mv"
+        },
+    }
 
 
 def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tree]:
@@ -62,11 +69,19 @@ def adam(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
     return v + rest * (square - v)
 
 
-BETA2 = HParam("beta2", 0.99, "float", "decay of the second moment", low=0.0, high=0.999999, fit=False)
+BETA2 = HParam(
+    "beta2", 0.99, "float", "decay of the second moment", low=0.0, high=0.999999, fit=False
+)
 
 
 def server_optimiser(
-    name: str, summary: str, rule: SecondMoment, rate: float, beta1: float, *more: HParam, page: MethodPage
+    name: str,
+    summary: str,
+    rule: SecondMoment,
+    rate: float,
+    beta1: float,
+    *more: HParam,
+    page: MethodPage,
 ) -> Method:
     """The method of that name: FedAvg's clients under a server with that rule for v."""
     return replace(
@@ -77,9 +92,19 @@ def server_optimiser(
         hparams=(
             *fedavg.METHOD.hparams,
             HParam("lr_g", rate, "float", "the server's learning rate", low=0.0, fit=False),
-            HParam("beta1", beta1, "float", "decay of the first moment", low=0.0, high=0.999999, fit=False),
+            HParam(
+                "beta1",
+                beta1,
+                "float",
+                "decay of the first moment",
+                low=0.0,
+                high=0.999999,
+                fit=False,
+            ),
             *more,
-            HParam("tau", 1e-3, "float", "added to the root of the second moment", low=1e-12, fit=False),
+            HParam(
+                "tau", 1e-3, "float", "added to the root of the second moment", low=1e-12, fit=False
+            ),
         ),
         executions=("sequential", "batched"),  # the step is no combination of the round's models
         init=init,

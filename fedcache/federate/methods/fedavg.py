@@ -21,8 +21,24 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, MethodPage, Tree, model, server_tensors
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    MethodPage,
+    Tree,
+    model,
+    server_tensors,
+)
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    LOGIT_SCALE,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+)
 from fedcache.heads.projection import logits
 
 
@@ -74,7 +90,9 @@ METHOD = Method(
     paper="McMahan et al., AISTATS 2017",
     summary="Local training of P and Q (or a linear head), then the weighted average.",
     hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING),
-    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20),
+    defaults=Defaults(
+        rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20
+    ),
     executions=ON_ROWS,
     init=model.init,
     enter=enter,

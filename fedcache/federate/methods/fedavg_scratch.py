@@ -13,7 +13,16 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, train
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, Method, MethodPage, server_tensors, simclr
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    Hp,
+    Method,
+    MethodPage,
+    server_tensors,
+    simclr,
+)
 from fedcache.federate.methods.common.live_images import LIVE, ON_IMAGES, precision
 from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
@@ -36,7 +45,9 @@ def names(hp: Hp) -> tuple[str, ...]:
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
     uniform, encoder = ctx.rng.uniform("init", independent=False), simclr.encoder_of(ctx.hp)
-    p = encoder.init(uniform, ctx.env.width) | init_linear(uniform, ctx.env.classes, encoder.width, "Q.")
+    p = encoder.init(uniform, ctx.env.width) | init_linear(
+        uniform, ctx.env.classes, encoder.width, "Q."
+    )
     return {n: p[n] for n in names(ctx.hp)}
 
 
@@ -53,7 +64,14 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     ctx, known, model = replace(ctx, hp={**ctx.hp, "bn": True}), {**down, **state}, names(ctx.hp)
     batches = simclr.live(data, ctx, views=("x",))
     p = train(
-        {n: known[n] for n in model}, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx, batches=batches
+        {n: known[n] for n in model},
+        trained(ctx.hp),
+        ctx.count("epochs"),
+        loss,
+        down,
+        data,
+        ctx,
+        batches=batches,
     )
     return {k: p[k] for k in state}, {k: p[k] for k in model}
 
@@ -72,14 +90,23 @@ def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 def trainable(server: Tree, state: Tree) -> int:
     """Scalars a gradient moves, running statistics left out."""
     known = {**server, **state}
-    return sum(t.numel() for n, t in known.items() if n[:2] in ("t.", "Q.") and not n.endswith((".mean", ".var")))
+    return sum(
+        t.numel()
+        for n, t in known.items()
+        if n[:2] in ("t.", "Q.") and not n.endswith((".mean", ".var"))
+    )
 
 
 METHOD = Method(
     name="fedavg-scratch",
     paper="baseline of FedPCL (Tan et al., NeurIPS 2022), table 1",
     summary="Average whole ResNets trained from scratch on images (--backbones pixels).",
-    hparams=(ON_IMAGES, *declare(LIVE, augment="plain"), *declare(h for h in TRAINING if h.name != "reset_opt"), AGG),
+    hparams=(
+        ON_IMAGES,
+        *declare(LIVE, augment="plain"),
+        *declare(h for h in TRAINING if h.name != "reset_opt"),
+        AGG,
+    ),
     defaults=Defaults(rounds=50, participation=None, clients=5, scheme="feature-shift"),
     init=init,
     fit=fit,

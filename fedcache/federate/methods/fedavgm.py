@@ -39,8 +39,12 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     out = {**server, **up}
     for n in model.trained(ctx.hp):
         delta = server[n] - up[n]
-        out[f"v/{n}"] = v = delta if is_zero(momentum) else over(momentum, delta) * server[f"v/{n}"] + delta
-        if isinstance(lr_g, Tensor) or lr_g != 1.0 or not is_zero(momentum):  # else the mean itself, without a rounding
+        out[f"v/{n}"] = v = (
+            delta if is_zero(momentum) else over(momentum, delta) * server[f"v/{n}"] + delta
+        )
+        if (
+            isinstance(lr_g, Tensor) or lr_g != 1.0 or not is_zero(momentum)
+        ):  # else the mean itself, without a rounding
             out[n] = server[n] - over(lr_g, v) * v
     return out
 
@@ -52,8 +56,15 @@ METHOD = replace(
     summary="FedAvg whose server has momentum.",
     hparams=(
         *fedavg.METHOD.hparams,
-        HParam("server_momentum", 0.9, "float", "share of the last server step that is taken again; 0 is fedavg",
-               low=0.0, high=1.0, fit=False),
+        HParam(
+            "server_momentum",
+            0.9,
+            "float",
+            "share of the last server step that is taken again; 0 is fedavg",
+            low=0.0,
+            high=1.0,
+            fit=False,
+        ),
         LR_G,
     ),
     executions=("sequential", "batched"),  # v is no combination of the round's models
@@ -70,4 +81,4 @@ METHOD = replace(
         when="Where rounds jump about because few clients take part in each. It costs nothing more than FedAvg.",
         cite=("hsu2019fedavgm",),
     ),
-)  # fmt: skip
+)

@@ -20,7 +20,16 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Protocol
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model, server_tensors
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    server_tensors,
+)
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
@@ -52,7 +61,9 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
 def tuned_names(hp: Hp) -> tuple[str, ...]:
     """The tensors that fine-tuning moves."""
-    return {"all": model.trained(hp), "head": FROZEN, "body": model.head_of(hp).body()}[str(hp["tune"])]
+    return {"all": model.trained(hp), "head": FROZEN, "body": model.head_of(hp).body()}[
+        str(hp["tune"])
+    ]
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -63,7 +74,9 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     tuning = replace(ctx, hp={**ctx.hp, "drop_last": False})
     names = tuned_names(ctx.hp)
     with torch.enable_grad():
-        p = train(down, names, ctx.count("tune_epochs"), model.ce_loss, down, data, tuning, purpose="tune")
+        p = train(
+            down, names, ctx.count("tune_epochs"), model.ce_loss, down, data, tuning, purpose="tune"
+        )
     return {k: p[k] for k in (*names, *model.head_of(ctx.hp).buffers())}
 
 
@@ -79,9 +92,9 @@ def protocol(hp: Hp) -> Protocol:
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """The weights of P up, those of P and Q down."""
-    return model.head_of(hp, "projection").paper_weights(width, classes), model.head_of(hp).paper_weights(
-        width, classes
-    )
+    return model.head_of(hp, "projection").paper_weights(width, classes), model.head_of(
+        hp
+    ).paper_weights(width, classes)
 
 
 METHOD = replace(
@@ -90,10 +103,27 @@ METHOD = replace(
     paper="Oh, Kim & Yun, ICLR 2022",
     summary="A projection trained under a classifier that never changes, then fine-tuned by every client.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt"), TRAIN_VIEW),
-        HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
-        HParam("tune_epochs", 5, "int", "epochs on the client's own rows before its model is used", low=0, fit=False),
-        HParam("tune", "all", "choice", "what they move", choices=("all", "head", "body"), fit=False),
+        *declare(
+            FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt"), TRAIN_VIEW
+        ),
+        HParam(
+            "init",
+            "shared",
+            "choice",
+            "initial weights from the broadcast seed",
+            choices=("shared",),
+        ),
+        HParam(
+            "tune_epochs",
+            5,
+            "int",
+            "epochs on the client's own rows before its model is used",
+            low=0,
+            fit=False,
+        ),
+        HParam(
+            "tune", "all", "choice", "what they move", choices=("all", "head", "body"), fit=False
+        ),
     ),
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),
     enter=lambda _down, _data, _ctx: {},

@@ -24,11 +24,28 @@ import torch
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Statistic, Tree, Uploads, UploadTensor
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
-from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack, varying, without_constants
+from fedcache.heads.ridge import (
+    gram,
+    solve,
+    solve_spectrum,
+    spectrum,
+    unpack,
+    varying,
+    without_constants,
+)
 
 
 def sums(block: ClientData, ctx: Ctx, view: int = 0) -> Tree:
@@ -128,12 +145,23 @@ METHOD = replace(
     hparams=(
         FEAT_POST,
         HParam(
-            "cov", "within", "choice", "covariance within classes, or of all rows (D-75)",
-            choices=("within", "total"), official="total", fit=False,
+            "cov",
+            "within",
+            "choice",
+            "covariance within classes, or of all rows (D-75)",
+            choices=("within", "total"),
+            official="total",
+            fit=False,
         ),
         HParam(
-            "gamma_shrink", None, "float", "added to the diagonal of the covariance (D-75)",
-            low=0.0, official=0.0, auto="1e-3 of its mean diagonal", fit=False,
+            "gamma_shrink",
+            None,
+            "float",
+            "added to the diagonal of the covariance (D-75)",
+            low=0.0,
+            official=0.0,
+            auto="1e-3 of its mean diagonal",
+            fit=False,
         ),
     ),
     fit=fit,
@@ -156,4 +184,4 @@ METHOD = replace(
         """,
         cite=("guan2025fedcgs",),
     ),
-)  # fmt: skip
+)

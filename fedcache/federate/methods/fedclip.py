@@ -42,7 +42,14 @@ from fedcache.federate.methods.common import (
     over,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import ADAM, AGG, FEAT_POST, TRAINING, declare, without
+from fedcache.federate.methods.common.switches import (
+    ADAM,
+    AGG,
+    FEAT_POST,
+    TRAINING,
+    declare,
+    without,
+)
 from fedcache.heads.linear import init_linear
 from fedcache.heads.losses import MASKED, cross_entropy
 
@@ -91,7 +98,9 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
     if ctx.hp["objective"] == "ce":
         return cross_entropy(u, y, batch["w"])
     # Column j of the pairs is the column of class y_j.
-    return pair_contrast(u.gather(-1, y.unsqueeze(-2).expand(*u.shape[:-1], y.shape[-1])), batch["w"])
+    return pair_contrast(
+        u.gather(-1, y.unsqueeze(-2).expand(*u.shape[:-1], y.shape[-1])), batch["w"]
+    )
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -113,7 +122,10 @@ METHOD = Method(
         *declare(FEAT_POST, feat_post="l2"),
         AGG,
         HParam(
-            "objective", "contrastive", "choice", "pairs of images and texts of a batch, or classes",
+            "objective",
+            "contrastive",
+            "choice",
+            "pairs of images and texts of a batch, or classes",
             choices=("contrastive", "ce"),
         ),
         HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
@@ -143,4 +155,4 @@ METHOD = Method(
         when="Where the classes at test time may be others than in training: the gate knows no class.",
         cite=("lu2023fedclip",),
     ),
-)  # fmt: skip
+)

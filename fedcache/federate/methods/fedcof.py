@@ -42,7 +42,10 @@ def settle(hp: Hp, env: RunConstants) -> Hp:
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
     names = [name.lower() for name in env.backbones]
-    return {**hp, "gamma": MOBILENET if names and all("mobilenet" in name for name in names) else OTHERS}
+    return {
+        **hp,
+        "gamma": MOBILENET if names and all("mobilenet" in name for name in names) else OTHERS,
+    }
 
 
 def scatter(sums: Tensor, counts: Tensor) -> Tensor:
@@ -54,8 +57,12 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     """
     N, K = counts.sum(0), (counts > 0).sum(0)
     mean = sums.sum(0) / N.clamp(min=1.0).unsqueeze(-1)
-    share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(min=1.0)  # with K_c = 1 the one mean is mu_c: nothing is added
-    apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(-1)
+    share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(
+        min=1.0
+    )  # with K_c = 1 the one mean is mu_c: nothing is added
+    apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(
+        -1
+    )
     rows = apart.flatten(0, 1)
     return rows.mT @ rows
 
@@ -92,10 +99,16 @@ def broadcast(server: Tree, _ctx: Ctx) -> Tree:
     return {k: server[k] for k in ("W", "b") if k in server}
 
 
-def estimate(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+def estimate(
+    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
+) -> dict[str, float]:
     """gamma, and K_c, smallest and mean over the classes that somebody has."""
     known = server["owners"][server["owners"] > 0].double()
-    return {"gamma": float(server["gamma"]), "owners_min": float(known.min()), "owners_mean": float(known.mean())}
+    return {
+        "gamma": float(server["gamma"]),
+        "owners_min": float(known.min()),
+        "owners_mean": float(known.mean()),
+    }
 
 
 METHOD = replace(
@@ -106,13 +119,21 @@ METHOD = replace(
     hparams=(
         FEAT_POST,
         HParam(
-            "gamma", None, "float", "added to the diagonal of every class covariance; the paper has 0.1 to 1",
-            low=0.0, auto="what gamma_auto says",
+            "gamma",
+            None,
+            "float",
+            "added to the diagonal of every class covariance; the paper has 0.1 to 1",
+            low=0.0,
+            auto="what gamma_auto says",
         ),
         HParam(
-            "gamma_auto", "scale", "choice",
+            "gamma_auto",
+            "scale",
+            "choice",
             "gamma=auto is 1e-2 of the estimated variance, or what the released scripts give the backbone (D-86)",
-            choices=("scale", "backbone"), official="backbone", fit=False,
+            choices=("scale", "backbone"),
+            official="backbone",
+            fit=False,
         ),
     ),
     pool=lambda _hp: {"": "stack"},
@@ -139,4 +160,4 @@ METHOD = replace(
         """,
         cite=("goswami2025fedcof",),
     ),
-)  # fmt: skip
+)

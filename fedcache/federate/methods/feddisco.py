@@ -23,7 +23,13 @@ from torch import Tensor
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+)
 
 ROWS, GAP = "n", "discrepancy"
 """Names of n_k and of the client's distance, [1] each, in an upload."""
@@ -57,7 +63,10 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The model, n_k and d_k."""
     sent = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
-    facts = {ROWS: UploadTensor((1,), torch.float64, counts_rows=True), GAP: UploadTensor((1,), torch.float64)}
+    facts = {
+        ROWS: UploadTensor((1,), torch.float64, counts_rows=True),
+        GAP: UploadTensor((1,), torch.float64),
+    }
     return {**sent, **facts}
 
 
@@ -92,7 +101,8 @@ def notice(up: Tree, ctx: Ctx) -> str:
         return ""
     if zero == clients:
         return (
-            f"all {clients} clients have weight 0 in FedDisco's average, so they are averaged as in fedavg. {SMALLER}"
+            f"all {clients} clients have weight 0 in FedDisco's average, so they are "
+            f"averaged as in fedavg. {SMALLER}"
         )
     return f"{zero} of {clients} clients have weight 0 in FedDisco's average, so their training is lost. {SMALLER}"
 
@@ -123,8 +133,13 @@ METHOD = replace(
         *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
         HParam("a", 0.5, "float", "weight of the distance from even classes", low=0.0, fit=False),
         HParam("b", 0.1, "float", "added to every weight", low=0.0, fit=False),
-        HParam("metric", "kl", "choice", "the distance: kl, divided by its sum over the clients, or l2 as it is",
-               choices=("kl", "l2")),
+        HParam(
+            "metric",
+            "kl",
+            "choice",
+            "the distance: kl, divided by its sum over the clients, or l2 as it is",
+            choices=("kl", "l2"),
+        ),
     ),
     executions=("sequential", "batched"),
     fit=fit,
@@ -150,4 +165,4 @@ METHOD = replace(
         """,
         cite=("ye2023feddisco",),
     ),
-)  # fmt: skip
+)

@@ -34,7 +34,14 @@ from fedcache.federate.engine.context import dot, is_zero, over
 from fedcache.federate.engine.local_training import ClosedForm, grads, train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+    without,
+)
 from fedcache.federate.methods.fedavgm import broadcast
 from fedcache.federate.methods.fedprox import proximal
 
@@ -86,7 +93,9 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
     for name, t in updates.items():
         p[name].copy_(t)
     parts = {n: gn - over(p["alpha"], p[n]) * down[n] for n, gn in zip(names, g, strict=True)}
-    norm = sum((dot(part, part, ctx) for part in parts.values()), torch.zeros_like(p["alpha"])).sqrt()
+    norm = sum(
+        (dot(part, part, ctx) for part in parts.values()), torch.zeros_like(p["alpha"])
+    ).sqrt()
     cut = (ctx.number("clip") / (norm + ROUNDING)).clamp(max=1.0)
     return [over(cut, part) * part + over(p["alpha"], p[n]) * p[n] for n, part in parts.items()]
 
@@ -95,7 +104,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Local epochs of that loss, then g_i by how far they went."""
     known, moved = {**down, **state}, model.trained(ctx.hp)
     p = {k: known[k] for k in (*model.names(ctx.hp), *(f"g/{n}" for n in moved))}
-    alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device).expand(ctx.lead)
+    alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device).expand(
+        ctx.lead
+    )
     p["alpha"] = alpha
     how = loss if is_zero(ctx.number("clip")) else ClosedForm(clipped_gradients)
     p = train(p, moved, ctx.count("epochs"), how, down, data, ctx)
@@ -124,10 +135,25 @@ METHOD = replace(
         *declare(FEAT_POST, MODEL, init_param(independent=False)),
         *without(declare(TRAINING, opt="sgd", momentum=0.0), "lr", "reset_opt"),
         HParam("lr", 0.01, "float", "learning rate", low=0.0, official=0.1),
-        HParam("alpha", 0.1, "float", "strength of the pull, and of the change of the loss", low=1e-9),
-        HParam("alpha_by", "alike", "choice", "alpha is the same for all clients, or over n_i M / N as released",
-               choices=("alike", "rows"), official="rows"),
-        HParam("clip", 0.0, "float", "largest norm of a gradient, less alpha u; 0 cuts none", low=0.0, official=10.0),
+        HParam(
+            "alpha", 0.1, "float", "strength of the pull, and of the change of the loss", low=1e-9
+        ),
+        HParam(
+            "alpha_by",
+            "alike",
+            "choice",
+            "alpha is the same for all clients, or over n_i M / N as released",
+            choices=("alike", "rows"),
+            official="rows",
+        ),
+        HParam(
+            "clip",
+            0.0,
+            "float",
+            "largest norm of a gradient, less alpha u; 0 cuts none",
+            low=0.0,
+            official=10.0,
+        ),
     ),
     executions=("sequential", "batched"),  # g_i leaves the rows of the client
     init=init,
@@ -136,7 +162,9 @@ METHOD = replace(
     pool=lambda _hp: {"": "uniform"},
     broadcast=broadcast,
     aggregate=aggregate,
-    needs_for=lambda hp: frozenset({"labels", *(["row counts"] if hp["alpha_by"] == "rows" else [])}),
+    needs_for=lambda hp: frozenset(
+        {"labels", *(["row counts"] if hp["alpha_by"] == "rows" else [])}
+    ),
     uneven_rows="clients are averaged with equal weights",
     page=MethodPage(
         family="Many rounds, one model",
@@ -158,4 +186,4 @@ METHOD = replace(
         """,
         cite=("acar2021feddyn",),
     ),
-)  # fmt: skip
+)

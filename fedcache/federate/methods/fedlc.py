@@ -29,8 +29,24 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, is_zero, model, over
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+    over,
+)
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+)
 from fedcache.federate.methods.feddisco import class_rows
 from fedcache.heads.losses import MASKED, cross_entropy
 from fedcache.heads.projection import logits
@@ -72,11 +88,24 @@ METHOD = replace(
     paper="Zhang et al., ICML 2022",
     summary="FedAvg whose clients ask a larger margin of the classes they have few rows of.",
     hparams=(
-        *declare(FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, logit_head="plain"),
+        *declare(
+            FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, logit_head="plain"
+        ),
         HParam("tau", 1.0, "float", "size of the margin; 0 is fedavg", low=0.0),
-        HParam("absent", 1.0, "float", "rows that a class counts as of which a client has none", low=1e-12),
-        HParam("denominator", "include", "choice", "the loss's sum: all classes, or as printed without the row's",
-               choices=("include", "exclude")),
+        HParam(
+            "absent",
+            1.0,
+            "float",
+            "rows that a class counts as of which a client has none",
+            low=1e-12,
+        ),
+        HParam(
+            "denominator",
+            "include",
+            "choice",
+            "the loss's sum: all classes, or as printed without the row's",
+            choices=("include", "exclude"),
+        ),
     ),
     fit=fit,
     uneven_rows="a row's margin follows from the classes of its client's other rows",
@@ -92,4 +121,4 @@ METHOD = replace(
         """,
         cite=("zhang2022fedlc",),
     ),
-)  # fmt: skip
+)

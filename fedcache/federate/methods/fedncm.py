@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from fedcache.federate.engine.method import Statistic, Uploads, UploadTensor
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, MethodPage, Tree, affine
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
@@ -93,7 +102,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     count = up["count"]
     mean = up["sum"] / count.clamp(min=1.0).unsqueeze(-1)
     if ctx.hp["metric"] == "cos":
-        made = {"W": normalize(mean, dim=-1).to(ctx.env.dtype), "b": torch.zeros_like(count).to(ctx.env.dtype)}
+        made = {
+            "W": normalize(mean, dim=-1).to(ctx.env.dtype),
+            "b": torch.zeros_like(count).to(ctx.env.dtype),
+        }
     else:
         center, apart = around_mean(up["sum"], count)
         made = head_around(center, apart, -0.5 * (apart**2).sum(-1), ctx.env.dtype)
@@ -131,7 +143,12 @@ METHOD = Method(
     hparams=(
         FEAT_POST,
         HParam(
-            "metric", "cos", "choice", "unit class means, or the nearest mean", choices=("cos", "euclid"), fit=False
+            "metric",
+            "cos",
+            "choice",
+            "unit class means, or the nearest mean",
+            choices=("cos", "euclid"),
+            fit=False,
         ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),

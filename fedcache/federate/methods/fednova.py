@@ -27,7 +27,15 @@ from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+    without,
+)
 
 LENGTH = "length"
 """Name of a_i, [1], in an upload."""
@@ -41,7 +49,9 @@ SGD = (
 def length(data: ClientData, ctx: Ctx) -> Tensor:
     """a_i of every client, [*lead, 1], with axes of 1 where clients agree."""
     steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
-    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device).reshape(data.rows.shape[:-1])
+    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device).reshape(
+        data.rows.shape[:-1]
+    )
     rho = ctx.number("momentum")
     a = (tau - rho * (1.0 - rho**tau) / (1.0 - rho)) / (1.0 - rho)
     return a.to(ctx.env.dtype).unsqueeze(-1)
@@ -50,18 +60,34 @@ def length(data: ClientData, ctx: Ctx) -> Tensor:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then their mean step and its length."""
     known, moved = {**down, **state}, model.trained(ctx.hp)
-    p = train({k: known[k] for k in model.names(ctx.hp)}, moved, ctx.count("epochs"), model.ce_loss, down, data, ctx)
+    p = train(
+        {k: known[k] for k in model.names(ctx.hp)},
+        moved,
+        ctx.count("epochs"),
+        model.ce_loss,
+        down,
+        data,
+        ctx,
+    )
     a = length(data, ctx)
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
     for n in moved:
-        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(min=1.0)  # a_i is 0 or at least 1
-    return {k: p[k] for k in state}, {**up, LENGTH: a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1)}
+        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(
+            min=1.0
+        )  # a_i is 0 or at least 1
+    return {k: p[k] for k in state}, {
+        **up,
+        LENGTH: a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1),
+    }
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A step for every trained tensor, BatchNorm's statistics, and a_i."""
     moved = model.trained(ctx.hp)
-    sent = {n: replace(UploadTensor.like(server[n]), is_step=n in moved) for n in fedavg.sent_names(ctx.hp)}
+    sent = {
+        n: replace(UploadTensor.like(server[n]), is_step=n in moved)
+        for n in fedavg.sent_names(ctx.hp)
+    }
     return {**sent, LENGTH: UploadTensor((1,), ctx.env.dtype)}
 
 

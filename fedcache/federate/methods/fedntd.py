@@ -25,8 +25,26 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, MethodPage, Tree, is_zero, model, over
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+    over,
+)
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    LOGIT_SCALE,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+)
 from fedcache.heads.losses import cross_entropy, not_true_divergence
 from fedcache.heads.projection import logits
 
@@ -60,13 +78,35 @@ METHOD = replace(
     summary="FedAvg whose clients keep the broadcast model's view of the classes a row is not of.",
     hparams=(
         *declare(
-            FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING, feat_post="l2", head="linear",
-            z_norm="l2", bn=False, logit_head="plain", agg="weighted", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9,
-            batch=50, drop_last=False,
+            FEAT_POST,
+            MODEL,
+            LOGIT_SCALE,
+            init_param(independent=False),
+            AGG,
+            TRAINING,
+            feat_post="l2",
+            head="linear",
+            z_norm="l2",
+            bn=False,
+            logit_head="plain",
+            agg="weighted",
+            opt="sgd",
+            lr=0.01,
+            wd=1e-5,
+            momentum=0.9,
+            batch=50,
+            drop_last=False,
         ),
         HParam("beta", 1.0, "float", "weight of the distillation; 0 is fedavg", low=0.0),
         HParam("tau", 1.0, "float", "temperature of the distillation", low=1e-6),
-        HParam("lr_decay", 1.0, "float", "factor on the learning rate after every round", low=0.0, official=0.99),
+        HParam(
+            "lr_decay",
+            1.0,
+            "float",
+            "factor on the learning rate after every round",
+            low=0.0,
+            official=0.99,
+        ),
     ),
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
     fit=fit,
@@ -83,4 +123,4 @@ METHOD = replace(
         """,
         cite=("lee2022fedntd",),
     ),
-)  # fmt: skip
+)

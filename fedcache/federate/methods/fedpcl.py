@@ -39,20 +39,48 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import Batch, ClientData, Hp, HParam, MethodPage, Tree, prototypes
+from fedcache.federate.methods.common import (
+    Batch,
+    ClientData,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    prototypes,
+)
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
-from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    PROJECTION,
+    PROTO_AGG,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+)
 from fedcache.heads.losses import set_contrast
 from fedcache.heads.prototype import dots, merge, scores
 
 NOISE = (
-    HParam("noise_on", "off", "choice", "perturb uploaded prototypes, or training features (an approximation of image "
-           "noise)", choices=("off", "proto", "features")),
-    HParam("noise", "gaussian", "choice", "distribution of the noise", choices=("laplace", "gaussian")),
+    HParam(
+        "noise_on",
+        "off",
+        "choice",
+        "perturb uploaded prototypes, or training features (an approximation of image noise)",
+        choices=("off", "proto", "features"),
+    ),
+    HParam(
+        "noise", "gaussian", "choice", "distribution of the noise", choices=("laplace", "gaussian")
+    ),
     HParam("p", 0.1, "float", "share of the value that is removed", low=0.0, high=1.0),
     HParam("s", 0.05, "float", "scale of the noise", low=0.0),
-    HParam("noise_local_infer", False, "bool", "classify with the noisy prototypes too (D-20)", official=True),
-)  # fmt: skip
+    HParam(
+        "noise_local_infer",
+        False,
+        "bool",
+        "classify with the noisy prototypes too (D-20)",
+        official=True,
+    ),
+)
 
 
 def init(ctx: Ctx) -> Tree:
@@ -67,7 +95,10 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
     bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
     bar = normalize(bar, dim=-1) if ctx.hp["proto_norm"] else bar
     if ctx.hp["pad"]:
-        sets, own = torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3)), has.unsqueeze(-2).expand(own.shape)
+        sets, own = (
+            torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3)),
+            has.unsqueeze(-2).expand(own.shape),
+        )
     return {"bar": bar, "has": has, "sets": sets, "in": own}
 
 
@@ -84,7 +115,11 @@ def candidates(down: Tree, hp: Hp) -> Tree:
     g = down["bar"].unsqueeze(-3), down["has"].unsqueeze(-2), torch.ones_like(each[..., :1])
     terms = {"g": g, "p": (down["sets"], down["in"], each)}
     sets, inside, weight = zip(*(terms[name] for name in str(hp["terms"]).split("+")), strict=True)
-    return {"sets": torch.cat(sets, -3), "in": torch.cat(inside, -2), "weight": torch.cat(weight, -1)}
+    return {
+        "sets": torch.cat(sets, -3),
+        "in": torch.cat(inside, -2),
+        "weight": torch.cat(weight, -1),
+    }
 
 
 def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -93,7 +128,9 @@ def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     u = dots(z, known["sets"])
     u = u / over(ctx.number("tau"), u)
     anchored = ctx.hp["objective"] == "proto_anchor"
-    value = set_contrast(u, y, w, known["in"], anchored=anchored, include=ctx.hp["denominator"] == "include")
+    value = set_contrast(
+        u, y, w, known["in"], anchored=anchored, include=ctx.hp["denominator"] == "include"
+    )
     return (known["weight"] * value).sum(-1), updates
 
 
@@ -112,11 +149,15 @@ def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
     return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
 
 
-def noisy(batches: Iterator[tuple[int, Batch]], data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def noisy(
+    batches: Iterator[tuple[int, Batch]], data: ClientData, ctx: Ctx, epoch: int
+) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
     noise = draw(data.n, ctx.env.width, ctx, epoch)
     for k, batch in batches:
-        e = narrow_clients(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
+        e = narrow_clients(noise, k, ctx).gather(
+            -2, batch["i"].unsqueeze(-1).expand(batch["x"].shape)
+        )
         yield k, batch | {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
 
 
@@ -154,12 +195,21 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
-    z, own, rule = prototypes.project(down, state, x, ctx), state["count"] > 0, ctx.hp["infer_proto"]
+    z, own, rule = (
+        prototypes.project(down, state, x, ctx),
+        state["count"] > 0,
+        ctx.hp["infer_proto"],
+    )
     mine = own & (rule != "global")
     if rule == "local":
         own = own | ~own.any(-1, keepdim=True) & down["has"]
     has = down["has"] if rule == "global" else own if rule == "local" else own | down["has"]
-    return scores(z, torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]), has, str(ctx.hp["infer_score"]))
+    return scores(
+        z,
+        torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]),
+        has,
+        str(ctx.hp["infer_score"]),
+    )
 
 
 def caution(hp: Hp) -> tuple[str, ...]:
@@ -190,28 +240,79 @@ def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, i
 
 
 METHOD = Method(
-    name="fedpcl", paper="Tan et al., NeurIPS 2022",
+    name="fedpcl",
+    paper="Tan et al., NeurIPS 2022",
     summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU, z_norm="l2"),
-        HParam("objective", "paper", "choice", "the anchor (D-04)", ("paper", "proto_anchor"), official="proto_anchor"),
-        HParam("denominator", "exclude", "choice", "whether A(y) holds y (D-03)", choices=("exclude", "include")),
-        HParam("terms", "g+p", "choice", "L_g, L_p or both (D-05)", choices=("g", "p", "g+p"), official="p"),
-        HParam("lp_reduce", "mean", "choice", "L_p over clients (D-05)", choices=("mean", "sum"), official="sum"),
+        HParam(
+            "objective",
+            "paper",
+            "choice",
+            "the anchor (D-04)",
+            ("paper", "proto_anchor"),
+            official="proto_anchor",
+        ),
+        HParam(
+            "denominator",
+            "exclude",
+            "choice",
+            "whether A(y) holds y (D-03)",
+            choices=("exclude", "include"),
+        ),
+        HParam(
+            "terms",
+            "g+p",
+            "choice",
+            "L_g, L_p or both (D-05)",
+            choices=("g", "p", "g+p"),
+            official="p",
+        ),
+        HParam(
+            "lp_reduce",
+            "mean",
+            "choice",
+            "L_p over clients (D-05)",
+            choices=("mean", "sum"),
+            official="sum",
+        ),
         HParam("pad", True, "bool", "fill missing classes of a set with Cbar (eq 7)"),
         *OWN_PROTOTYPES,
-        HParam("warmup", "proto_only", "choice", "round 0 (D-10)", ("proto_only", "zero_loss"), official="zero_loss"),
-        HParam("infer_proto", "local", "choice", "classify by (D-12, D-15); local_padded is nearly local by dot",
-               ("local", "local_padded", "global")),
+        HParam(
+            "warmup",
+            "proto_only",
+            "choice",
+            "round 0 (D-10)",
+            ("proto_only", "zero_loss"),
+            official="zero_loss",
+        ),
+        HParam(
+            "infer_proto",
+            "local",
+            "choice",
+            "classify by (D-12, D-15); local_padded is nearly local by dot",
+            ("local", "local_padded", "global"),
+        ),
         *NOISE,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
     executions=ON_ROWS,
-    init=init, broadcast=broadcast, enter=enter, fit=fit, uploads=prototypes.uploads,
+    init=init,
+    broadcast=broadcast,
+    enter=enter,
+    fit=fit,
+    uploads=prototypes.uploads,
     pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate, predict=predict, embed=prototypes.project, protocol=personal_model,
+    aggregate=aggregate,
+    predict=predict,
+    embed=prototypes.project,
+    protocol=personal_model,
     mixed=frozenset({"backbones"}),
-    sent=prototypes.owned_rows, received=received, fidelity=fidelity, caution=caution, paper_count=paper_count,
+    sent=prototypes.owned_rows,
+    received=received,
+    fidelity=fidelity,
+    caution=caution,
+    paper_count=paper_count,
     page=MethodPage(
         family="Prototypes and contrast",
         formula=r"""
@@ -233,4 +334,4 @@ METHOD = Method(
         """,
         cite=("tan2022fedpcl",),
     ),
-)  # fmt: skip
+)

@@ -41,7 +41,9 @@ METHOD = replace(
     name="fedper",
     paper="Arivazhagan et al., 2019",
     summary="A shared projection under every client's own classifier, trained together; only the projection travels.",
-    hparams=declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW),
+    hparams=declare(
+        FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW
+    ),
     enter=enter,
     fit=local(model.ce_loss, model.names, model.trained, fedrep.shared),
     uploads=server_tensors(fedrep.shared),

@@ -69,9 +69,13 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
             z = x[:n][y[:n] == c]
             k = K if len(z) > K else 1
             seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
-            up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(z, k, cov, ctx, seed)
+            up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(
+                z, k, cov, ctx, seed
+            )
             up["count"][i, c] = len(z)
-    sent = {k: torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device) for k, a in up.items()}
+    sent = {
+        k: torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device) for k, a in up.items()
+    }
     return {}, {k: t.half() if t.is_floating_point() else t for k, t in sent.items()}
 
 
@@ -90,11 +94,15 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
     reg = float(ctx.number("reg_covar"))
-    if not np.isfinite(z).all():  # the engine refuses such an upload by the client's name; EM would not know it
+    if not np.isfinite(
+        z
+    ).all():  # the engine refuses such an upload by the client's name; EM would not know it
         nan = np.full((1, 1), np.nan)
         return Gaussians(nan, nan, np.ones(1))
     try:
-        made = fit_mixture(z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed)
+        made = fit_mixture(
+            z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed
+        )
     except (ValueError, np.linalg.LinAlgError) as error:
         works = max(1e-6, 10.0 * reg, 1e-4 * float(z.var(0).max()))
         raise FederatedRunError(
@@ -103,7 +111,8 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
         ) from error
     if max(np.abs(made.mean).max(), np.abs(made.scale).max()) > 65_504:
         raise FederatedRunError(
-            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.", SCALE
+            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.",
+            SCALE,
         )
     if np.mean((made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)) > 0.5:
         raise FederatedRunError(
@@ -131,10 +140,15 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """
     cov, D = str(ctx.hp["cov"]), up["mean"].shape[-1]
     count, mean, scale, weight = (up[k].cpu().numpy() for k in ("count", "mean", "scale", "weight"))
-    order = sorted(range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes()))
+    order = sorted(
+        range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes())
+    )
     count, mean, scale, weight = (a[order] for a in (count, mean, scale, weight))
     few = (count > 0) & (count <= ctx.count("k_mix"))
-    shared = {int(c): pooled(of_class(mean, scale, weight, count, int(c)), cov)[1] for c in np.flatnonzero(few.any(0))}
+    shared = {
+        int(c): pooled(of_class(mean, scale, weight, count, int(c)), cov)[1]
+        for c in np.flatnonzero(few.any(0))
+    }
     xs, ys = [], []
     for i, counts in enumerate(count):
         noise = ctx.rng.normal("synth", [int(counts.sum())], D, i).double().cpu().numpy()
@@ -143,7 +157,9 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         for c in np.flatnonzero(counts):
             has = weight[i, c] > 0
             scales = shared[int(c)][None] if few[i, c] else scale[i, c, has].astype(np.float64)
-            mixture = Gaussians(mean[i, c, has].astype(np.float64), scales, weight[i, c, has].astype(np.float64))
+            mixture = Gaussians(
+                mean[i, c, has].astype(np.float64), scales, weight[i, c, has].astype(np.float64)
+            )
             rows = mixture.rows(noise[start : start + counts[c]], pick, cov)
             xs.append(torch.from_numpy(rows).to(ctx.env.dtype))
             ys.append(torch.full((len(rows),), int(c)))
@@ -157,7 +173,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     Raises FederatedRunError for features whose differences the 16 bits of the means do not hold.
     """
     center, variance = mean_of(up), variances(up, ctx)
-    step = torch.from_numpy(np.spacing(center.abs().cpu().numpy().astype(np.float16)).astype(np.float64))
+    step = torch.from_numpy(
+        np.spacing(center.abs().cpu().numpy().astype(np.float16)).astype(np.float64)
+    )
     far = (step.to(variance) / 2.0) ** 2 > variance
     if far.double().mean() > 0.5:
         raise FederatedRunError(
@@ -225,26 +243,55 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 
 
 METHOD = Method(
-    name="fedpft", paper="Beitollahi et al., 2024",
+    name="fedpft",
+    paper="Beitollahi et al., 2024",
     summary="Gaussian mixtures of the features of each class travel once; the server trains on rows drawn from them.",
     hparams=(
         FEAT_POST,
-        HParam("k_mix", 1, "int", "Gaussians per class and client; one for a class with no more rows than that", low=1),
-        HParam("cov", "spherical", "choice", "their covariances", choices=("spherical", "diag", "full")),
+        HParam(
+            "k_mix",
+            1,
+            "int",
+            "Gaussians per class and client; one for a class with no more rows than that",
+            low=1,
+        ),
+        HParam(
+            "cov", "spherical", "choice", "their covariances", choices=("spherical", "diag", "full")
+        ),
         HParam("reg_covar", 1e-6, "float", "added to the diagonal of every covariance", low=0.0),
         HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
         HParam("max_iter", 1000, "int", "most steps of EM", low=1),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
-        HParam("center", True, "bool", "train on drawn rows less their mean, which the bias then takes back",
-               official=False, fit=False),
+        HParam(
+            "center",
+            True,
+            "bool",
+            "train on drawn rows less their mean, which the bias then takes back",
+            official=False,
+            fit=False,
+        ),
         *declare(
-            without(TRAINING, "reset_opt"), opt="sgd", lr=0.01, wd=0.0, batch=128, epochs=50, drop_last=False
+            without(TRAINING, "reset_opt"),
+            opt="sgd",
+            lr=0.01,
+            wd=0.0,
+            batch=128,
+            epochs=50,
+            drop_last=False,
         ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {}, fit=fit, uploads=uploads, pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate, predict=predict, notice=notice,
-    gradient=False, one_shot=True, sent=sent, paper_count=paper_count,
+    init=lambda _ctx: {},
+    fit=fit,
+    uploads=uploads,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    predict=predict,
+    notice=notice,
+    gradient=False,
+    one_shot=True,
+    sent=sent,
+    paper_count=paper_count,
     page=MethodPage(
         family="One round, closed form",
         formula=r"""
@@ -262,4 +309,4 @@ METHOD = Method(
         """,
         cite=("beitollahi2024fedpft",),
     ),
-)  # fmt: skip
+)

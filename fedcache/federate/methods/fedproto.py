@@ -23,7 +23,17 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import keep_optimiser, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, is_zero, model, prototypes
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+    prototypes,
+)
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     LOGIT_HEAD,
@@ -69,7 +79,9 @@ def proto_dist(z: Tensor, y: Tensor, w: Tensor, bar: Tensor, has: Tensor, kind: 
         one value per client.
     """
     lead = z.shape[:-2]
-    target = bar.expand(*lead, *bar.shape[-2:]).gather(-2, y.expand(z.shape[:-1]).unsqueeze(-1).expand(z.shape))
+    target = bar.expand(*lead, *bar.shape[-2:]).gather(
+        -2, y.expand(z.shape[:-1]).unsqueeze(-1).expand(z.shape)
+    )
     known = has.expand(*lead, has.shape[-1]).gather(-1, y.expand(z.shape[:-1]))
     distance = ((z - target) ** 2).sum(-1)
     if kind == "mse":
@@ -129,12 +141,34 @@ METHOD = Method(
     paper="Tan et al., AAAI 2022",
     summary="Local models pulled towards shared class prototypes; only prototypes travel.",
     hparams=(
-        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, PROTO_AGG, TRAINING, TRAIN_VIEW, PROTO_VIEW),
-        HParam("protodist", "sq_l2", "choice", "distance to the prototype (D-73)", choices=("sq_l2", "mse"),
-               official="mse"),
+        *declare(
+            FEAT_POST,
+            MLP,
+            PROJECTION,
+            LOGIT_HEAD,
+            PROTO_INIT,
+            PROTO_AGG,
+            TRAINING,
+            TRAIN_VIEW,
+            PROTO_VIEW,
+        ),
+        HParam(
+            "protodist",
+            "sq_l2",
+            "choice",
+            "distance to the prototype (D-73)",
+            choices=("sq_l2", "mse"),
+            official="mse",
+        ),
         HParam("lambda_proto", 1.0, "float", "weight of the distance; 0 is solo", low=0.0),
-        HParam("proto_infer", "global", "choice", "classify by these prototypes, or by the head (D-73)",
-               choices=("global", "global_own", "local", "head"), official="global_own"),
+        HParam(
+            "proto_infer",
+            "global",
+            "choice",
+            "classify by these prototypes, or by the head (D-73)",
+            choices=("global", "global_own", "local", "head"),
+            official="global_own",
+        ),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
     executions=ON_ROWS,
@@ -162,4 +196,4 @@ METHOD = Method(
         when="Clients whose networks differ, or little to send. Simpler and quicker than `fedpcl`.",
         cite=("tan2022fedproto",),
     ),
-)  # fmt: skip
+)

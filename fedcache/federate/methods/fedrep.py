@@ -22,7 +22,16 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model, server_tensors
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    server_tensors,
+)
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -94,7 +103,13 @@ METHOD = Method(
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAIN_VIEW),
         *without(TRAINING, "epochs", "reset_opt"),
-        HParam("e_h", 1, "int", "epochs of the classifier, before the projection; its own code has 10 (D-72)", low=0),
+        HParam(
+            "e_h",
+            1,
+            "int",
+            "epochs of the classifier, before the projection; its own code has 10 (D-72)",
+            low=0,
+        ),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),

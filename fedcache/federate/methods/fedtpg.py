@@ -83,7 +83,9 @@ def init(ctx: Ctx) -> Tree:
     p = {"queries": queries, **init_block(uniform, E, ctx.env.width, "cross")}
     for i in range(ctx.count("depth")):
         block = init_block(uniform, E, E, f"self{i}")
-        p |= {k: t for k, t in block.items() if ".key." not in k}  # queries and keys are the same rows
+        p |= {
+            k: t for k, t in block.items() if ".key." not in k
+        }  # queries and keys are the same rows
     return p
 
 
@@ -95,7 +97,9 @@ def norm(x: Tensor, p: Tree, name: str) -> Tensor:
 def attention(q: Tensor, kv: Tensor, p: Tree, name: str, heads: int) -> Tensor:
     """MHA(q, kv, kv) [m, E] of queries [m, E] over rows [c, D]."""
     Q, K, V = (
-        affine(rows, p[f"{name}.{part}.W"], p[f"{name}.{part}.b"]).view(len(rows), heads, -1).transpose(0, 1)
+        affine(rows, p[f"{name}.{part}.W"], p[f"{name}.{part}.b"])
+        .view(len(rows), heads, -1)
+        .transpose(0, 1)
         for part, rows in (("Q", q), ("K", kv), ("V", kv))
     )
     weight = (Q @ K.mT / math.sqrt(Q.shape[-1])).softmax(-1)
@@ -111,7 +115,9 @@ def feed_forward(x: Tensor, p: Tree, name: str) -> Tensor:
 def context(p: Tree, texts: Tensor, ctx: Ctx) -> Tensor:
     """The context vectors v [m, E] that the network makes of the texts [c, D] of some classes."""
     heads = ctx.count("heads")
-    x = attention(norm(p["queries"], p, "cross.query"), norm(texts, p, "cross.key"), p, "cross", heads)
+    x = attention(
+        norm(p["queries"], p, "cross.query"), norm(texts, p, "cross.key"), p, "cross", heads
+    )
     v = x + feed_forward(x, p, "cross")
     for i in range(ctx.count("depth")):
         rows = norm(v, p, f"self{i}.query")
@@ -128,7 +134,11 @@ def texts_of_names(ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Cross-entropy over the classes whose names the client knows."""
-    names, now, texts = prompts.class_names(ctx, ctx.count("n_ctx")), prompts.scheduled(ctx), texts_of_names(ctx)
+    names, now, texts = (
+        prompts.class_names(ctx, ctx.count("n_ctx")),
+        prompts.scheduled(ctx),
+        texts_of_names(ctx),
+    )
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
         known = torch.unique(data.labels(data.positions()))
@@ -138,7 +148,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         T = prompts.text_features(context(p, texts, batch_ctx), names, batch_ctx)
-        return cross_entropy(prompts.scale(batch_ctx) * affine(batch["x"], T), place[batch["y"]], batch["w"])
+        return cross_entropy(
+            prompts.scale(batch_ctx) * affine(batch["x"], T), place[batch["y"]], batch["w"]
+        )
 
     trained = tuple(down)
     p = train({**down, **state}, trained, ctx.count("epochs"), loss, {}, data, now)
@@ -152,11 +164,17 @@ def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {"T": prompts.frozen_text(vectors, prompts.class_names(ctx, len(vectors)), ctx)}
 
 
-def moved(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+def moved(
+    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
+) -> dict[str, float]:
     """How far the context vectors of all names are from the first ones, as a Euclidean norm."""
     with torch.no_grad():
         texts = texts_of_names(ctx)
-        return {"context_moved": prompts.distance(context(server, texts, ctx), context(init(ctx), texts, ctx))}
+        return {
+            "context_moved": prompts.distance(
+                context(server, texts, ctx), context(init(ctx), texts, ctx)
+            )
+        }
 
 
 def check(hp: Hp, ctx: Ctx) -> None:
@@ -184,11 +202,16 @@ METHOD = Method(
         HParam("depth", 0, "int", "blocks of self-attention after the first attention", low=0),
         HParam("heads", 4, "int", "heads of an attention", low=1),
         HParam(
-            "names", "own", "choice", "names that a client trains with: those of its own classes, or all",
+            "names",
+            "own",
+            "choice",
+            "names that a client trains with: those of its own classes, or all",
             choices=("own", "all"),
         ),
         SCALE,
-        *declare(PROMPT_TRAINING, opt="sgd", lr=3e-3, wd=1e-5, batch=200, epochs=1, reset_opt=False),
+        *declare(
+            PROMPT_TRAINING, opt="sgd", lr=3e-3, wd=1e-5, batch=200, epochs=1, reset_opt=False
+        ),
     ),
     defaults=Defaults(rounds=500, participation=None, clients=10, scheme="few-shot"),
     init=init,
@@ -221,4 +244,4 @@ METHOD = Method(
         """,
         cite=("qiu2024fedtpg",),
     ),
-)  # fmt: skip
+)

@@ -41,7 +41,10 @@ from fedcache.heads.simclr import Ensemble, kept
 
 def init(ctx: Ctx) -> Tree:
     """The first student, and how far its similarities moved last."""
-    return {**simclr.init(ctx), "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)}
+    return {
+        **simclr.init(ctx),
+        "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device),
+    }
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -94,11 +97,15 @@ def sent(up: Tree, ctx: Ctx) -> int:
     rows, share = up["M"].shape[-1], float(ctx.number("sim_topk_percent")) / 100.0
     if share < 1.0:
         own = bool(ctx.hp["sim_topk_own"])
-        return 2 * rows * (kept(rows, share, own=own) - own)  # its similarity to itself is 1, as everybody knows
+        return (
+            2 * rows * (kept(rows, share, own=own) - own)
+        )  # its similarity to itself is 1, as everybody knows
     return rows * (rows - 1) // 2
 
 
-def diagnose(server: Tree, states: Mapping[int, Tree], labels: object, ctx: Ctx) -> dict[str, float]:
+def diagnose(
+    server: Tree, states: Mapping[int, Tree], labels: object, ctx: Ctx
+) -> dict[str, float]:
     """How far the student's similarities moved in the last distillation, and the clients' training loss."""
     return {"similarity_drift": float(server["drift"]), **simclr.watch(server, states, labels, ctx)}
 
@@ -111,7 +118,11 @@ METHOD = Method(
         ON_IMAGES,
         *declare(simclr.SIMCLR, epochs=100),
         HParam(
-            "send", "reps", "choice", "representations of the public rows, or their similarities", ("reps", "matrix")
+            "send",
+            "reps",
+            "choice",
+            "representations of the public rows, or their similarities",
+            ("reps", "matrix"),
         ),
         *distillation.DISTIL,
         *simclr.PROBE,

@@ -18,7 +18,10 @@ METHOD = replace(
     HEAD,
     name="flesd-cc",
     summary="FLESD in one round: 200 local epochs, one exchange.",
-    hparams=(simclr.ENCODER, *declare((h for h in HEAD.hparams if h.name != "encoder"), epochs=200)),
+    hparams=(
+        simclr.ENCODER,
+        *declare((h for h in HEAD.hparams if h.name != "encoder"), epochs=200),
+    ),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     one_shot=True,
     needs_for=needs,

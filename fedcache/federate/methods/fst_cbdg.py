@@ -29,13 +29,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.local_training import Batch, ClosedForm, keep_optimiser, minibatches, train
+from fedcache.federate.engine.local_training import (
+    Batch,
+    ClosedForm,
+    keep_optimiser,
+    minibatches,
+    train,
+)
 from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, affine, is_zero, model, over
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    affine,
+    is_zero,
+    model,
+    over,
+)
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
-from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, shares, synthetic, with_rows
+from fedcache.federate.methods.common.synthesis import (
+    SYNTHESIS,
+    at_once,
+    dealt,
+    shares,
+    synthetic,
+    with_rows,
+)
 from fedcache.heads.linear import affine_gradients
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import logits
@@ -58,7 +82,11 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     batches = minibatches(data, ctx, epoch)
-    if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] != "client":
+    if (
+        ctx.hp["ablation"] == "ist_only"
+        or is_zero(ctx.hp["lambda"])
+        or ctx.hp["tsamp_scope"] != "client"
+    ):
         for t, (k, batch) in enumerate(batches):
             # the step itself draws the rows, as its soft labels say; m_k is of all rows of the clients that still step
             whole = {"all": data.narrow(k).mask()} if ctx.hp["tsamp_scope"] == "iteration" else {}
@@ -100,7 +128,9 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         f = softmax(classify(p, batch["z"], ctx))
         error = f.scatter_add(-1, own, f.new_full((), -1.0).expand(own.shape))
         parts.append(affine_gradients(batch["z"], weighted(error, batch["kw"], fake_share, ctx)))
-    return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)] or [torch.zeros_like(p[n]) for n in NAMES]
+    return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)] or [
+        torch.zeros_like(p[n]) for n in NAMES
+    ]
 
 
 def weighted(error: Tensor, w: Tensor, share: float | Tensor, ctx: Ctx) -> Tensor:
@@ -118,7 +148,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     def batches(now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return schedule(now["rows/q"], data, ctx, epoch)
 
-    p = train(p, NAMES, ctx.count("epochs"), ClosedForm(gradients), down, data, ctx, batches=batches)
+    p = train(
+        p, NAMES, ctx.count("epochs"), ClosedForm(gradients), down, data, ctx, batches=batches
+    )
     return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
 
 
@@ -142,7 +174,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
     def tsamp(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
         value = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
-        return value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value  # there are no real rows
+        return (
+            value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value
+        )  # there are no real rows
 
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
@@ -161,29 +195,76 @@ METHOD = Method(
     summary="Self-training from zero-shot soft labels, balanced by synthetic text features; reads no labels.",
     hparams=(
         *declare(
-            FEAT_POST, LOGIT_SCALE, AGG, TRAINING, feat_post="l2", agg="uniform",
-            opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, drop_last=False,
+            FEAT_POST,
+            LOGIT_SCALE,
+            AGG,
+            TRAINING,
+            feat_post="l2",
+            agg="uniform",
+            opt="sgd",
+            lr=0.01,
+            wd=1e-5,
+            momentum=0.9,
+            batch=50,
+            drop_last=False,
         ),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
-        HParam("init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")),
-        HParam("beta", 0.9, "float", "memory of the soft labels (eq 4); 1 keeps them", low=0.0, high=1.0),
-        HParam("lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0),
-        HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-50)", choices=("center", "aug")),
         HParam(
-            "tsamp_scope", "client", "choice",
+            "init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")
+        ),
+        HParam(
+            "beta",
+            0.9,
+            "float",
+            "memory of the soft labels (eq 4); 1 keeps them",
+            low=0.0,
+            high=1.0,
+        ),
+        HParam(
+            "lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0
+        ),
+        HParam(
+            "train_view",
+            "center",
+            "choice",
+            "view 0, or stored augmentations (D-50)",
+            choices=("center", "aug"),
+        ),
+        HParam(
+            "tsamp_scope",
+            "client",
+            "choice",
             "m_k of the client's rows, once an epoch, n_k dealt to its steps; of the batch; or of the client's rows in "
             "every step, which draws all n_k anew (algorithm 1; D-56, D-84)",
             choices=("client", "batch", "iteration"),
         ),
         *SYNTHESIS,
-        HParam("ablation", "none", "choice", "terms of eq 8 (table 3)",
-               choices=("none", "ist_only", "tsamp_only", "tsamp_central")),
-        HParam("central_rows", 100, "int", "synthetic rows per class and round of tsamp_central", low=1),
-        HParam("pseudo", "text", "choice", "first soft labels: eq 2, or the control", choices=("text", "uniform")),
+        HParam(
+            "ablation",
+            "none",
+            "choice",
+            "terms of eq 8 (table 3)",
+            choices=("none", "ist_only", "tsamp_only", "tsamp_central"),
+        ),
+        HParam(
+            "central_rows", 100, "int", "synthetic rows per class and round of tsamp_central", low=1
+        ),
+        HParam(
+            "pseudo",
+            "text",
+            "choice",
+            "first soft labels: eq 2, or the control",
+            choices=("text", "uniform"),
+        ),
     ),
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
-    init=model.init, enter=enter, fit=fit, uploads=server_tensors(sent_names),
-    aggregate=aggregate, predict=central.predict, embed=central.METHOD.embed,
+    init=model.init,
+    enter=enter,
+    fit=fit,
+    uploads=server_tensors(sent_names),
+    aggregate=aggregate,
+    predict=central.predict,
+    embed=central.METHOD.embed,
     needs=frozenset({"text"}),
     fidelity=lambda hp, _views: "approx" if hp["synth"] != "exact" else "exact",
     check=model.check,
@@ -211,4 +292,4 @@ METHOD = Method(
         """,
         cite=("yan2024fstcbdg",),
     ),
-)  # fmt: skip
+)

@@ -40,7 +40,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     if ctx.hp["proto_view"] == "center":
         return fedcgs.fit(down, state, data, ctx)
     views = range(1, ctx.env.views)
-    parts = [add_up(data, ctx, ctx.env.width, partial(fedcgs.sums, ctx=ctx, view=view)) for view in views]
+    parts = [
+        add_up(data, ctx, ctx.env.width, partial(fedcgs.sums, ctx=ctx, view=view)) for view in views
+    ]
     return {}, {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
 
 
@@ -77,7 +79,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     W, b = (up["weights"], up["bias"]) if "weights" in up else discriminants(of_all_views(up, ctx))
     alpha, scale = float(ctx.number("alpha")), float(ctx.number("scale"))
     b = torch.where(up["count"] > 0, alpha * b, b)  # a class without a Gaussian stays out
-    return {"W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+    return {
+        "W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype),
+        "b": b.to(ctx.env.dtype),
+    }
 
 
 METHOD = replace(
@@ -87,9 +92,18 @@ METHOD = replace(
     summary="Zero-shot logits and Gaussian discriminants from summed statistics; one round, exact for every partition.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
-        replace(PROTO_VIEW, help="rows of the statistics: plain images, or as released all stored augmentations"),
-        HParam("alpha", 1.0, "float", "weight of the discriminants; 0 is clip-zs, the paper searches 1e-4 to 100",
-               low=0.0, fit=False),
+        replace(
+            PROTO_VIEW,
+            help="rows of the statistics: plain images, or as released all stored augmentations",
+        ),
+        HParam(
+            "alpha",
+            1.0,
+            "float",
+            "weight of the discriminants; 0 is clip-zs, the paper searches 1e-4 to 100",
+            low=0.0,
+            fit=False,
+        ),
         HParam("scale", 100.0, "float", "logit scale s of the zero-shot term", low=1e-6, fit=False),
     ),
     fit=fit,
@@ -114,4 +128,4 @@ METHOD = replace(
         when="One round and no training, with a strength to choose by validation. It sends what `fedcgs` sends.",
         cite=("wang2024gda",),
     ),
-)  # fmt: skip
+)

@@ -48,7 +48,15 @@ from fedcache.federate.methods.fedcgs import means
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
-from fedcache.heads.ridge import factored, gram, pack, unpack, unpack_triangle, varying, without_constants
+from fedcache.heads.ridge import (
+    factored,
+    gram,
+    pack,
+    unpack,
+    unpack_triangle,
+    varying,
+    without_constants,
+)
 
 FLOOR = 1e-6
 """Smallest variance, and what is added to the diagonal of every covariance."""
@@ -108,7 +116,12 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def square_shape(hp: Hp, C: int, D: int) -> tuple[int, ...]:
     """Shape of what is sent of squares, for C classes and D features."""
     triangle = D * (D + 1) // 2
-    shapes = {"class_square": (C, D), "square": (D,), "gram": (triangle,), "class_gram": (C, triangle)}
+    shapes = {
+        "class_square": (C, D),
+        "square": (D,),
+        "gram": (triangle,),
+        "class_gram": (C, triangle),
+    }
     return shapes[square_kind(hp)]
 
 
@@ -118,7 +131,9 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     return {
         "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
-        kind: UploadTensor(square_shape(ctx.hp, C, D), torch.float64, statistic=Statistic(STATISTICS[kind])),
+        kind: UploadTensor(
+            square_shape(ctx.hp, C, D), torch.float64, statistic=Statistic(STATISTICS[kind])
+        ),
     }
 
 
@@ -162,7 +177,9 @@ def class_covariances(up: Tree, mean: Tensor) -> Tensor:
     """Sigma_c [C, D, D]; the pooled one for classes of fewer than two rows."""
     n, D = up["count"], mean.shape[-1]
     squares = unpack(up["class_gram"], D)
-    outer = (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-1) * (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-2)
+    outer = (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-1) * (
+        n.sqrt().unsqueeze(-1) * mean
+    ).unsqueeze(-2)
     made = (squares - outer) / (n - 1.0).clamp(min=1.0)[:, None, None]
     few = n < 2.0
     if few.any():
@@ -183,7 +200,9 @@ def mean_squares(up: Tree, kind: str) -> Tensor:
 def notice(up: Tree, ctx: Ctx) -> str:
     """Where the floor of the variances is larger than they are."""
     n = up["count"].sum()
-    found = float((mean_squares(up, square_kind(ctx.hp)) - (up["class_sum"].sum(0) / n) ** 2).mean())
+    found = float(
+        (mean_squares(up, square_kind(ctx.hp)) - (up["class_sum"].sum(0) / n) ** 2).mean()
+    )
     if found >= FLOOR:
         return ""
     return (
@@ -208,7 +227,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         W = torch.cholesky_solve(apart.mT, regular_factor(S, size * varies)).mT
         return masked(head_around(center, W, prior - 0.5 * (W * apart).sum(-1), ctx.env.dtype), n)
     if kind == "class_gram":
-        S = shrunk(without_constants(class_covariances(up, mean), varies), float(ctx.number("shrink")))
+        S = shrunk(
+            without_constants(class_covariances(up, mean), varies), float(ctx.number("shrink"))
+        )
         squares = unpack(up["class_gram"], mean.shape[-1]).diagonal(dim1=-2, dim2=-1)
         factor = regular_factor(S, squares / n.clamp(min=1.0).unsqueeze(-1) * varies)
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) * varies
@@ -263,13 +284,29 @@ METHOD = replace(
     summary="Gaussian naive Bayes, linear or quadratic discriminants from summed statistics; one round.",
     hparams=(
         FEAT_POST,
-        HParam("head", "nb", "choice", "naive Bayes, linear or quadratic discriminants", choices=("nb", "lda", "qda")),
         HParam(
-            "variance", "class", "choice", "of naive Bayes: each class has its own, or all share one",
+            "head",
+            "nb",
+            "choice",
+            "naive Bayes, linear or quadratic discriminants",
+            choices=("nb", "lda", "qda"),
+        ),
+        HParam(
+            "variance",
+            "class",
+            "choice",
+            "of naive Bayes: each class has its own, or all share one",
             choices=("class", "pooled"),
         ),
-        HParam("shrink", 0.05, "float", "part of lda's and qda's covariances that is replaced by its mean diagonal",
-               low=0.0, high=1.0, fit=False),
+        HParam(
+            "shrink",
+            0.05,
+            "float",
+            "part of lda's and qda's covariances that is replaced by its mean diagonal",
+            low=0.0,
+            high=1.0,
+            fit=False,
+        ),
     ),
     fit=fit,
     uploads=uploads,
@@ -297,4 +334,4 @@ METHOD = replace(
         """,
         cite=("turazza2026ghofl",),
     ),
-)  # fmt: skip
+)

@@ -25,7 +25,14 @@ from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Uploads, UploadTensor, head_weights, personal_model
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, without
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    without,
+)
 from fedcache.federate.methods.fedncm import add_up
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import logits
@@ -39,8 +46,10 @@ CHOSEN = "chosen"
 def init(ctx: Ctx) -> Tree:
     """K models, each with weights of its own, that nobody has chosen yet."""
     head, K = model.head_of(ctx.hp), ctx.count("models")
-    drawn = [head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
-             for k in range(K)]  # fmt: skip
+    drawn = [
+        head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
+        for k in range(K)
+    ]
     axis = len(ctx.lead)
     out = {ALL + n: torch.stack([p[n] for p in drawn], axis) for n in model.names(ctx.hp)}
     count = torch.zeros(K, dtype=torch.float64, device=ctx.env.device)
@@ -85,18 +94,27 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     """Local epochs of the model that fits best, sent in its place with the client's weight."""
     p, place = best(down, data, ctx)
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), model.ce_loss, down, data, ctx)
-    n = torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device).reshape(data.rows.shape[:-1]).unsqueeze(-1)
+    n = (
+        torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device)
+        .reshape(data.rows.shape[:-1])
+        .unsqueeze(-1)
+    )
     weight = place if ctx.hp["agg"] == "uniform" else place * n
     up: Tree = {CHOSEN: weight}
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
-        up[ALL + name] = t.double() * weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
+        up[ALL + name] = t.double() * weight.reshape(
+            *weight.shape, *(1,) * (t.dim() - weight.dim())
+        )
     return {}, up
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A model in one of K places, times the client's weight, and that weight in the same place."""
-    sent = {ALL + n: UploadTensor(tuple(server[ALL + n].shape), torch.float64) for n in model.names(ctx.hp)}
+    sent = {
+        ALL + n: UploadTensor(tuple(server[ALL + n].shape), torch.float64)
+        for n in model.names(ctx.hp)
+    }
     return {**sent, CHOSEN: UploadTensor((ctx.count("models"),), torch.float64)}
 
 
@@ -111,7 +129,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     for name in model.names(ctx.hp):
         old, total = server[ALL + name], up[ALL + name]
         w = weight.reshape(*weight.shape, *(1,) * (total.dim() - weight.dim()))
-        out[ALL + name] = torch.where(w > 0, (total / torch.where(w > 0, w, 1.0)).to(old.dtype), old)
+        out[ALL + name] = torch.where(
+            w > 0, (total / torch.where(w > 0, w, 1.0)).to(old.dtype), old
+        )
     return out
 
 
@@ -130,7 +150,9 @@ def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
     for n in model.names(ctx.hp):
         t = down[ALL + n]
         place = at.reshape(*at.shape, *(1,) * (t.dim() - axis))
-        out[n] = t.gather(axis, place.expand(*t.shape[:axis], 1, *t.shape[axis + 1 :])).squeeze(axis)
+        out[n] = t.gather(axis, place.expand(*t.shape[:axis], 1, *t.shape[axis + 1 :])).squeeze(
+            axis
+        )
     return out
 
 
@@ -146,7 +168,10 @@ def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 def trainable(server: Tree, _state: Tree) -> int:
     """The trained numbers of one of the K models."""
-    return head_weights({name.removeprefix(ALL): t for name, t in server.items()}, {}) // server[CHOSEN].shape[-1]
+    return (
+        head_weights({name.removeprefix(ALL): t for name, t in server.items()}, {})
+        // server[CHOSEN].shape[-1]
+    )
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
@@ -161,8 +186,21 @@ METHOD = replace(
     paper="Ghosh et al., NeurIPS 2020",
     summary="Several models at the server; each client trains and uses the one that fits its rows best.",
     hparams=(
-        *declare(FEAT_POST, without(MODEL, "bn_mode"), AGG, without(TRAINING, "reset_opt"), bn=False, z_norm="l2"),
-        HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
+        *declare(
+            FEAT_POST,
+            without(MODEL, "bn_mode"),
+            AGG,
+            without(TRAINING, "reset_opt"),
+            bn=False,
+            z_norm="l2",
+        ),
+        HParam(
+            "init",
+            "shared",
+            "choice",
+            "initial weights from the broadcast seed",
+            choices=("shared",),
+        ),
         HParam("models", 2, "int", "K, the models of the server", low=1),
     ),
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),

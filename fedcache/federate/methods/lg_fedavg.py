@@ -15,7 +15,15 @@ from __future__ import annotations
 
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, MethodPage, Tree, model, server_tensors
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    MethodPage,
+    Tree,
+    model,
+    server_tensors,
+)
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,

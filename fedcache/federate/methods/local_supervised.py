@@ -15,7 +15,15 @@ from torch import Tensor
 
 from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, sends_nothing, simclr
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    sends_nothing,
+    simclr,
+)
 from fedcache.federate.methods.common.switches import declare, without
 
 
@@ -48,9 +56,21 @@ METHOD = replace(
     hparams=(
         *(
             replace(h, official="supervised") if h.name == "augment" else h
-            for h in declare(without(scratch.METHOD.hparams, "agg"), wd=1e-6, batch=1024, epochs=100, drop_last=False)
+            for h in declare(
+                without(scratch.METHOD.hparams, "agg"),
+                wd=1e-6,
+                batch=1024,
+                epochs=100,
+                drop_last=False,
+            )
         ),
-        HParam("score", "classifier", "choice", "what is scored on a trained trunk", choices=("classifier", "probe")),
+        HParam(
+            "score",
+            "classifier",
+            "choice",
+            "what is scored on a trained trunk",
+            choices=("classifier", "probe"),
+        ),
         *simclr.PROBE,
     ),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),

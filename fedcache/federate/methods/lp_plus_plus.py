@@ -51,7 +51,10 @@ def names(hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """W [C, D], alpha [C] and b [C] before any row is seen: 0."""
-    C, made = ctx.env.classes, torch.zeros(ctx.env.classes, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
+    C, made = (
+        ctx.env.classes,
+        torch.zeros(ctx.env.classes, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device),
+    )
     return {k: made if k == "W" else made.new_zeros(C) for k in names(ctx.hp)}
 
 
@@ -73,7 +76,9 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
 
 def step_sizes(x: Tensor, t: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Steps of w and alpha, [..] each, from rows x [.., R, D] and products t [.., R, C], 0 on padding; n [..] rows."""
-    small = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x  # both have the eigenvalues that are not 0
+    small = (
+        x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
+    )  # both have the eigenvalues that are not 0
     largest = torch.linalg.eigvalsh(small)[..., -1]
     tiny = torch.finfo(x.dtype).tiny
     return 4.0 * n / largest.clamp(min=tiny), n / (4.0 * (t**2).sum(-2).amax(-1)).clamp(min=tiny)
@@ -94,7 +99,9 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     for iteration in range(1, ctx.count("epochs") + 1):
         ctx.env.watch()
         u = affine(x, p["W"], p.get("b")) + p["alpha"].unsqueeze(-2) * t
-        error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)  # of each row in the mean loss
+        error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(
+            -1
+        )  # of each row in the mean loss
         moved = {"W": error.mT @ x, "b": error.sum(-2)}
         pull = (error * t).sum(-2)
         summed = summed + pull if ctx.hp["alpha_grad"] == "sum" else pull
@@ -118,14 +125,31 @@ METHOD = Method(
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
         HParam("epochs", 30, "int", "iterations of a round, each on all rows of the client", low=0),
-        HParam("alpha_every", 10, "int", "iterations from one step of the multipliers to the next", low=1),
-        HParam("alpha_init", 250.0, "float", "first multipliers, in mean products of a row and its class text",
-               low=0.0),
         HParam(
-            "alpha_grad", "last", "choice", "multipliers move by their gradient, or by the sum of all so far",
-            choices=("last", "sum"), official="sum",
+            "alpha_every",
+            10,
+            "int",
+            "iterations from one step of the multipliers to the next",
+            low=1,
         ),
-        HParam("momentum", 0.0, "float", "momentum of the weights", low=0.0, high=1.0, official=0.9),
+        HParam(
+            "alpha_init",
+            250.0,
+            "float",
+            "first multipliers, in mean products of a row and its class text",
+            low=0.0,
+        ),
+        HParam(
+            "alpha_grad",
+            "last",
+            "choice",
+            "multipliers move by their gradient, or by the sum of all so far",
+            choices=("last", "sum"),
+            official="sum",
+        ),
+        HParam(
+            "momentum", 0.0, "float", "momentum of the weights", low=0.0, high=1.0, official=0.9
+        ),
         HParam("bias", False, "bool", "a bias of each class", official=True),
     ),
     defaults=Defaults(rounds=10, participation=None, clients=10, scheme="few-shot"),
@@ -150,4 +174,4 @@ METHOD = Method(
         when="A trained probe with nothing to tune. Its paper has no clients; averaging is added here.",
         cite=("huang2024lppp",),
     ),
-)  # fmt: skip
+)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedcache.federate.engine.method import Defaults, everywhere
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, sends_nothing, simclr
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    MethodPage,
+    Tree,
+    sends_nothing,
+    simclr,
+)
 from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 

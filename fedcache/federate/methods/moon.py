@@ -21,7 +21,16 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, is_zero, model, over
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+    over,
+)
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -42,7 +51,10 @@ LAST = "last/"
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The received projection for a last one, and what FedAvg keeps."""
-    return {**fedavg.enter(down, data, ctx), **{LAST + n: down[n] for n in model.head_of(ctx.hp).body()}}
+    return {
+        **fedavg.enter(down, data, ctx),
+        **{LAST + n: down[n] for n in model.head_of(ctx.hp).body()},
+    }
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -74,7 +86,13 @@ METHOD = replace(
     summary="FedAvg whose clients contrast their projection with the broadcast one and with their own last one.",
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, AGG, TRAINING, TRAIN_VIEW),
-        HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
+        HParam(
+            "init",
+            "shared",
+            "choice",
+            "initial weights from the broadcast seed",
+            choices=("shared",),
+        ),
         HParam("mu", 1.0, "float", "weight of the contrast; 0 is fedavg", low=0.0),
         HParam("tau", 0.5, "float", "temperature of the contrast", low=1e-6),
     ),

@@ -43,7 +43,15 @@ from fedcache.federate.methods.common import (
     over,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+    without,
+)
 from fedcache.heads.projection import logits
 
 
@@ -82,21 +90,32 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return pairs(data, sgd, epoch)
 
-    p = train(p, moved, ctx.count("epochs"), ahead(model.ce_loss, moved), down, data, sgd, batches=batches)
+    p = train(
+        p, moved, ctx.count("epochs"), ahead(model.ce_loss, moved), down, data, sgd, batches=batches
+    )
     return {}, {k: p[k] for k in down}
 
 
 def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
     sgd = as_sgd(ctx, "alpha")
-    sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})  # a client with less than a batch adapts on what it has
+    sgd = replace(
+        sgd, hp={**sgd.hp, "drop_last": False}
+    )  # a client with less than a batch adapts on what it has
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 
     with torch.enable_grad():
         return train(
-            down, model.trained(ctx.hp), ctx.count("adapt_steps"), model.ce_loss, down, data, sgd, batches=batches
+            down,
+            model.trained(ctx.hp),
+            ctx.count("adapt_steps"),
+            model.ce_loss,
+            down,
+            data,
+            sgd,
+            batches=batches,
         )
 
 
@@ -124,11 +143,30 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
-        HParam("alpha", 1e-2, "float", "learning rate of the step ahead and of adaptation; 0 is fedavg", low=0.0),
+        HParam(
+            "alpha",
+            1e-2,
+            "float",
+            "learning rate of the step ahead and of adaptation; 0 is fedavg",
+            low=0.0,
+        ),
         HParam("beta", 1e-3, "float", "learning rate of theta", low=0.0, tuned=1e-2),
-        HParam("adapt_on", "train", "choice", "rows the deployed model adapts on; test is a leak (D-71)",
-               choices=("train", "test"), official="test"),
-        HParam("adapt_steps", 1, "int", "steps of adaptation; 0 deploys theta (D-71)", low=0, official=2),
+        HParam(
+            "adapt_on",
+            "train",
+            "choice",
+            "rows the deployed model adapts on; test is a leak (D-71)",
+            choices=("train", "test"),
+            official="test",
+        ),
+        HParam(
+            "adapt_steps",
+            1,
+            "int",
+            "steps of adaptation; 0 deploys theta (D-71)",
+            low=0,
+            official=2,
+        ),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
     fit=fit,
@@ -156,4 +194,4 @@ METHOD = replace(
         """,
         cite=("fallah2020perfedavg",),
     ),
-)  # fmt: skip
+)

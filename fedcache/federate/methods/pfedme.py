@@ -30,11 +30,34 @@ from typing import cast
 import torch
 
 from fedcache.federate.engine.context import Ctx, over, own
-from fedcache.federate.engine.local_training import Batch, Loss, Step, fold_batches, grads, minibatches
+from fedcache.federate.engine.local_training import (
+    Batch,
+    Loss,
+    Step,
+    fold_batches,
+    grads,
+    minibatches,
+)
 from fedcache.federate.engine.method import Defaults, Protocol
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Hp, HParam, MethodPage, Tree, model, server_tensors
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
+from fedcache.federate.methods.common import (
+    ClientData,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    server_tensors,
+)
+from fedcache.federate.methods.common.switches import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+    without,
+)
 from fedcache.federate.methods.solo import predict
 
 NEAR = "near/"
@@ -69,9 +92,13 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
     moved = model.trained(ctx.hp)
-    p = own({**{k: down[k] for k in model.names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx)
+    p = own(
+        {**{k: down[k] for k in model.names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx
+    )
     for epoch in range(ctx.count("epochs")):
-        p = fold_batches(p, minibatches(data, ctx, epoch), envelope(model.ce_loss, moved, down), ctx)
+        p = fold_batches(
+            p, minibatches(data, ctx, epoch), envelope(model.ce_loss, moved, down), ctx
+        )
     up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in model.head_of(ctx.hp).buffers()}
     return {k: p[k] for k in state}, up
 
@@ -97,11 +124,29 @@ METHOD = replace(
         HParam("K", 5, "int", "inner steps on a batch", low=1),
         HParam("lambda", 15.0, "float", "strength of the pull to w_i; 0 never moves w", low=0.0),
         HParam("lr_p", 0.1, "float", "learning rate of the inner steps", low=0.0, tuned=0.01),
-        HParam("eta", 0.005, "float", "learning rate of w_i; eta * lambda = 1 makes it theta_i", low=0.0, tuned=0.2),
-        HParam("beta", 1.0, "float", "share of the clients' mean in the new w; 0 keeps w", low=0.0),
-        HParam("inner_decay", 0.0, "float", "weight decay of the inner steps (D-70)", low=0.0, official=0.001),
         HParam(
-            "eval", "personalised", "choice", "deploy theta_i, or one w for all", choices=("personalised", "global")
+            "eta",
+            0.005,
+            "float",
+            "learning rate of w_i; eta * lambda = 1 makes it theta_i",
+            low=0.0,
+            tuned=0.2,
+        ),
+        HParam("beta", 1.0, "float", "share of the clients' mean in the new w; 0 keeps w", low=0.0),
+        HParam(
+            "inner_decay",
+            0.0,
+            "float",
+            "weight decay of the inner steps (D-70)",
+            low=0.0,
+            official=0.001,
+        ),
+        HParam(
+            "eval",
+            "personalised",
+            "choice",
+            "deploy theta_i, or one w for all",
+            choices=("personalised", "global"),
         ),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),

@@ -29,7 +29,15 @@ from torch.nn.functional import normalize, one_hot
 from fedcache.federate.engine.context import is_zero
 from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import promptfl, tip_local
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, affine, prompts
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    affine,
+    prompts,
+)
 
 
 def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tensor:
@@ -41,7 +49,9 @@ def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tens
         values: [n, V] their values.
         b: sharpness.
     """
-    blocks = list(zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True))
+    blocks = list(
+        zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True)
+    )
     nearest = torch.stack([(x @ F.mT).amax(-1) for F, _ in blocks]).amax(0)
     total, mass = x.new_zeros(()), x.new_zeros(())
     for F, v in blocks:
@@ -58,10 +68,13 @@ def predict(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Ten
     unit = normalize(x, dim=-1)
     if ctx.hp["values"] == "features":
         return prompts.scale(ctx) * affine(
-            normalize(unit + a * attended(unit, own["keys"], own["keys"], ctx.number("b")), dim=-1), down["T"]
+            normalize(unit + a * attended(unit, own["keys"], own["keys"], ctx.number("b")), dim=-1),
+            down["T"],
         )
     onehot = one_hot(own["label"], ctx.env.classes).to(x.dtype)
-    return promptfl.predict(down, {}, data, x, ctx) + a * attended(unit, own["keys"], onehot, ctx.number("b"))
+    return promptfl.predict(down, {}, data, x, ctx) + a * attended(
+        unit, own["keys"], onehot, ctx.number("b")
+    )
 
 
 METHOD = replace(
@@ -71,11 +84,17 @@ METHOD = replace(
     summary="A prompt that all learn, and on each client an attention over its own labelled features.",
     hparams=(
         *promptfl.METHOD.hparams,
-        HParam("a", 30.0, "float", "weight of the attention; 0 is promptfl (D-107)", low=0.0, fit=False),
+        HParam(
+            "a", 30.0, "float", "weight of the attention; 0 is promptfl (D-107)", low=0.0, fit=False
+        ),
         HParam("b", 30.0, "float", "sharpness of the attention (D-107)", low=0.0, fit=False),
         HParam(
-            "values", "labels", "choice", "what is attended to: labels of the client's rows, or the rows (D-107)",
-            choices=("labels", "features"), fit=False,
+            "values",
+            "labels",
+            "choice",
+            "what is attended to: labels of the client's rows, or the rows (D-107)",
+            choices=("labels", "features"),
+            fit=False,
         ),
     ),
     personal_part=tip_local.personal_part,
@@ -94,4 +113,4 @@ METHOD = replace(
         when="A shared prompt, and clients whose images differ. A client's model holds the features of its rows.",
         cite=("guo2023pfedprompt",),
     ),
-)  # fmt: skip
+)

@@ -24,7 +24,16 @@ from torch import Tensor
 from fedcache.federate.engine.hyperparameters import HParam, Value
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import count_of, whole_server
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, MethodPage, Tree, affine, prompts
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+    prompts,
+)
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
@@ -39,7 +48,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     names, now = prompts.class_names(ctx, down["ctx"].shape[-2]), prompts.scheduled(ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
-        u = prompts.scale(batch_ctx) * affine(batch["x"], prompts.text_features(p["ctx"], names, batch_ctx))
+        u = prompts.scale(batch_ctx) * affine(
+            batch["x"], prompts.text_features(p["ctx"], names, batch_ctx)
+        )
         return cross_entropy(u, batch["y"], batch["w"])
 
     def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -51,7 +62,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model and not once per block of rows."""
-    return {"T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx)}
+    return {
+        "T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx)
+    }
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -69,7 +82,13 @@ METHOD = Method(
         *CONTEXT,
         SCALE,
         *(replace(h, official=RELEASED.get(h.name)) for h in PROMPT_TRAINING),
-        HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-66)", choices=("center", "aug")),
+        HParam(
+            "train_view",
+            "center",
+            "choice",
+            "view 0, or stored augmentations (D-66)",
+            choices=("center", "aug"),
+        ),
     ),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
     init=lambda ctx: {"ctx": prompts.init_context(ctx)},

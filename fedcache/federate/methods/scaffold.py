@@ -28,10 +28,19 @@ from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param, without
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+    without,
+)
 
 PLAIN = (
-    HParam("opt", "sgd", "choice", "optimiser; option II is right for plain SGD only", choices=("sgd",)),
+    HParam(
+        "opt", "sgd", "choice", "optimiser; option II is right for plain SGD only", choices=("sgd",)
+    ),
     HParam("momentum", 0.0, "float", "option II is right for plain SGD only", low=0.0, high=0.0),
 )
 

@@ -15,7 +15,13 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model, sends_nothing
-from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    declare,
+    init_param,
+)
 from fedcache.heads.projection import logits
 
 

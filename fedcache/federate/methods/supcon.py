@@ -33,7 +33,13 @@ from fedcache.federate.methods.common import (
     sends_nothing,
 )
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
-from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    PROJECTION,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+)
 from fedcache.heads.losses import supervised_contrast
 from fedcache.heads.prototype import scores
 
@@ -41,7 +47,9 @@ from fedcache.heads.prototype import scores
 def enter(_down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
     p = prototypes.own_body(ctx)
-    every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})  # it may have too few for a batch
+    every_row = replace(
+        ctx, hp={**ctx.hp, "proto_drop_last": False}
+    )  # it may have too few for a batch
     return {**p, **prototypes.own_prototypes(p, data, every_row)}
 
 
@@ -54,7 +62,9 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then the prototypes; nothing leaves."""
-    p = prototypes.train_body(state, loss, down, data, ctx, lambda epoch: prototypes.view_batches(data, ctx, epoch))
+    p = prototypes.train_body(
+        state, loss, down, data, ctx, lambda epoch: prototypes.view_batches(data, ctx, epoch)
+    )
     kept = prototypes.own_prototypes(p, data, ctx)
     return {k: kept[k] if k in kept else p[k] for k in state}, {}
 

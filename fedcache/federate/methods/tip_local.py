@@ -17,7 +17,16 @@ from torch.nn.functional import normalize, one_hot
 
 from fedcache.federate.engine.method import Defaults, personal_model
 from fedcache.federate.methods import clip_zs
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, affine, model, over
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    affine,
+    model,
+    over,
+)
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 
 KEYS = 1024
@@ -45,19 +54,26 @@ def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
     logits = over(ctx.number("scale"), text) * text
     for F, onehot in zip(torch.split(keys, KEYS, -2), torch.split(value, KEYS, -2), strict=True):
         apart = 1.0 - unit @ F.mT
-        logits = logits + over(ctx.number("a"), logits) * (torch.exp(-over(ctx.number("b"), apart) * apart) @ onehot)
+        logits = logits + over(ctx.number("a"), logits) * (
+            torch.exp(-over(ctx.number("b"), apart) * apart) @ onehot
+        )
     return logits
 
 
 def personal_part(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The cache: unit features F_n [.., n, D] of the client's training rows, and their labels [.., n] (-1: padding)."""
     rows, mask = data.full()
-    return {"keys": normalize(rows, dim=-1), "label": torch.where(mask > 0, data.labels(data.positions()), -1)}
+    return {
+        "keys": normalize(rows, dim=-1),
+        "label": torch.where(mask > 0, data.labels(data.positions()), -1),
+    }
 
 
 def predict(_down: Tree, cache: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The logits with the client's own training rows as the cache."""
-    value = one_hot(cache["label"].clamp(min=0), ctx.env.classes) * (cache["label"] >= 0).unsqueeze(-1)
+    value = one_hot(cache["label"].clamp(min=0), ctx.env.classes) * (cache["label"] >= 0).unsqueeze(
+        -1
+    )
     return cached_logits(x, cache["keys"], value.to(x.dtype), ctx)
 
 

@@ -76,7 +76,10 @@ def init(ctx: Ctx) -> Tree:
     tower = ctx.towers.text
     templates = (ctx.towers.template, *TEMPLATES[: ctx.count("texts") - 1])
     with torch.no_grad():
-        made = [tower.encode(*tower.embed([t.replace("{}", n) for n in ctx.env.names])) for t in templates]
+        made = [
+            tower.encode(*tower.embed([t.replace("{}", n) for n in ctx.env.names]))
+            for t in templates
+        ]
     return {"texts": torch.stack(made).to(ctx.env.dtype)}
 
 
@@ -136,10 +139,14 @@ def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
         own: of the client; None for no rows of its own, and all clients' counted whole.
         ctx: reads ``power`` and ``prior``.
     """
-    seen = {k: sums[k] if own is None else float(ctx.number("power")) * sums[k] + own[k] for k in SUMS}
+    seen = {
+        k: sums[k] if own is None else float(ctx.number("power")) * sums[k] + own[k] for k in SUMS
+    }
     count = seen["count"]
     n, known = count.sum(), count > 0
-    mean = torch.where(known.unsqueeze(-1), seen["class_sum"] / torch.where(known, count, 1.0).unsqueeze(-1), 0.0)
+    mean = torch.where(
+        known.unsqueeze(-1), seen["class_sum"] / torch.where(known, count, 1.0).unsqueeze(-1), 0.0
+    )
     rows = mean * count.sqrt().unsqueeze(-1)
     moments = unpack(seen["gram"], mean.shape[-1])
     scatter = moments - rows.mT @ rows
@@ -149,7 +156,10 @@ def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
     b = -0.5 * (W * mean).sum(-1)
     if ctx.hp["prior"] == "counts":
         b = b + (count / n.clamp(min=1.0)).log()
-    return {"W": W.to(ctx.env.dtype), "b": torch.where(known, b, b.new_full((), MASKED)).to(ctx.env.dtype)}
+    return {
+        "W": W.to(ctx.env.dtype),
+        "b": torch.where(known, b, b.new_full((), MASKED)).to(ctx.env.dtype),
+    }
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -168,7 +178,9 @@ def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Te
         return vision
     if ctx.hp["fusion"] == "half":
         return 0.5 * (vision + text)
-    sure = vision.log_softmax(-1).amax(-1, keepdim=True) - text.log_softmax(-1).amax(-1, keepdim=True)
+    sure = vision.log_softmax(-1).amax(-1, keepdim=True) - text.log_softmax(-1).amax(
+        -1, keepdim=True
+    )
     return text + sure.sigmoid() * (vision - text)
 
 
@@ -179,18 +191,41 @@ METHOD = replace(
     summary="Personal Gaussian prototypes from summed statistics and class texts that all weigh, fused row by row.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
-        HParam("power", 0.1, "float", "weight of all clients' rows beside the client's own (D-101)", low=0.0, fit=False,
-               tuned=0.0003),
         HParam(
-            "prior", "counts", "choice", "classes are as likely as the weighed counts say, or equally (D-104)",
-            choices=("counts", "equal"), fit=False,
+            "power",
+            0.1,
+            "float",
+            "weight of all clients' rows beside the client's own (D-101)",
+            low=0.0,
+            fit=False,
+            tuned=0.0003,
         ),
-        HParam("texts", len(TEMPLATES) + 1, "int", "texts of each class; 1 is the backbone's own (D-101)", low=1,
-               high=len(TEMPLATES) + 1),
-        HParam("tau", 0.1, "float", "temperature of the texts' weights (D-101)", low=1e-6, fit=False),
         HParam(
-            "fusion", "adaptive", "choice", "eta by confidence; 1/2; or one of the two alone",
-            choices=("adaptive", "half", "vision", "text"), fit=False,
+            "prior",
+            "counts",
+            "choice",
+            "classes are as likely as the weighed counts say, or equally (D-104)",
+            choices=("counts", "equal"),
+            fit=False,
+        ),
+        HParam(
+            "texts",
+            len(TEMPLATES) + 1,
+            "int",
+            "texts of each class; 1 is the backbone's own (D-101)",
+            low=1,
+            high=len(TEMPLATES) + 1,
+        ),
+        HParam(
+            "tau", 0.1, "float", "temperature of the texts' weights (D-101)", low=1e-6, fit=False
+        ),
+        HParam(
+            "fusion",
+            "adaptive",
+            "choice",
+            "eta by confidence; 1/2; or one of the two alone",
+            choices=("adaptive", "half", "vision", "text"),
+            fit=False,
         ),
         replace(prompts.SCALE, tuned=6.0),
     ),
@@ -228,4 +263,4 @@ METHOD = replace(
         when="One round and a model for each client, between its own rows and everybody's, where texts are available.",
         cite=("zhang2026tofa",),
     ),
-)  # fmt: skip
+)

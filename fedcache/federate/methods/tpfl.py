@@ -21,7 +21,16 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.engine.method import count_of, whole_server
-from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, MethodPage, Tree, affine, prompts
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Defaults,
+    Method,
+    MethodPage,
+    Tree,
+    affine,
+    prompts,
+)
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
 from fedcache.federate.methods.common.switches import AGG, declare
 from fedcache.heads.losses import cross_entropy
@@ -35,7 +44,9 @@ def init(ctx: Ctx) -> Tree:
 
 def forward(p: Tree, batch: Batch, names: prompts.Names, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of a batch (eq 2), its unit image features z_v [B, D], and the class features [C, D]."""
-    z = prompts.image_features(batch["x"], prompts.paint(p, ctx, batch["at"].tolist()) if "at" in batch else None, ctx)
+    z = prompts.image_features(
+        batch["x"], prompts.paint(p, ctx, batch["at"].tolist()) if "at" in batch else None, ctx
+    )
     t = prompts.text_features(p["ctx"], names, ctx)
     return cross_entropy(prompts.scale(ctx) * affine(z, t), batch["y"], batch["w"]), z, t
 
@@ -53,7 +64,10 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model."""
-    return {**down, "T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx)}
+    return {
+        **down,
+        "T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx),
+    }
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

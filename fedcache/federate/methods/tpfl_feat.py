@@ -93,10 +93,15 @@ def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
     return images(down["u"], x)
 
 
-def moved(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+def moved(
+    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
+) -> dict[str, float]:
     """Euclidean norms of both vectors, which begin at 0: ``context_moved`` of rho and ``visual_moved`` of u."""
     norm = torch.linalg.vector_norm
-    return {"context_moved": float(norm(server["rho"].double())), "visual_moved": float(norm(server["u"].double()))}
+    return {
+        "context_moved": float(norm(server["rho"].double())),
+        "visual_moved": float(norm(server["u"].double())),
+    }
 
 
 METHOD = Method(

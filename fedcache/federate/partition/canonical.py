@@ -68,8 +68,12 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
         ends = ["}"] * len(train)
         if table.validation is not None and table.validation.own is not None:
             ends = [f',"validation":[{rows}]}}' for rows in table.validation.own.words(start, stop)]
-        for name, rows, shared, own, end in zip(table.names[start:stop], train, shares, test, ends, strict=True):
+        for name, rows, shared, own, end in zip(
+            table.names[start:stop], train, shares, test, ends, strict=True
+        ):
             quoted = f'"{name}"' if plain else canonical_json(name).decode()
-            said.append(f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]{end}')
+            said.append(
+                f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]{end}'
+            )
         yield (b"," if start else b"") + ",".join(said).encode()
     yield b"]"

@@ -16,12 +16,18 @@ def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
     if not len(clients):
         return "it has no clients"
     if isinstance(clients, ClientTable):
-        lists = [("training rows", clients.train.rows), ("the clients' test rows", _held(clients.tests))]
+        lists = [
+            ("training rows", clients.train.rows),
+            ("the clients' test rows", _held(clients.tests)),
+        ]
         if clients.validation is not None:
             lists.append(("validation rows", clients.validation.rows))
     else:
-        lists = [(f"{what} rows of {c.name!r}", rows) for c in clients
-                 for what, rows in (("training", c.train), ("test", c.test))]  # fmt: skip
+        lists = [
+            (f"{what} rows of {c.name!r}", rows)
+            for c in clients
+            for what, rows in (("training", c.train), ("test", c.test))
+        ]
     for what, rows in [*lists, ("the global test rows", test)]:
         if rows.dtype != np.int64 or rows.ndim != 1:
             return f"{what} are {rows.dtype} with {rows.ndim} axes, expected int64 with 1"
@@ -85,9 +91,14 @@ def beyond(table: ClientTable, rows: int) -> str | None:
         return f"test holds {table.common[-1]}"
     if table.validation is not None and table.validation.rows[-1] >= rows:
         return f"validation holds {table.validation.rows[-1]}"
-    first = [(np.searchsorted(held.ends, np.flatnonzero(held.rows >= rows)[:1], "right"), held)
-             for held in (table.train, table.tests) if isinstance(held, RowLists)]  # fmt: skip
-    found = [(int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)]
+    first = [
+        (np.searchsorted(held.ends, np.flatnonzero(held.rows >= rows)[:1], "right"), held)
+        for held in (table.train, table.tests)
+        if isinstance(held, RowLists)
+    ]
+    found = [
+        (int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)
+    ]
     if not found:
         rule = np.empty(0, np.int64) if isinstance(table.tests, RowLists) else table.tests.order
         return f"the clients' tests hold {rule.max()}" if (rule >= rows).any() else None

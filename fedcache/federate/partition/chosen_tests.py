@@ -30,7 +30,9 @@ def tests_of_clients(
     if dealt.test is not None:
         chosen = MatchedLists.alike(dealt.test[0], len(train))
     elif values.get("test_protocol") == "matched":
-        chosen = MatchedLists.of(MatchedTests(test, columns.label, streams("test")), train, columns.label)
+        chosen = MatchedLists.of(
+            MatchedTests(test, columns.label, streams("test")), train, columns.label
+        )
     else:
         return None
     if (total := int(chosen.sizes.sum())) > MOST_TESTED:
@@ -53,6 +55,12 @@ def leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str
     alike = is_among(half[tested], half[trained])
     if not alike.any():
         return []
-    near = {uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]}
+    near = {
+        uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]
+    }
     twice = sum(uid.tobytes() in near for uid in columns.uid[tested[alike]])
-    return [f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"] if twice else []
+    return (
+        [f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"]
+        if twice
+        else []
+    )

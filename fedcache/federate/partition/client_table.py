@@ -36,7 +36,9 @@ class Client:
     name: str  # a domain, or ``client-07``
     train: np.ndarray  # int64, ascending
     test: np.ndarray  # int64, ascending; the rows a personalised evaluation of this client uses
-    validation: np.ndarray | None = None  # int64, ascending; the rows to choose by; None where there are none at all
+    validation: np.ndarray | None = (
+        None  # int64, ascending; the rows to choose by; None where there are none at all
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,9 @@ class Validation:
     """Rows to choose by, which nobody trains on and nobody is tested on."""
 
     rows: np.ndarray  # int64, ascending: all of them
-    own: RowLists | None  # of each of the M clients, some of them empty; None where every client has all of them
+    own: (
+        RowLists | None
+    )  # of each of the M clients, some of them empty; None where every client has all of them
 
     @classmethod
     def of_clients(cls, own: RowLists) -> Validation:
@@ -73,7 +77,9 @@ class ClientTable(Sequence[Client]):
     validation: Validation | None = None
 
     @classmethod
-    def of(cls, clients: Sequence[ClientRows], common: np.ndarray, validation: Validation | None = None) -> ClientTable:
+    def of(
+        cls, clients: Sequence[ClientRows], common: np.ndarray, validation: Validation | None = None
+    ) -> ClientTable:
         """The table of single clients; those tested on the rows of ``common`` share it."""
         if isinstance(clients, ClientTable) and clients.common is common:
             return clients
@@ -101,8 +107,12 @@ class ClientTable(Sequence[Client]):
         if isinstance(tests, MatchedLists):  # of the common rows as many are the same
             same = np.array_equal(np.sort(tests.order), common)
             return cls(names, train, common, same & (tests.sizes == len(common)), tests, validation)
-        shares = np.fromiter((t is common or np.array_equal(t, common) for t in tests), bool, len(train))
-        own = RowLists.of([common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)])
+        shares = np.fromiter(
+            (t is common or np.array_equal(t, common) for t in tests), bool, len(train)
+        )
+        own = RowLists.of(
+            [common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)]
+        )
         return cls(names, train, common, shares, own, validation)
 
     @property
@@ -137,7 +147,9 @@ class ClientTable(Sequence[Client]):
         """The same clients with their validation rows in the place of test rows; None where there are none."""
         held = self.validation
         if held is None or held.own is None:
-            return None if held is None else ClientTable.dealt(self.names, self.train, held.rows, None)
+            return (
+                None if held is None else ClientTable.dealt(self.names, self.train, held.rows, None)
+            )
         return ClientTable(self.names, self.train, held.rows, np.zeros(len(self), bool), held.own)
 
     def without_validation(self) -> ClientTable:
@@ -179,7 +191,9 @@ def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.nda
     """int64: the training rows of some clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.take(np.asarray(which, np.int64)).rows
-    return np.concatenate([np.empty(0, np.int64), *(np.asarray(clients[c].train, np.int64) for c in which)])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.asarray(clients[c].train, np.int64) for c in which)]
+    )
 
 
 def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
@@ -191,4 +205,6 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64: the training rows of all clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.rows
-    return np.concatenate([np.empty(0, np.int64), *(np.asarray(c.train, np.int64) for c in clients)])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.asarray(c.train, np.int64) for c in clients)]
+    )

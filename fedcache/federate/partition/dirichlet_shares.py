@@ -34,7 +34,9 @@ TRIAL_SHARES = 5_000_000
 LARGEST_ALPHA = 1_000.0
 HOPELESS = 1.0  # acceptances expected within the cap, below which drawing stops
 SEEN = 20_000  # clients drawn before their shortness is trusted
-STICKS = 0.05  # below this alpha a row of gammas can underflow to 0 / 0; numpy's stick breaking cannot
+STICKS = (
+    0.05  # below this alpha a row of gammas can underflow to 0 / 0; numpy's stick breaking cannot
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +108,14 @@ class Search:
     counts: np.ndarray | None  # [C, M] of the accepted draw, or None
     draws: int  # how many were tried
     largest: int  # largest smallest client seen
-    hopeless: bool = False  # drawing stopped early because no acceptance was to be expected within the cap
+    hopeless: bool = (
+        False  # drawing stopped early because no acceptance was to be expected within the cap
+    )
 
 
-def draw(rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int) -> np.ndarray:
+def draw(
+    rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int
+) -> np.ndarray:
     """Independent Dir(alpha 1_M) shares, [draws, C, M]. One draw after the other, whatever the block size."""
     if alpha < STICKS:
         return rng.dirichlet(np.full(clients, alpha), size=(draws, classes))
@@ -129,7 +135,9 @@ def draw_by_class(
         yield from draw(rng, alpha, draws, classes, clients).swapaxes(0, 1)
 
 
-def search(rng: np.random.Generator, rule: Rule, *, draws: int = DRAWS, shares: int = SHARES) -> Search:
+def search(
+    rng: np.random.Generator, rule: Rule, *, draws: int = DRAWS, shares: int = SHARES
+) -> Search:
     """Draw until the rule accepts, at most ``draws`` draws and (but for the first ``LEAST_DRAWS``) ``shares`` numbers.
 
     Clients compete for the same rows, so that one being short makes the others less likely to be: with s the share of
@@ -168,7 +176,9 @@ def _blocks(cap: int, largest: int) -> Iterator[int]:
         size *= 4
 
 
-def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> np.ndarray:
+def counts_or_error(
+    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
+) -> np.ndarray:
     """The accepted counts, [C, M] int32, or int64 for classes beyond 2**31 rows.
 
     Args:
@@ -214,7 +224,9 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
             f"the largest smallest client seen had {found.largest} rows."
         )
         if tries:
-            instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(scheme, args, streams, rule_of)
+            instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(
+                scheme, args, streams, rule_of
+            )
     hints = []
     if instead:
         what = f"smallest alpha found to work is {instead.get('alpha')}"
@@ -237,7 +249,9 @@ def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[s
     """``instead`` with the derived arguments at the values they were tried at, where others would follow from it."""
     derived = scheme.rederived({**args, **instead})
     kept = {
-        a.name: args[a.name] for a in scheme.arguments if a.name in derived and a.default is None and a.kind != "names"
+        a.name: args[a.name]
+        for a in scheme.arguments
+        if a.name in derived and a.default is None and a.kind != "names"
     }
     return instead | {name: value for name, value in kept.items() if value != derived[name]}
 
@@ -250,10 +264,14 @@ def _has_rows(rule: Rule) -> bool:
 def _works(streams: Streams, rule: Rule) -> bool:
     if not _has_rows(rule):
         return False
-    return search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES).counts is not None
+    return (
+        search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES).counts is not None
+    )
 
 
-def _larger_alpha(args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> dict[str, Value]:
+def _larger_alpha(
+    args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
+) -> dict[str, Value]:
     """The smallest larger alpha that works with this seed; empty when none does."""
     alphas = alphas_above(number_of(args, "alpha"))
     place = _first(len(alphas), lambda i: _works(streams, rule_of({**args, "alpha": alphas[i]})))
@@ -261,7 +279,12 @@ def _larger_alpha(args: Values, streams: Streams, rule_of: Callable[[Values], Ru
 
 
 def _fewer_clients(
-    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule], *, at_most: int = LARGEST_COUNT
+    scheme: Scheme,
+    args: Values,
+    streams: Streams,
+    rule_of: Callable[[Values], Rule],
+    *,
+    at_most: int = LARGEST_COUNT,
 ) -> dict[str, Value]:
     """The most clients, fewer than asked for, that work with this seed; empty when the scheme has no such argument."""
     if not any(argument.name == "clients" for argument in scheme.arguments):
@@ -293,7 +316,11 @@ def _first(count: int, works: Callable[[int], bool]) -> int | None:
 
 
 def deal_by_rule(
-    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule], rows: Sequence[np.ndarray]
+    scheme: Scheme,
+    args: Values,
+    streams: Streams,
+    rule_of: Callable[[Values], Rule],
+    rows: Sequence[np.ndarray],
 ) -> RowLists:
     """The ``rows`` of each of C classes dealt in drawn shares: the rows of each of M clients.
 

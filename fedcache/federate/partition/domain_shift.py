@@ -14,9 +14,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_by_rule, present
+from fedcache.federate.partition.dirichlet_shares import (
+    Rule,
+    counts_or_error,
+    deal_by_rule,
+    present,
+)
 from fedcache.federate.partition.fill_up import FILL
-from fedcache.federate.partition.rows import FEWER, Dealt, MatchedTests, RowPool, Streams, first_per_class, need_rows
+from fedcache.federate.partition.rows import (
+    FEWER,
+    Dealt,
+    MatchedTests,
+    RowPool,
+    Streams,
+    first_per_class,
+    need_rows,
+)
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     Argument,
@@ -45,7 +58,13 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         short += [f"{pool.columns.domains[domain]}/{name}" for name in _short(pool, rows, shots)]
         least = min(least, *map(len, pool.by_class(rows)))
     notes = [f"{FEWER} {shots} training rows: {_some(short)}"] if short else []
-    return Dealt(train, _balanced_tests(pool, args), _names(pool), notes, enough_shots=least if short else None)
+    return Dealt(
+        train,
+        _balanced_tests(pool, args),
+        _names(pool),
+        notes,
+        enough_shots=least if short else None,
+    )
 
 
 def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
@@ -70,7 +89,9 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
         test = _balanced_tests(pool, args)
     else:
         test = [
-            MatchedTests(pool.of_domain(pool.test, domain), pool.columns.label, streams("test")).of(rows)
+            MatchedTests(pool.of_domain(pool.test, domain), pool.columns.label, streams("test")).of(
+                rows
+            )
             for rows, domain in zip(train, domains, strict=True)
         ]
     return Dealt(train, test, _names(pool), [])
@@ -99,7 +120,13 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)
 
     quota = quota_of(args)
-    held = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, [rows[:q] for rows, q in zip(classes, quota, strict=True)])
+    held = deal_by_rule(
+        LABEL_SHIFT,
+        args,
+        streams,
+        rule_of,
+        [rows[:q] for rows, q in zip(classes, quota, strict=True)],
+    )
     shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(held)]
     cuts = [math.floor(len(rows) / ratio) for rows in shuffled]
     train = [rows[:cut] for rows, cut in zip(shuffled, cuts, strict=True)]
@@ -110,14 +137,20 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         test = [first_per_class(pool, rest, count_of(args, "tests"))] * len(train)
     asked = round(count_of(args, "shots") * ratio * count_of(args, "clients"))
     enough = _enough_shots(args, int(quota.min())) if (quota < asked).any() else None
-    return Dealt(train, test, notes=_label_shift_notes(pool, args, quota, train), enough_shots=enough)
+    return Dealt(
+        train, test, notes=_label_shift_notes(pool, args, quota, train), enough_shots=enough
+    )
 
 
-def _label_shift_notes(pool: RowPool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]) -> list[str]:
+def _label_shift_notes(
+    pool: RowPool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]
+) -> list[str]:
     """What differs from the paper's setting: a mixed pool, or classes that ran out."""
     notes = []
     if len(pool.domains) > 1:
-        notes.append(f"the pool mixes {len(pool.domains)} domains; in the paper label shift is within one (--domain)")
+        notes.append(
+            f"the pool mixes {len(pool.domains)} domains; in the paper label shift is within one (--domain)"
+        )
     asked = round(count_of(args, "shots") * number_of(args, "ratio") * count_of(args, "clients"))
     if (quota < asked).any():
         mean = float(np.mean([len(rows) for rows in train]))
@@ -148,7 +181,11 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
             "",
         )
     for split, rows in (("train", pool.train), ("test", pool.test)):
-        empty = [name for name, code in zip(names, pool.domains, strict=True) if not len(pool.of_domain(rows, code))]
+        empty = [
+            name
+            for name, code in zip(names, pool.domains, strict=True)
+            if not len(pool.of_domain(rows, code))
+        ]
         if empty:
             others = tuple(name for name in names if name not in empty)
             why = f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}."
@@ -159,7 +196,9 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
 def _balanced_tests(pool: RowPool, args: Values) -> list[np.ndarray]:
     """The first ``tests`` test rows of each class, for every domain."""
     tests = count_of(args, "tests")
-    return [first_per_class(pool, pool.of_domain(pool.test, domain), tests) for domain in pool.domains]
+    return [
+        first_per_class(pool, pool.of_domain(pool.test, domain), tests) for domain in pool.domains
+    ]
 
 
 def _names(pool: RowPool) -> list[str]:
@@ -181,7 +220,10 @@ def _ratio(args: Values) -> Values:
     if args["ratio"] is not None:
         return args
     clients = count_of(args, "clients")
-    return {**args, "ratio": 11.0 if clients <= 10 else 5.5 if clients <= 20 else 3.0 if clients <= 40 else 1.5}
+    return {
+        **args,
+        "ratio": 11.0 if clients <= 10 else 5.5 if clients <= 20 else 3.0 if clients <= 40 else 1.5,
+    }
 
 
 _PER_CLASS = "training rows of each class a client has on average"
@@ -223,7 +265,9 @@ LABEL_SHIFT = Scheme(
             above=True,
             tag="r",
         ),
-        Argument("pool", "choice", "train", "the split that is dealt", choices=("train", "test"), tag="p"),
+        Argument(
+            "pool", "choice", "train", "the split that is dealt", choices=("train", "test"), tag="p"
+        ),
         FILL,
         test_protocol_argument(
             "matched",

@@ -49,7 +49,11 @@ def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
     low, high = least, int(sizes.max())
     while low < high:  # the highest level above which there are enough
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(np.maximum(sizes - middle, 0).sum()) >= missing else (low, middle - 1)
+        low, high = (
+            (middle, high)
+            if int(np.maximum(sizes - middle, 0).sum()) >= missing
+            else (low, middle - 1)
+        )
     kept: np.ndarray = np.minimum(sizes, low)
     above = np.flatnonzero(sizes > low)
     too_many = int((sizes - kept).sum()) - missing

@@ -38,7 +38,9 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
             "Give one for each row, in the order of Store.samples.name; None for a row that nobody holds.",
         )
     if arguments.pop("by", COLUMN) != COLUMN:
-        raise UsageError("A column (by) and the clients themselves are both given.", "Give one of them.")
+        raise UsageError(
+            "A column (by) and the clients themselves are both given.", "Give one of them."
+        )
 
     def groups(_name: str) -> Group:
         return group
@@ -47,11 +49,15 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     if "-1" not in group.words:
         return made
     rows = int((group.codes == group.words.index("-1")).sum())
-    told = f"-1 is the client of {rows:,} rows, as any other value; None marks a row that nobody holds"
+    told = (
+        f"-1 is the client of {rows:,} rows, as any other value; None marks a row that nobody holds"
+    )
     return replace(made, notes=(*made.notes, told))
 
 
-def of_splits(columns: Columns, ids: Group, split: np.ndarray, validation: object = None) -> Partition:
+def of_splits(
+    columns: Columns, ids: Group, split: np.ndarray, validation: object = None
+) -> Partition:
     """A client for each value of ``ids``, which trains and tests on the rows that ``split`` [N] says (0 train, 1 test).
 
     Rows of split 2 are rows to choose by; ``validation`` is as of ``of_rows``.
@@ -61,9 +67,13 @@ def of_splits(columns: Columns, ids: Group, split: np.ndarray, validation: objec
     usable = (ids.codes >= 0) & columns.ok.astype(bool)
     of = [np.flatnonzero(usable & (split == code)) for code in (TRAIN, TEST, VALIDATION)]
     owned = [_by_client(ids, rows) for rows in of]
-    clients = {word: {what: rows[i] for what, rows in zip(PARTS, owned, strict=True)}
-               for i, word in enumerate(ids.words)}  # fmt: skip
-    lacking = [name for name, held in clients.items() if not len(held["train"]) or not len(held["test"])]
+    clients = {
+        word: {what: rows[i] for what, rows in zip(PARTS, owned, strict=True)}
+        for i, word in enumerate(ids.words)
+    }
+    lacking = [
+        name for name, held in clients.items() if not len(held["train"]) or not len(held["test"])
+    ]
     if lacking:
         train, test, _ = clients[lacking[0]].values()
         raise UsageError(
@@ -104,7 +114,10 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         found = NONE if choosing is None or not len(choosing) else _rows(str(name), choosing, rows)
         chosen_by.append(found[ok[found]])
     if validation is not None and any(map(len, chosen_by)):
-        raise UsageError("Validation rows are given, and a share or split to take them from too.", "Give one of them.")
+        raise UsageError(
+            "Validation rows are given, and a share or split to take them from too.",
+            "Give one of them.",
+        )
     trained = np.concatenate(list(train.values()))
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
@@ -115,7 +128,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
             "Give each training row to one client.",
         )
     if lost := int((~ok[trained]).sum()):
-        notes.append(f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out")
+        notes.append(
+            f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out"
+        )
     if of_test := int((columns.split[trained[ok[trained]]] == TEST).sum()):
         rows_are = "row of the test split is" if of_test == 1 else "rows of the test split are"
         notes.append(f"{of_test:,} {rows_are} trained on, as given")
@@ -126,7 +141,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         common = sorted_once(np.concatenate(chosen))
         common = common[ok[common]]
     made = [
-        Client(name, own[ok[own]], common if (tested := tests[name]) is None else tested[ok[tested]])
+        Client(
+            name, own[ok[own]], common if (tested := tests[name]) is None else tested[ok[tested]]
+        )
         for name, own in train.items()
     ]
     known = int(ok.sum())
@@ -142,9 +159,16 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         assert isinstance(how, float | str)
         table = with_validation(table, how, columns, range(len(columns.domains)), None, own=False)
     return Partition(
-        scheme=NAME, args=args, seed=0, clients=table, test=common, dataset=columns.digest, pool=known,
-        dropped=int((ok & ~held).sum()), notes=tuple(notes),
-    )  # fmt: skip
+        scheme=NAME,
+        args=args,
+        seed=0,
+        clients=table,
+        test=common,
+        dataset=columns.digest,
+        pool=known,
+        dropped=int((ok & ~held).sum()),
+        notes=tuple(notes),
+    )
 
 
 def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
@@ -156,7 +180,11 @@ def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
                 'Expected "train", and "test" and "validation" as wanted.',
             )
         return held["train"], held.get("test"), held.get("validation")
-    if isinstance(held, tuple) and len(held) == 2 and not any(isinstance(part, int | np.integer) for part in held):
+    if (
+        isinstance(held, tuple)
+        and len(held) == 2
+        and not any(isinstance(part, int | np.integer) for part in held)
+    ):
         return (*held, None)
     return held, None, None
 
@@ -167,7 +195,9 @@ def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray
     if found.dtype == bool and found.shape == (count,):
         found = np.flatnonzero(found)
     if found.ndim == 1 and not len(found):
-        raise UsageError(f"Client {name!r} is given no rows.", "Leave it out, or give it at least one.")
+        raise UsageError(
+            f"Client {name!r} is given no rows.", "Leave it out, or give it at least one."
+        )
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise UsageError(
             f"The rows of client {name!r} are {found.dtype} with shape {found.shape}.",

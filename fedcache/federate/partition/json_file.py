@@ -30,18 +30,23 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def corrupt(origin: str, problem: str) -> FedcacheError:
     """The error for a file that is no partition, or no longer the one that was written."""
     return CorruptionError(
-        f"{origin} is not a sound partition file: {problem}.", "Make it again: fedcache partition --help"
+        f"{origin} is not a sound partition file: {problem}.",
+        "Make it again: fedcache partition --help",
     )
 
 
 def read_json(raw: memoryview, origin: str) -> object:
     """The JSON value in a file's bytes. Raises CorruptionError, when there are too many or they are not JSON."""
     if len(raw) > LARGEST_FILE:
-        raise corrupt(origin, f"it has {len(raw):,} bytes, at most {LARGEST_FILE:,} are read as JSON")
+        raise corrupt(
+            origin, f"it has {len(raw):,} bytes, at most {LARGEST_FILE:,} are read as JSON"
+        )
     try:
         return parse_json(bytes(raw))
     except ValueError as error:
-        raise corrupt(origin, "it is neither a file of arrays nor JSON, or it ends too early") from error
+        raise corrupt(
+            origin, "it is neither a file of arrays nor JSON, or it ends too early"
+        ) from error
 
 
 def decode(payload: object, *, origin: str) -> dict[str, Any]:
@@ -60,10 +65,17 @@ def decode(payload: object, *, origin: str) -> dict[str, Any]:
             raise corrupt(origin, f"{where} should be a list of rows")
         for row in value:  # type() and not isinstance(): True is an int to Python
             if type(row) is not int or not 0 <= row < LARGEST_ROW:
-                raise corrupt(origin, f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}")
+                raise corrupt(
+                    origin,
+                    f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}",
+                )
         return np.array(value, np.int64)
 
-    shared = isinstance(payload, dict) and payload.get("schema") == WITH_VALIDATION and "validation" in payload
+    shared = (
+        isinstance(payload, dict)
+        and payload.get("schema") == WITH_VALIDATION
+        and "validation" in payload
+    )
     payload = check_fields(payload, {**_WORDS, **_LISTS, **(_VALIDATION if shared else {})}, origin)
     test = row_list(payload["test"], "test")
     validation: Any = row_list(payload["validation"], "validation") if shared else None
@@ -90,7 +102,10 @@ def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]
         raise corrupt(origin, f"schema should be {SCHEMA!r}, found {str(schema)[:60]!r}")
     missing, extra = sorted(fields.keys() - payload.keys()), sorted(payload.keys() - fields.keys())
     if missing or extra:
-        raise corrupt(origin, f"its fields should be those of {schema}: missing {missing[:3]}, unknown {extra[:3]}")
+        raise corrupt(
+            origin,
+            f"its fields should be those of {schema}: missing {missing[:3]}, unknown {extra[:3]}",
+        )
     for name, (is_right, expected) in fields.items():
         if not is_right(payload[name]):
             raise corrupt(origin, f"{name} should be {expected}")
@@ -105,7 +120,9 @@ def check_words(payload: object, origin: str) -> dict[str, Any]:
 def words_of(payload: dict[str, Any]) -> dict[str, Any]:
     """The fields of a partition that are no rows, with exact types, and ``digest`` as claimed."""
     args = {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()}
-    plain = {name: payload[name] for name in ("scheme", "seed", "dataset", "pool", "dropped", "digest")}
+    plain = {
+        name: payload[name] for name in ("scheme", "seed", "dataset", "pool", "dropped", "digest")
+    }
     return {**plain, "args": args, "notes": tuple(payload["notes"])}
 
 
@@ -133,11 +150,18 @@ def _is_value(value: object) -> bool:
         return bool(value) and all(_is_text(name) for name in value)
     if isinstance(value, float):
         return value == value and abs(value) != float("inf")
-    return value is None or isinstance(value, bool) or _is_text(value) or (type(value) is int and abs(value) < 2**63)
+    return (
+        value is None
+        or isinstance(value, bool)
+        or _is_text(value)
+        or (type(value) is int and abs(value) < 2**63)
+    )
 
 
 def _is_args(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_text(k, 64) and _is_value(v) for k, v in value.items())
+    return isinstance(value, dict) and all(
+        _is_text(k, 64) and _is_value(v) for k, v in value.items()
+    )
 
 
 def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
@@ -148,7 +172,10 @@ _WORDS: Fields = {
     "schema": (lambda value: value in SCHEMAS, " or ".join(SCHEMAS)),
     "scheme": (_matches(_SCHEME), "a name of lower-case letters, digits and hyphens"),
     "args": (_is_args, "an object of plain values"),
-    "seed": (lambda value: type(value) is int and 0 <= value <= LARGEST_SEED, "an integer of 63 bits"),
+    "seed": (
+        lambda value: type(value) is int and 0 <= value <= LARGEST_SEED,
+        "an integer of 63 bits",
+    ),
     "dataset": (lambda value: _is_text(value), "the digest of a dataset"),
     "pool": (_is_count, "a number of rows"),
     "dropped": (_is_count, "a number of rows"),

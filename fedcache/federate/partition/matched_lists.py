@@ -24,7 +24,9 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         taken: int64, beside ``classes.rows``: how many rows of the class are the client's.
     """
 
-    def __init__(self, order: np.ndarray, starts: np.ndarray, classes: RowLists, taken: np.ndarray) -> None:
+    def __init__(
+        self, order: np.ndarray, starts: np.ndarray, classes: RowLists, taken: np.ndarray
+    ) -> None:
         self.order, self.starts, self.classes, self.taken = order, starts, classes, taken
 
     @classmethod
@@ -92,12 +94,14 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         value[used] = right[np.searchsorted(rows, self.order[used])]
         known = ~np.isnan(value)
         hits, scored = (
-            np.concatenate([[0.0], np.cumsum(each)]) for each in (np.where(known, value, 0.0), known.astype(np.float64))
+            np.concatenate([[0.0], np.cumsum(each)])
+            for each in (np.where(known, value, 0.0), known.astype(np.float64))
         )
         begin = self.starts[self.classes.rows]
         owner = self.classes.owner
         sums = [
-            np.bincount(owner, each[begin + self.taken] - each[begin], minlength=len(self)) for each in (hits, scored)
+            np.bincount(owner, each[begin + self.taken] - each[begin], minlength=len(self))
+            for each in (hits, scored)
         ]
         return share_of_ones(*sums)
 

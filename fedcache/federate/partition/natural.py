@@ -37,7 +37,9 @@ OF_INSIDE = ("clients", "alpha", "shards", "shots")
 """Arguments that are the scheme's inside every value."""
 
 
-def with_column(scheme: str | None, arguments: Mapping[str, Value]) -> tuple[str | None, dict[str, Value]]:
+def with_column(
+    scheme: str | None, arguments: Mapping[str, Value]
+) -> tuple[str | None, dict[str, Value]]:
     """Scheme and arguments as they were meant: ``by`` or ``hold_out`` mean ``natural``, with another scheme inside.
 
     >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
@@ -55,7 +57,10 @@ def with_column(scheme: str | None, arguments: Mapping[str, Value]) -> tuple[str
 
 
 def _two_test_sets(tests: Value) -> UsageError:
-    return UsageError(f"hold_out and tests {tests} both say which rows are the test set.", "Leave one of them out.")
+    return UsageError(
+        f"hold_out and tests {tests} both say which rows are the test set.",
+        "Leave one of them out.",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,9 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"--by {shell_word(by)} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
         )
     if args["hold_out"] is not None and args["tests"] != "within":
-        raise _two_test_sets(args["tests"])  # a default cannot be told from within here, see ``with_column``
+        raise _two_test_sets(
+            args["tests"]
+        )  # a default cannot be told from within here, see ``with_column``
     group, notes = pool.columns.sorted_by(by), []
     if args["unlabelled"] == "drop":
         known = pool.columns.label >= 0
@@ -84,7 +91,9 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             notes.append(f"{lost:,} rows without a label are left out")
         pool = replace(pool, train=pool.train[known[pool.train]], test=pool.test[known[pool.test]])
     everybody = np.sort(np.concatenate([pool.train, pool.test]))
-    trains_on_all = args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None)
+    trains_on_all = args["rows"] == "all" or (
+        args["rows"] == "auto" and args["hold_out"] is not None
+    )
     rows, tests = (everybody, pool.test[:0]) if trains_on_all else (pool.train, pool.test)
     if without := int((group.codes[rows] < 0).sum()):
         notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
@@ -93,7 +102,10 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if held is not None:
         common = everybody[np.isin(group.codes[everybody], held)]
         if not len(common):
-            raise UsageError(f"Scheme natural: no row of {by} {args['hold_out']} has features.", "fedcache inspect")
+            raise UsageError(
+                f"Scheme natural: no row of {by} {args['hold_out']} has features.",
+                "fedcache inspect",
+            )
         rows, tests = (r[~np.isin(group.codes[r], held)] for r in (rows, tests))
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
@@ -109,7 +121,14 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         return _divided(members, pool, args, streams, notes, common, within=within)
     if within:
         common = sorted_once(members.test.rows)
-    return Dealt(members.train, members.test if within else None, members.words, notes, common=common, pool=rows)
+    return Dealt(
+        members.train,
+        members.test if within else None,
+        members.words,
+        notes,
+        common=common,
+        pool=rows,
+    )
 
 
 def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
@@ -122,7 +141,8 @@ def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
             raise unknown(f"value of {by}", value, group.words)
     if len(set(values)) == len(group.words):
         raise UsageError(
-            f"All {len(group.words)} values of {by} are held out, so that nobody trains.", "Hold out fewer."
+            f"All {len(group.words)} values of {by} are held out, so that nobody trains.",
+            "Hold out fewer.",
         )
     return np.array([group.words.index(value) for value in values])
 
@@ -138,7 +158,9 @@ def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
     """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in none."""
     known = rows[codes[rows] >= 0]
     own = codes[known]
-    return RowLists.of_sizes(known[np.argsort(own, kind="stable")], np.bincount(own, minlength=count))
+    return RowLists.of_sizes(
+        known[np.argsort(own, kind="stable")], np.bincount(own, minlength=count)
+    )
 
 
 def _taken(members: Members, which: np.ndarray) -> Members:
@@ -163,7 +185,11 @@ def _without_some(
     codes = np.array([i for i, word in enumerate(group.words) if word in gone])
     common = everybody[np.isin(group.codes[everybody], codes)]
     kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
-    return kept, common, f"{away:,} of {count:,} clients train nothing and are the test set, all their rows"
+    return (
+        kept,
+        common,
+        f"{away:,} of {count:,} clients train nothing and are the test set, all their rows",
+    )
 
 
 def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, list[str]]:
@@ -179,14 +205,18 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
         mine = np.flatnonzero(bare[owner])
         chosen = np.zeros(len(owner), bool)
         rows = members.train.rows[mine]
-        chosen[mine] = held_out(columns.label[rows], owner[mine], columns.uid[rows], np.ones(len(rows), bool))
+        chosen[mine] = held_out(
+            columns.label[rows], owner[mine], columns.uid[rows], np.ones(len(rows), bool)
+        )
         # One row of each class is no test set yet: then the row with the smallest uid, where there are two.
         lacking = bare & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
         mine = np.flatnonzero(lacking[owner])
         rows = members.train.rows[mine]
         one_class = np.zeros(len(rows), np.int32)
-        chosen[mine] = held_out(one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1)
+        chosen[mine] = held_out(
+            one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1
+        )
         train = RowLists.of_sizes(
             members.train.rows[~chosen], np.bincount(owner[~chosen], minlength=len(members.words))
         )
@@ -194,7 +224,8 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
         of = np.concatenate([given.owner, owner[chosen]])
         order = np.argsort(of, kind="stable")
         test = RowLists.of_sizes(
-            np.concatenate([given.rows, members.train.rows[chosen]])[order], np.bincount(of, minlength=len(bare))
+            np.concatenate([given.rows, members.train.rows[chosen]])[order],
+            np.bincount(of, minlength=len(bare)),
         )
         members = Members(members.words, train, test)
         if drawn := int((members.test.sizes[bare] > 0).sum()):
@@ -209,10 +240,15 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
     return members, notes
 
 
-def _large_enough(members: Members, args: Values, streams: Streams, *, within: bool) -> tuple[Members, list[str]]:
+def _large_enough(
+    members: Members, args: Values, streams: Streams, *, within: bool
+) -> tuple[Members, list[str]]:
     """Members with ``min_rows`` rows or more, and of these ``max_clients`` that are drawn."""
     notes = []
-    least, sizes = count_of(args, "min_rows"), members.train.sizes + (members.test.sizes if within else 0)
+    least, sizes = (
+        count_of(args, "min_rows"),
+        members.train.sizes + (members.test.sizes if within else 0),
+    )
     if not len(sizes):
         raise UsageError(
             f"Scheme natural: no value of {args['by']} has a row to train on and one to test on.",
@@ -256,13 +292,21 @@ def _divided(
     for word, own, tested in zip(members.words, members.train, members.test, strict=True):
         values = scheme.resolve({**given, "domain": None})
         # Every value has streams of its own, so that one more value moves no other draw.
-        sub = replace(pool, train=np.sort(own), test=np.sort(tested) if within else pool.test, dealt=own, notes=[])
+        sub = replace(
+            pool,
+            train=np.sort(own),
+            test=np.sort(tested) if within else pool.test,
+            dealt=own,
+            notes=[],
+        )
         try:
             dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
         except InfeasibleError as error:
             # A value cannot be filled up from the clients of another one, and has the usual ratio and least size.
             fills = "fill" in error.instead
-            instead = {key: value for key, value in error.instead.items() if key in OF_INSIDE and not fills}
+            instead = {
+                key: value for key, value in error.instead.items() if key in OF_INSIDE and not fills
+            }
             raise NATURAL.infeasible(args, f"{word}: {error.message}", instead) from error
         count = len(dealt.train)
         digits = len(str(count - 1))
@@ -292,8 +336,16 @@ NATURAL = Scheme(
     "a client is a value of a column that came with the data: a hospital, a writer, a domain",
     "Caldas et al. 2018, LEAF, arXiv:1812.01097; leave one domain out: Gulrajani & Lopez-Paz 2021, arXiv:2007.01434",
     (
-        Argument("by", "word", "domain", "the column whose values are the clients", tag="by-", named=True),
-        Argument("hold_out", "names", None, "values of the column whose rows are all test rows", tag="without-"),
+        Argument(
+            "by", "word", "domain", "the column whose values are the clients", tag="by-", named=True
+        ),
+        Argument(
+            "hold_out",
+            "names",
+            None,
+            "values of the column whose rows are all test rows",
+            tag="without-",
+        ),
         Argument(
             "tests",
             "choice",
@@ -304,8 +356,14 @@ NATURAL = Scheme(
             tag="t",
         ),
         Argument(
-            "held_out_share", "float", 0.2, "share of the clients that held-out-clients tests on",
-            low=0.0, high=1.0, above=True, tag="share",
+            "held_out_share",
+            "float",
+            0.2,
+            "share of the clients that held-out-clients tests on",
+            low=0.0,
+            high=1.0,
+            above=True,
+            tag="share",
         ),
         Argument(
             "rows",
@@ -324,17 +382,40 @@ NATURAL = Scheme(
             tag="u",
         ),
         Argument(
-            "min_rows", "int", 1, "leave out clients with fewer rows; test rows of their own count too",
-            low=1, high=10**12, tag="min",
+            "min_rows",
+            "int",
+            1,
+            "leave out clients with fewer rows; test rows of their own count too",
+            low=1,
+            high=10**12,
+            tag="min",
         ),
         Argument(
-            "max_clients", "int", None, "draw so many of the clients", low=1, high=10**9, tag="max",
+            "max_clients",
+            "int",
+            None,
+            "draw so many of the clients",
+            low=1,
+            high=10**9,
+            tag="max",
         ),
         Argument(
-            "inside", "choice", None, "the scheme that deals the rows of every value to several clients",
-            choices=tuple(SCHEMES), tag="i",
+            "inside",
+            "choice",
+            None,
+            "the scheme that deals the rows of every value to several clients",
+            choices=tuple(SCHEMES),
+            tag="i",
         ),
-        Argument("clients", "int", None, "of inside: clients of every value", low=1, high=LARGEST_COUNT, tag="m"),
+        Argument(
+            "clients",
+            "int",
+            None,
+            "of inside: clients of every value",
+            low=1,
+            high=LARGEST_COUNT,
+            tag="m",
+        ),
         Argument("alpha", "float", None, "of inside", low=0.0, high=1e6, above=True, tag="a"),
         Argument("shards", "int", None, "of inside", low=1, high=LARGEST_COUNT, tag="k"),
         Argument("shots", "int", None, "of inside", low=1, high=LARGEST_COUNT, tag="n"),
@@ -342,4 +423,4 @@ NATURAL = Scheme(
     ),
     deal_natural,
     needs_labels=False,
-)  # fmt: skip
+)

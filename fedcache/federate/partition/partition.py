@@ -26,8 +26,22 @@ from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
-from fedcache.federate.partition.rows import FEWER, TEST, TRAIN, Columns, RowPool, Streams, make_pool
-from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
+from fedcache.federate.partition.rows import (
+    FEWER,
+    TEST,
+    TRAIN,
+    Columns,
+    RowPool,
+    Streams,
+    make_pool,
+)
+from fedcache.federate.partition.scheme import (
+    Argument,
+    InfeasibleError,
+    Scheme,
+    Value,
+    checked_seed,
+)
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
@@ -36,7 +50,9 @@ from fedcache.store.array_file import is_array_file, mapped, pack
 from fedcache.store.files import Buffer
 from fedcache.store.outputs import write_output
 
-SCHEMES: Mapping[str, Scheme] = PluginTable("partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme)
+SCHEMES: Mapping[str, Scheme] = PluginTable(
+    "partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme
+)
 """All partition schemes by name, also those of plug-ins, which are not listed."""
 
 SEED = "--partition-seed"
@@ -107,7 +123,9 @@ class Partition:
 
     def __post_init__(self) -> None:
         if problem := not_rows(self.clients, self.test) or problem_of(self.table, self.test):
-            raise UsageError(f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help")
+            raise UsageError(
+                f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help"
+            )
         object.__setattr__(self, "clients", self.table)
 
     @cached_property
@@ -146,9 +164,16 @@ class Partition:
         t = self.table
         clients: list[dict[str, Any]] = [
             {"name": name, "train": train.tolist(), "test": None if shared else test.tolist()}
-            for name, train, shared, test in zip(t.names, t.train, t.shares.tolist(), t.tests, strict=True)
+            for name, train, shared, test in zip(
+                t.names, t.train, t.shares.tolist(), t.tests, strict=True
+            )
         ]
-        made = {**self._words(), "clients": clients, "test": self.test.tolist(), "digest": self.digest}
+        made = {
+            **self._words(),
+            "clients": clients,
+            "test": self.test.tolist(),
+            "digest": self.digest,
+        }
         if t.validation is not None and t.validation.own is None:
             made["validation"] = t.validation.rows.tolist()
         elif t.validation is not None and t.validation.own is not None:
@@ -175,20 +200,30 @@ class Partition:
         Raises UsageError for clients whose names are too long for a file.
         """
         if path.suffix == ".json":
-            write_output(path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n")
+            write_output(
+                path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n"
+            )
         else:
             write_output(path, *self.to_file())
 
     def to_file(self) -> list[Buffer]:
         """The parts of the file of arrays, which follow one another. Raises as ``save``."""
-        content = {**self._words(), "clients": array_form.clients_of(self.table), "digest": self.digest}
+        content = {
+            **self._words(),
+            "clients": array_form.clients_of(self.table),
+            "digest": self.digest,
+        }
         try:
             return pack(content, array_form.arrays_of(self.table))
         except ValueError as error:
-            raise UsageError(f"No file holds this partition: {error}.", "Give the clients shorter names.") from error
+            raise UsageError(
+                f"No file holds this partition: {error}.", "Give the clients shorter names."
+            ) from error
 
     @classmethod
-    def load(cls, path: Path | str, *, dataset: str | None = None, rows: int | None = None) -> Partition:
+    def load(
+        cls, path: Path | str, *, dataset: str | None = None, rows: int | None = None
+    ) -> Partition:
         """Read a partition file, arrays or JSON.
 
         Args:
@@ -212,9 +247,14 @@ class Partition:
 
     @classmethod
     def from_file(
-        cls, raw: memoryview, *, dataset: str | None = None, rows: int | None = None, origin: str = "partition",
+        cls,
+        raw: memoryview,
+        *,
+        dataset: str | None = None,
+        rows: int | None = None,
+        origin: str = "partition",
         vouched: bool = False,
-    ) -> Partition:  # fmt: skip
+    ) -> Partition:
         """The partition in a file's bytes; arguments and errors as of ``load``.
 
         Args:
@@ -226,7 +266,9 @@ class Partition:
                 digest beside them is believed: to take that of the JSON costs more than all else.
         """
         if not is_array_file(raw):
-            return from_payload(json_file.read_json(raw, origin), dataset=dataset, rows=rows, origin=origin)
+            return from_payload(
+                json_file.read_json(raw, origin), dataset=dataset, rows=rows, origin=origin
+            )
         return _checked(array_form.decode(raw, origin), dataset, rows, origin, vouched=vouched)
 
     def to_dict(self) -> dict[str, Any]:
@@ -243,7 +285,11 @@ class Partition:
     def default_name(self) -> str:
         """A file name that shows scheme, the arguments that matter and the seed: ``dirichlet-a0.1-m100-s0``."""
         scheme = SCHEMES.get(self.scheme)
-        return scheme.default_name(self.args, self.seed) if scheme else f"{self.scheme}-{self.digest[:8]}"
+        return (
+            scheme.default_name(self.args, self.seed)
+            if scheme
+            else f"{self.scheme}-{self.digest[:8]}"
+        )
 
     def counts(self, columns: Columns, most: int | None = None) -> np.ndarray:
         """Training rows of each client and class, int64 [M, C]; rows without a label are not counted.
@@ -259,10 +305,16 @@ class Partition:
         """One line for each of the first ``most`` clients: rows, test rows, classes owned, rows of each class."""
         t, counts = self.table, self.counts(columns, most)
         described = len(counts)
-        chosen_by = np.zeros(len(t), np.int64) if t.for_validation is None else t.for_validation.test_sizes
-        train, test, held = (sizes[:described].tolist() for sizes in (t.train_sizes, t.test_sizes, chosen_by))
+        chosen_by = (
+            np.zeros(len(t), np.int64) if t.for_validation is None else t.for_validation.test_sizes
+        )
+        train, test, held = (
+            sizes[:described].tolist() for sizes in (t.train_sizes, t.test_sizes, chosen_by)
+        )
         owned = (counts > 0).sum(1).tolist()
-        each = zip(t.names[:described], train, test, owned, map(tuple, counts.tolist()), held, strict=True)
+        each = zip(
+            t.names[:described], train, test, owned, map(tuple, counts.tolist()), held, strict=True
+        )
         return [ClientRow(*line) for line in each]
 
     def summary(self) -> str:
@@ -279,9 +331,15 @@ class Partition:
         held, how = self.table.validation, self.args.get("validation")
         if held is None:
             return ""
-        of = "of the dataset's own split" if how == "split" else f"taken from the training rows (share {how})"
+        of = (
+            "of the dataset's own split"
+            if how == "split"
+            else f"taken from the training rows (share {how})"
+        )
         none = 0 if held.own is None else int((held.own.sizes == 0).sum())
-        return f"; {len(held.rows)} validation rows {of}" + (f", {none} clients have none" if none else "")
+        return f"; {len(held.rows)} validation rows {of}" + (
+            f", {none} clients have none" if none else ""
+        )
 
 
 def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Partition:
@@ -332,11 +390,15 @@ def _tried(
             told = instead == error.instead and (not seed or SEED in error.hint)
             return error if told else _advising(message, how, values, instead, seed)
     if how is NATURAL and values["inside"] is not None:
-        message = f"{message} No other number was found that works for every value of {values['by']}."
+        message = (
+            f"{message} No other number was found that works for every value of {values['by']}."
+        )
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
             _deal(how, columns, {**values, **whole}, seed)
-            return _advising(f"{message} Without --scheme each value is one client.", how, values, whole, seed)
+            return _advising(
+                f"{message} Without --scheme each value is one client.", how, values, whole, seed
+            )
         return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
     if error.hint and not error.instead:
         return error
@@ -354,12 +416,20 @@ def _tried(
     try:
         command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
     except FedcacheError as refused:
-        return refused if refused.hint else InfeasibleError(message, "See the counts per split:  fedcache inspect")
+        return (
+            refused
+            if refused.hint
+            else InfeasibleError(message, "See the counts per split:  fedcache inspect")
+        )
     return InfeasibleError(message, f"{what}:  {command} {SEED} {seed}")
 
 
 def _followed(
-    how: Scheme, columns: Columns, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
+    how: Scheme,
+    columns: Columns,
+    values: Mapping[str, Value],
+    instead: Mapping[str, Value],
+    seed: int,
 ) -> dict[str, Value]:
     """Arguments that work in place of some ``values``: those that are advised, then those that their refusal advises.
 
@@ -386,7 +456,12 @@ def _advising(
 
 
 def _with_remedy(
-    notes: Sequence[str], enough: int, how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
+    notes: Sequence[str],
+    enough: int,
+    how: Scheme,
+    columns: Columns,
+    values: Mapping[str, Value],
+    seed: int,
 ) -> list[str]:
     """Notes of which the last one about too few rows says what to do: arguments that were tried, or more rows.
 
@@ -399,20 +474,26 @@ def _with_remedy(
         seed: of the partition.
     """
     inner = SCHEMES[str(values["inside"])] if how is NATURAL else how
-    fewer = ", or deal to fewer --clients" if any(a.name == "clients" for a in inner.arguments) else ""
+    fewer = (
+        ", or deal to fewer --clients" if any(a.name == "clients" for a in inner.arguments) else ""
+    )
     remedy = f"extract more images{fewer}"
     if enough:
         with suppress(FedcacheError):
             found = _followed(how, columns, values, {"shots": enough}, seed)
             tried = _deal(how, columns, {**values, **found}, seed)
             if not any(FEWER in note for note in tried.notes):
-                options = " ".join(how.argument(name).option(value) for name, value in sorted(found.items()))
+                options = " ".join(
+                    how.argument(name).option(value) for name, value in sorted(found.items())
+                )
                 remedy = f"{options} deals what it asks for"
     place = max(i for i, note in enumerate(notes) if FEWER in note)
     return [*notes[:place], f"{notes[place]}; {remedy}", *notes[place + 1 :]]
 
 
-def _deal(how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int, *, advise: bool = False) -> Partition:
+def _deal(
+    how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int, *, advise: bool = False
+) -> Partition:
     """The partition of resolved arguments. Raises as ``make``; an InfeasibleError with advice that nobody has tried.
 
     With ``advise`` a note about too few rows says what to do.
@@ -478,7 +559,9 @@ def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> 
     return f"Give the dataset a test split, or cut test rows out of each client:  {command} {SEED} {seed}"
 
 
-def _with_validation(clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool) -> ClientTable:
+def _with_validation(
+    clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool
+) -> ClientTable:
     """The clients with the validation rows that are asked for."""
     chosen_by, columns = values["validation"], pool.columns
     assert isinstance(chosen_by, float | str)
@@ -493,18 +576,30 @@ def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> 
 
 
 def from_payload(
-    payload: object, *, dataset: str | None = None, rows: int | None = None, origin: str = "partition"
+    payload: object,
+    *,
+    dataset: str | None = None,
+    rows: int | None = None,
+    origin: str = "partition",
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
     fields = json_file.decode(payload, origin=origin)
     own, validation = fields.pop("validation"), None
     if own is not None:
-        validation = Validation(own, None) if isinstance(own, np.ndarray) else Validation.of_clients(RowLists.of(own))
-    fields["clients"] = ClientTable.of([Client(*parts) for parts in fields["clients"]], fields["test"], validation)
+        validation = (
+            Validation(own, None)
+            if isinstance(own, np.ndarray)
+            else Validation.of_clients(RowLists.of(own))
+        )
+    fields["clients"] = ClientTable.of(
+        [Client(*parts) for parts in fields["clients"]], fields["test"], validation
+    )
     return _checked(fields, dataset, rows, origin, vouched=False)
 
 
-def _checked(fields: dict[str, Any], dataset: str | None, rows: int | None, origin: str, *, vouched: bool) -> Partition:
+def _checked(
+    fields: dict[str, Any], dataset: str | None, rows: int | None, origin: str, *, vouched: bool
+) -> Partition:
     """The partition of decoded fields, if it is sound, of the dataset, and has the digest it claims."""
     digest = fields.pop("digest")
     try:
@@ -514,7 +609,9 @@ def _checked(fields: dict[str, Any], dataset: str | None, rows: int | None, orig
     if vouched:
         partition.__dict__["digest"] = digest
     elif partition.digest != digest:
-        raise json_file.corrupt(origin, f"its content has digest {partition.digest[:12]}, it claims {digest[:12]}")
+        raise json_file.corrupt(
+            origin, f"its content has digest {partition.digest[:12]}, it claims {digest[:12]}"
+        )
     if dataset is not None and partition.dataset != dataset:
         raise StoreError(
             f"{origin} was made for the dataset with digest {partition.dataset[:12]}, the store holds {dataset[:12]}.",

@@ -87,14 +87,18 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         first = np.repeat(np.arange(len(self), dtype=np.int64) * high, self.sizes)
         key = first + self.rows  # sorted by client, then by row
         key.sort()
-        key -= first  # clients ascend and keep their sizes, so theirs is what was added at each place
+        key -= (
+            first  # clients ascend and keep their sizes, so theirs is what was added at each place
+        )
         return RowLists(key, self.ends)
 
     def take(self, order: np.ndarray) -> RowLists:
         """The lists at these places, in that order."""
         sizes = self.sizes[order]
         made = RowLists.of_sizes(self.rows[:0], sizes)
-        source = np.repeat(self.ends[:-1][order] - made.ends[:-1], sizes) + np.arange(int(sizes.sum()))
+        source = np.repeat(self.ends[:-1][order] - made.ends[:-1], sizes) + np.arange(
+            int(sizes.sum())
+        )
         return RowLists(self.rows[source], made.ends)
 
     def first(self, count: int | None) -> RowLists:
@@ -110,7 +114,9 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         """The lists from ``start`` to ``stop``, each as its rows with commas between them."""
         text, cuts = in_decimal(self.rows[self.ends[start] : self.ends[stop]])
         ends = cuts[self.ends[start : stop + 1] - self.ends[start]].tolist()
-        return [text[a : max(a, b - 1)] for a, b in pairwise(ends)]  # without the comma behind the last
+        return [
+            text[a : max(a, b - 1)] for a, b in pairwise(ends)
+        ]  # without the comma behind the last
 
     @property
     def distinct(self) -> np.ndarray:
@@ -128,7 +134,8 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         known = ~np.isnan(value)
         owner = self.owner[known]
         return share_of_ones(
-            np.bincount(owner, value[known], minlength=len(self)), np.bincount(owner, minlength=len(self))
+            np.bincount(owner, value[known], minlength=len(self)),
+            np.bincount(owner, minlength=len(self)),
         )
 
     def __len__(self) -> int:
@@ -178,7 +185,9 @@ def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def sorted_once(values: np.ndarray) -> np.ndarray:
     """Each value once, ascending; ``np.unique`` puts them into a hash table, at a tenth of the speed."""
     ordered = np.sort(values)
-    kept: np.ndarray = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+    kept: np.ndarray = (
+        ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+    )
     return kept
 
 
@@ -187,14 +196,18 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     if not len(others):
         return np.zeros(len(values), bool)
     low, high = int(others.min()), int(others.max())
-    if high - low < DENSE * len(others):  # a place for each that could be, at a tenth of the time of sorting
+    if high - low < DENSE * len(
+        others
+    ):  # a place for each that could be, at a tenth of the time of sorting
         there = np.zeros(high - low + 1, bool)
         there[others - low] = True
         among = (values >= low) & (values <= high)
         among[among] = there[values[among] - low]
         return among
     ordered = np.sort(others)
-    found: np.ndarray = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    found: np.ndarray = (
+        ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    )
     return found
 
 

@@ -28,7 +28,9 @@ class Columns:
     classes: tuple[str, ...]  # class names, C of them
     domains: tuple[str, ...]  # domain names
     digest: str  # of the dataset's content
-    groups: Callable[[str], Group] | None = None  # columns that came with the data, by name; raises for an unknown one
+    groups: Callable[[str], Group] | None = (
+        None  # columns that came with the data, by name; raises for an unknown one
+    )
 
     def sorted_by(self, name: str) -> Group:
         """A column as codes and words: a group, or ``domain`` or ``class``. Raises UsageError for an unknown one."""
@@ -42,7 +44,12 @@ class Columns:
 
     def __post_init__(self) -> None:
         rows = len(self.label)
-        for name, shape in (("domain", (rows,)), ("split", (rows,)), ("ok", (rows,)), ("uid", (rows, 16))):
+        for name, shape in (
+            ("domain", (rows,)),
+            ("split", (rows,)),
+            ("ok", (rows,)),
+            ("uid", (rows, 16)),
+        ):
             found = getattr(self, name).shape
             if found != shape:
                 raise CorruptionError(
@@ -69,7 +76,9 @@ class Streams:
 
     def __call__(self, purpose: str, *key: int) -> np.random.Generator:
         """The generator of (seed, partition, scheme, purpose, key)."""
-        name = hashlib.sha256(canonical_json([self.seed, "partition", self.scheme, purpose, *key])).digest()
+        name = hashlib.sha256(
+            canonical_json([self.seed, "partition", self.scheme, purpose, *key])
+        ).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(name[:16], "little")))
 
 
@@ -81,7 +90,9 @@ class RowPool:
     domains: tuple[int, ...]  # codes of the chosen domains, in the user's order
     train: np.ndarray  # int64, rows of split train
     test: np.ndarray  # int64, rows of split test
-    dealt: np.ndarray  # int64, rows of the split that is dealt, with those left out because their label is unknown
+    dealt: (
+        np.ndarray
+    )  # int64, rows of the split that is dealt, with those left out because their label is unknown
     notes: list[str] = field(default_factory=list)
 
     def by_class(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -108,8 +119,12 @@ class Dealt:
     test: Sequence[np.ndarray] | None = None
     names: Sequence[str] | None = None  # names of the clients; None numbers them
     notes: Sequence[str] = ()  # what a reader of the partition should know
-    common: np.ndarray | None = None  # int64, ascending: the global test rows; None for the test split
-    pool: np.ndarray | None = None  # int64: the rows that could have been dealt; None for those of the pool
+    common: np.ndarray | None = (
+        None  # int64, ascending: the global test rows; None for the test split
+    )
+    pool: np.ndarray | None = (
+        None  # int64: the rows that could have been dealt; None for those of the pool
+    )
     # the most ``shots`` for which all classes have enough rows, 0 for none; None where no class has too few
     enough_shots: int | None = None
 
@@ -129,14 +144,17 @@ def make_pool(
             raise unknown("domain", name, columns.domains)
         if names.count(name) > 1:
             raise UsageError(
-                f"Domain {name!r} is given twice, expected distinct names.", f"--domain {shell_word(name)}"
+                f"Domain {name!r} is given twice, expected distinct names.",
+                f"--domain {shell_word(name)}",
             )
     codes = tuple(columns.domains.index(name) for name in names)
     chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)
     notes = []
     if bad := int((chosen & ~ok).sum()):
-        notes.append(f"{bad} of {int(chosen.sum())} rows are unreadable or gone (ok = 0) and left out")
+        notes.append(
+            f"{bad} of {int(chosen.sum())} rows are unreadable or gone (ok = 0) and left out"
+        )
     rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
     dealt = rows[split]
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
@@ -200,7 +218,9 @@ class MatchedTests:
             return np.empty(0, np.int64)
         # Integers, so that no rounding makes a class lose its last row: a_j / n_j is smallest at the scarcest class.
         _, have, own = min(known, key=lambda one: one[1] / one[2])
-        return np.concatenate([self._rows[start : start + -(-n * have // own)] for start, _, n in known])
+        return np.concatenate(
+            [self._rows[start : start + -(-n * have // own)] for start, _, n in known]
+        )
 
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:

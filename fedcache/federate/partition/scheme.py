@@ -62,7 +62,11 @@ class Argument:
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
         shown = shell_word(_shown(value)) if value is not None else "VALUE"
-        return f"--{_FLAGS[self.name]} {shown}" if self.name in _FLAGS else f"--option {self.name}={shown}"
+        return (
+            f"--{_FLAGS[self.name]} {shown}"
+            if self.name in _FLAGS
+            else f"--option {self.name}={shown}"
+        )
 
     @property
     def range(self) -> str:
@@ -79,7 +83,9 @@ class Argument:
             case "share":
                 return " or ".join(["a share above 0 and below 1", *self.choices])
         kind = "an integer" if self.kind == "int" else "a number"
-        low = f"{'above' if self.above else 'from'} {self.low:,g}" if math.isfinite(self.low) else ""
+        low = (
+            f"{'above' if self.above else 'from'} {self.low:,g}" if math.isfinite(self.low) else ""
+        )
         high = f"up to {self.high:,.0f}" if math.isfinite(self.high) else ""
         return " ".join(word for word in (kind, low, high) if word)
 
@@ -90,7 +96,8 @@ class Argument:
             near = closest(value, self.choices) if isinstance(value, str) and self.choices else None
             guess = f" Did you mean {near!r}?" if near else ""
             raise UsageError(
-                f"{self.name} is {value!r}, expected {self.range}.{guess}", f"{self.option()}: {self.help}."
+                f"{self.name} is {value!r}, expected {self.range}.{guess}",
+                f"{self.option()}: {self.help}.",
             )
         return checked
 
@@ -103,8 +110,14 @@ class Argument:
             case "word":
                 return value if isinstance(value, str) and value.strip() else None
             case "names":
-                names = (value,) if isinstance(value, str | int) else value  # years and ids are names too
-                if not isinstance(names, Sequence) or not names or not all(isinstance(n, str | int) for n in names):
+                names = (
+                    (value,) if isinstance(value, str | int) else value
+                )  # years and ids are names too
+                if (
+                    not isinstance(names, Sequence)
+                    or not names
+                    or not all(isinstance(n, str | int) for n in names)
+                ):
                     return None
                 return None if any(isinstance(n, bool) for n in names) else tuple(map(str, names))
             case "share":
@@ -116,7 +129,11 @@ class Argument:
         except (TypeError, ValueError, OverflowError):
             return None
         too_low = number <= self.low if self.above else number < self.low
-        return None if isinstance(value, str) or not math.isfinite(number) or too_low or number > self.high else number
+        return (
+            None
+            if isinstance(value, str) or not math.isfinite(number) or too_low or number > self.high
+            else number
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +145,9 @@ class Scheme:
     paper: str  # where the scheme comes from
     # what it reads, and what every partition may have; an argument it does not declare is an error
     arguments: tuple[Argument, ...]
-    deal: Callable[[RowPool, Values, Streams], Dealt]  # the rows of every client, from a pool and resolved arguments
+    deal: Callable[
+        [RowPool, Values, Streams], Dealt
+    ]  # the rows of every client, from a pool and resolved arguments
     needs_labels: bool = True  # rows with unknown label cannot be dealt
     derive: Callable[[Values], Values] = dict  # fills the arguments whose default depends on others
 
@@ -139,8 +158,12 @@ class Scheme:
         """The declared argument of that name. Raises UsageError, with "did you mean"."""
         known = {argument.name: argument for argument in self.arguments}
         if name not in known:
-            listing = ", ".join(f"{a.name} ({a.range}, default {_default(a)})" for a in self.arguments)
-            raise unknown(f"argument of {self.name}", name, known, hint=f"Arguments of {self.name}: {listing}")
+            listing = ", ".join(
+                f"{a.name} ({a.range}, default {_default(a)})" for a in self.arguments
+            )
+            raise unknown(
+                f"argument of {self.name}", name, known, hint=f"Arguments of {self.name}: {listing}"
+            )
         return known[name]
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
@@ -155,7 +178,9 @@ class Scheme:
 
     def rederived(self, args: Values) -> dict[str, Value]:
         """Resolved arguments as if those with a derived default had not been given."""
-        return self.resolve({a.name: args.get(a.name) for a in self.arguments if a.default is not None})
+        return self.resolve(
+            {a.name: args.get(a.name) for a in self.arguments if a.default is not None}
+        )
 
     def default_name(self, args: Values, seed: int) -> str:
         """A file name such as ``dirichlet-a0.1-m100-s0``: what is not the default, by tag, then the seed."""
@@ -163,7 +188,9 @@ class Scheme:
         shown = [
             a
             for a in self.arguments
-            if a.named or args.get(a.name, a.default) != (a.default if a.default is not None else usual.get(a.name))
+            if a.named
+            or args.get(a.name, a.default)
+            != (a.default if a.default is not None else usual.get(a.name))
         ]
         parts = [f"{a.tag}{_spelt(args.get(a.name))}" for a in sorted(shown, key=lambda a: a.tag)]
         return "-".join([self.name, *parts, f"s{seed}"])
@@ -194,7 +221,10 @@ VALIDATION = Argument(
 """An argument of every scheme."""
 
 _FLAGS = {
-    **{name: name for name in ("clients", "alpha", "shards", "shots", "domain", "by", "tests", "validation")},
+    **{
+        name: name
+        for name in ("clients", "alpha", "shards", "shots", "domain", "by", "tests", "validation")
+    },
     "hold_out": "hold-out",
     "min_rows": "min-rows",
     "max_clients": "max-clients",
@@ -246,7 +276,8 @@ def checked_seed(seed: object) -> int:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= LARGEST_SEED:
         raise UsageError(
-            f"The seed is {seed!r}, expected an integer from 0 to {LARGEST_SEED}.", "For example: --partition-seed 0"
+            f"The seed is {seed!r}, expected an integer from 0 to {LARGEST_SEED}.",
+            "For example: --partition-seed 0",
         )
     return number
 
@@ -271,7 +302,16 @@ LARGEST_COUNT = 1_000_000
 
 def clients_argument(default: int) -> Argument:
     """``clients``: the number of clients M."""
-    return Argument("clients", "int", default, "number of clients", low=1, high=LARGEST_COUNT, tag="m", named=True)
+    return Argument(
+        "clients",
+        "int",
+        default,
+        "number of clients",
+        low=1,
+        high=LARGEST_COUNT,
+        tag="m",
+        named=True,
+    )
 
 
 def alpha_argument(default: float) -> Argument:
@@ -291,7 +331,9 @@ def alpha_argument(default: float) -> Argument:
 
 def shots_argument(default: int, meaning: str) -> Argument:
     """``shots``: examples of each class."""
-    return Argument("shots", "int", default, meaning, low=1, high=LARGEST_COUNT, tag="n", named=True)
+    return Argument(
+        "shots", "int", default, meaning, low=1, high=LARGEST_COUNT, tag="n", named=True
+    )
 
 
 def tests_argument(default: int) -> Argument:
@@ -309,7 +351,9 @@ def tests_argument(default: int) -> Argument:
 
 def test_protocol_argument(default: str, meaning: str) -> Argument:
     """``test_protocol``: whose class shares a client is tested on."""
-    return Argument("test_protocol", "choice", default, meaning, choices=("matched", "balanced"), tag="t")
+    return Argument(
+        "test_protocol", "choice", default, meaning, choices=("matched", "balanced"), tag="t"
+    )
 
 
 SHARED_TESTS = test_protocol_argument(

@@ -14,7 +14,13 @@ from functools import partial
 
 import numpy as np
 
-from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_by_rule, deal_rows, present
+from fedcache.federate.partition.dirichlet_shares import (
+    Rule,
+    counts_or_error,
+    deal_by_rule,
+    deal_rows,
+    present,
+)
 from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
 from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.row_lists import RowLists
@@ -37,7 +43,11 @@ from fedcache.federate.partition.scheme import (
 
 
 def deal_by_shares(
-    scheme: str, rule_of: Callable[[np.ndarray, Values], Rule], pool: RowPool, args: Values, streams: Streams
+    scheme: str,
+    rule_of: Callable[[np.ndarray, Values], Rule],
+    pool: RowPool,
+    args: Values,
+    streams: Streams,
 ) -> Dealt:
     """Dirichlet shares of every class, rounded and accepted by the rule of (rows of each class, arguments)."""
     need_rows(pool.train, "train", scheme)
@@ -59,7 +69,9 @@ def lda_rule(quota: np.ndarray, args: Values) -> Rule:
     """
     clients = count_of(args, "clients")
     gate = float(quota.sum()) / clients if args["gate"] else None
-    return Rule(quota, clients, number_of(args, "alpha"), minimum=count_of(args, "min_size"), gate=gate)
+    return Rule(
+        quota, clients, number_of(args, "alpha"), minimum=count_of(args, "min_size"), gate=gate
+    )
 
 
 def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
@@ -86,7 +98,13 @@ LDA = Scheme(
     (
         clients_argument(100),
         alpha_argument(0.1),
-        Argument("gate", "bool", True, "a client that holds its even share gets none of the next class", tag="g"),
+        Argument(
+            "gate",
+            "bool",
+            True,
+            "a client that holds its even share gets none of the next class",
+            tag="g",
+        ),
         Argument(
             "min_size",
             "int",
@@ -144,9 +162,14 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if not fewest <= clients * each <= most:
         raise _shards_infeasible(args, sizes, fewest, most)
     pieces_of = np.full(fewest, clients * each // fewest)
-    pieces_of[np.argsort(-sizes, kind="stable")[: clients * each % fewest]] += 1  # the classes with most rows
+    pieces_of[np.argsort(-sizes, kind="stable")[: clients * each % fewest]] += (
+        1  # the classes with most rows
+    )
     rng = streams("rows")
-    cut = [even_pieces(rng.permutation(rows), int(pieces)) for rows, pieces in zip(classes, pieces_of, strict=True)]
+    cut = [
+        even_pieces(rng.permutation(rows), int(pieces))
+        for rows, pieces in zip(classes, pieces_of, strict=True)
+    ]
     sizes = np.concatenate([lists.sizes for lists in cut])
     shards = RowLists.of_sizes(np.concatenate([lists.rows for lists in cut]), sizes)
     return Dealt(shards.take(streams("shards").permutation(len(shards))).joined(each))
@@ -160,10 +183,16 @@ def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) 
     instead: dict[str, Value]
     if -(-fewest // clients) <= most // clients:
         s = -(-fewest // clients) if few else most // clients
-        instead, works = {"shards": s}, f"the {'smallest' if few else 'largest'} s that works is {s}"
+        instead, works = (
+            {"shards": s},
+            f"the {'smallest' if few else 'largest'} s that works is {s}",
+        )
     elif -(-fewest // each) <= most // each:
         m = -(-fewest // each) if few else most // each
-        instead, works = {"clients": m}, f"the {'smallest' if few else 'largest'} number of clients that works is {m}"
+        instead, works = (
+            {"clients": m},
+            f"the {'smallest' if few else 'largest'} number of clients that works is {m}",
+        )
     else:
         instead, works = {"clients": 1, "shards": fewest}, f"1 client with s = {fewest} works"
     why = (
@@ -187,7 +216,16 @@ SHARDS = Scheme(
     "FST-CBDG; FedNTD, Lee et al. 2022, arXiv:2106.03097",
     (
         clients_argument(100),
-        Argument("shards", "int", 2, "label shards of each client (s)", low=1, high=LARGEST_COUNT, tag="k", named=True),
+        Argument(
+            "shards",
+            "int",
+            2,
+            "label shards of each client (s)",
+            low=1,
+            high=LARGEST_COUNT,
+            tag="k",
+            named=True,
+        ),
         SHARED_TESTS,
         DOMAIN,
     ),
@@ -217,7 +255,9 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     clients, shots, count = count_of(args, "clients"), count_of(args, "shots"), len(classes)
     if clients > count:
         raise _few_shot_infeasible(
-            args, f"{count} classes cannot be dealt without leaving a client out", {"clients": count}
+            args,
+            f"{count} classes cannot be dealt without leaving a client out",
+            {"clients": count},
         )
     shuffled = streams("classes").permutation(count)
     rng = streams("rows")
@@ -228,14 +268,20 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     return _few_shot(train, classes, shots, 1)
 
 
-def _few_shot(train: Sequence[np.ndarray], classes: list[np.ndarray], shots: int, times: int) -> Dealt:
+def _few_shot(
+    train: Sequence[np.ndarray], classes: list[np.ndarray], shots: int, times: int
+) -> Dealt:
     """Clients, with a note where classes have fewer than ``times`` x ``shots`` rows."""
     sizes = [len(rows) for rows in classes]
     short, least = sum(size < times * shots for size in sizes), min(sizes)
     if not short:
         return Dealt(train)
     asked = f"{FEWER} the {times * shots} rows asked for (least {least})"
-    return Dealt(train, notes=[f"{short} of {len(classes)} classes have {asked}"], enough_shots=least // times)
+    return Dealt(
+        train,
+        notes=[f"{short} of {len(classes)} classes have {asked}"],
+        enough_shots=least // times,
+    )
 
 
 def classes_per_client(classes: int, clients: int) -> list[int]:
@@ -266,14 +312,18 @@ def _few_shot_iid(classes: list[np.ndarray], args: Values, streams: Streams) -> 
             change = {"clients": smallest // shots}
         else:
             change = {"clients": 1, "shots": smallest}
-        raise _few_shot_infeasible(args, f"a class has {smallest} rows, {clients} x {shots} are needed", change)
+        raise _few_shot_infeasible(
+            args, f"a class has {smallest} rows, {clients} x {shots} are needed", change
+        )
     return Dealt(deal_rows(classes, np.full((len(classes), clients), shots), streams("rows")))
 
 
 def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
-        quota = np.array([min(clients * count_of(args, "shots"), len(rows)) for rows in classes], np.int64)
+        quota = np.array(
+            [min(clients * count_of(args, "shots"), len(rows)) for rows in classes], np.int64
+        )
         return Rule(quota, clients, number_of(args, "alpha"), exact=False)
 
     counts = counts_or_error(FEW_SHOT, args, streams, rule_of)
@@ -283,7 +333,9 @@ def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Stream
 
 def _few_shot_infeasible(args: Values, why: str, instead: dict[str, Value]) -> InfeasibleError:
     largest = " and ".join(f"{name} = {value}" for name, value in instead.items())
-    who = f"Scheme few-shot ({args['skew']}) with {args['clients']} clients of {args['shots']} shots"
+    who = (
+        f"Scheme few-shot ({args['skew']}) with {args['clients']} clients of {args['shots']} shots"
+    )
     return FEW_SHOT.infeasible(args, f"{who}: {why}; the largest that works is {largest}.", instead)
 
 
@@ -303,7 +355,11 @@ FEW_SHOT = Scheme(
             choices=("disjoint", "iid", "dirichlet"),
             tag="k",
         ),
-        replace(alpha_argument(0.5), help="concentration of the Dirichlet draws of skew dirichlet", named=False),
+        replace(
+            alpha_argument(0.5),
+            help="concentration of the Dirichlet draws of skew dirichlet",
+            named=False,
+        ),
         Argument(
             "sharing",
             "bool",
@@ -321,5 +377,15 @@ FEW_SHOT = Scheme(
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
-    for scheme in (FEATURE_SHIFT, LABEL_SHIFT, FEATURE_LABEL_SHIFT, SHARDS, LDA, FLESD, IID, FEW_SHOT, DIRICHLET)
+    for scheme in (
+        FEATURE_SHIFT,
+        LABEL_SHIFT,
+        FEATURE_LABEL_SHIFT,
+        SHARDS,
+        LDA,
+        FLESD,
+        IID,
+        FEW_SHOT,
+        DIRICHLET,
+    )
 }

@@ -25,7 +25,13 @@ ROUNDING = 1e-9
 
 
 def with_validation(
-    table: ClientTable, how: float | str, columns: Columns, domains: Sequence[int], by: Group | None, *, own: bool
+    table: ClientTable,
+    how: float | str,
+    columns: Columns,
+    domains: Sequence[int],
+    by: Group | None,
+    *,
+    own: bool,
 ) -> ClientTable:
     """The clients with rows to choose by.
 
@@ -47,7 +53,9 @@ def with_validation(
                 "Fewer clients have more rows each:  --clients NUMBER",
             )
         return replace(table, train=train, validation=Validation.of_clients(taken))
-    rows = np.flatnonzero((columns.split == VALIDATION) & columns.ok.astype(bool) & np.isin(columns.domain, domains))
+    rows = np.flatnonzero(
+        (columns.split == VALIDATION) & columns.ok.astype(bool) & np.isin(columns.domain, domains)
+    )
     if by is not None:  # no row of a value that is held out, or of a client that is left out
         rows = rows[is_among(by.codes[rows], by.codes[table.train.rows])]
     if (known := columns.label[rows] >= 0).any():
@@ -64,11 +72,15 @@ def with_validation(
     client_of = np.full(len(by.words), -1)
     client_of[by.codes[table.train.rows]] = table.train.owner
     owner = client_of[by.codes[rows]]
-    lists = RowLists.of_sizes(rows[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(table)))
+    lists = RowLists.of_sizes(
+        rows[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(table))
+    )
     return replace(table, validation=Validation.of_clients(lists))
 
 
-def hold_out(train: RowLists, label: np.ndarray, uid: np.ndarray, share: float) -> tuple[RowLists, RowLists]:
+def hold_out(
+    train: RowLists, label: np.ndarray, uid: np.ndarray, share: float
+) -> tuple[RowLists, RowLists]:
     """Training rows and validation rows of every client: of its n rows floor(share n), of each class those with the
     smallest uids.
 
@@ -85,11 +97,15 @@ def hold_out(train: RowLists, label: np.ndarray, uid: np.ndarray, share: float) 
     classes = int(label[train.rows].max(initial=-1)) + 2
     group = train.owner * np.int64(classes) + (label[train.rows] + 1)
     order = by_group_and_uid(group, uid[train.rows])
-    first = np.flatnonzero(np.diff(group[order], prepend=-1))  # where each class of each client begins
+    first = np.flatnonzero(
+        np.diff(group[order], prepend=-1)
+    )  # where each class of each client begins
     sizes = np.diff(first, append=len(order))
     client = group[order[first]] // classes
     before = first - train.ends[client]  # rows of the client in the classes before
-    up_to, earlier = (np.floor(share * count + ROUNDING).astype(np.int64) for count in (before + sizes, before))
+    up_to, earlier = (
+        np.floor(share * count + ROUNDING).astype(np.int64) for count in (before + sizes, before)
+    )
     given = np.minimum(up_to - earlier, sizes - 1)
     gives_none = np.bincount(client, given, minlength=len(train)) == 0
     gives_none &= train.sizes > 1
@@ -108,7 +124,9 @@ def hold_out(train: RowLists, label: np.ndarray, uid: np.ndarray, share: float) 
             "the validation rows of all.",
             "A smaller share, or clients that share no row:  --option sharing=false",
         )
-    return RowLists.of_sizes(train.rows[~chosen], train.sizes - taken), RowLists.of_sizes(train.rows[chosen], taken)
+    return RowLists.of_sizes(train.rows[~chosen], train.sizes - taken), RowLists.of_sizes(
+        train.rows[chosen], taken
+    )
 
 
 def by_group_and_uid(group: np.ndarray, uid: np.ndarray) -> np.ndarray:
@@ -120,11 +138,15 @@ def by_group_and_uid(group: np.ndarray, uid: np.ndarray) -> np.ndarray:
     # Eight bytes are ordered as the number that begins with the first.
     high, low = (half.astype(np.uint64) for half in np.ascontiguousarray(uid).view(">u8").T)
     bits = int(group.max(initial=0)).bit_length()
-    key = (group.astype(np.uint64) << np.uint64(64 - bits) if bits else np.uint64(0)) | (high >> np.uint64(bits))
+    key = (group.astype(np.uint64) << np.uint64(64 - bits) if bits else np.uint64(0)) | (
+        high >> np.uint64(bits)
+    )
     order = np.argsort(key)
     same = np.diff(key[order]) == 0
     undecided = (
-        np.flatnonzero(np.concatenate([same, [False]]) | np.concatenate([[False], same])) if len(order) else order
+        np.flatnonzero(np.concatenate([same, [False]]) | np.concatenate([[False], same]))
+        if len(order)
+        else order
     )
     rows = order[undecided]
     order[undecided] = rows[np.lexsort((rows, low[rows], high[rows], group[rows]))]

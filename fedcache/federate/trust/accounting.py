@@ -68,8 +68,13 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
     if not all(noise for noise, _ in rounds):
         return {"epsilon_pld": None, "epsilon_rdp": None}
     require_accounting()
-    rdp, pld = _epsilons(tuple(sorted((noise, share, n) for (noise, share), n in rounds.items())), delta)
-    return {"epsilon_pld": pld if math.isfinite(pld) else None, "epsilon_rdp": rdp if math.isfinite(rdp) else None}
+    rdp, pld = _epsilons(
+        tuple(sorted((noise, share, n) for (noise, share), n in rounds.items())), delta
+    )
+    return {
+        "epsilon_pld": pld if math.isfinite(pld) else None,
+        "epsilon_rdp": rdp if math.isfinite(rdp) else None,
+    }
 
 
 @lru_cache(maxsize=256)
@@ -88,12 +93,19 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
     by_renyi, by_losses = RdpAccountant(), PLDAccountant(value_discretization_interval=step)
     log = logging.getLogger("absl")
     level = log.level
-    log.setLevel(logging.ERROR)  # orders whose series does not converge are left out, with a line for each
+    log.setLevel(
+        logging.ERROR
+    )  # orders whose series does not converge are left out, with a line for each
     try:
         events: list[tuple[dp_accounting.DpEvent, int]] = []
         for noise, share, rounds in spent:
             event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
-            events.append((dp_accounting.PoissonSampledDpEvent(share, event) if share < 1.0 else event, rounds))
+            events.append(
+                (
+                    dp_accounting.PoissonSampledDpEvent(share, event) if share < 1.0 else event,
+                    rounds,
+                )
+            )
         for event, rounds in events:
             by_renyi.compose(event, rounds)
         rdp = float(by_renyi.get_epsilon(delta))

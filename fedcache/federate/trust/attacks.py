@@ -78,15 +78,17 @@ class Attack:
         elif self.name == "ipm":
             lies = (-scale * mean).expand(int(lying.sum()), -1)
         elif self.name == "alie":
-            lies = (mean - self.deviations(len(V), int(lying.sum())) * honest.std(0, correction=0)).expand(
-                int(lying.sum()), -1
-            )
+            lies = (
+                mean - self.deviations(len(V), int(lying.sum())) * honest.std(0, correction=0)
+            ).expand(int(lying.sum()), -1)
         elif self.name == "mimic":
             lies = honest[0].expand(int(lying.sum()), -1)
         elif self.name == "nan":
             lies = torch.full_like(V[lying], math.nan)
         else:
-            norm = honest.norm(dim=1).mean() / math.sqrt(V.shape[1])  # per coordinate, so that scale 1 is inconspicuous
+            norm = honest.norm(dim=1).mean() / math.sqrt(
+                V.shape[1]
+            )  # per coordinate, so that scale 1 is inconspicuous
             drawn = generator(seed, "attack", now).standard_normal((int(lying.sum()), V.shape[1]))
             lies = scale * norm * torch.from_numpy(drawn).to(V)
         out = V.clone()
@@ -101,7 +103,9 @@ class Attack:
         return NormalDist().inv_cdf(min(max(share, 1e-6), 1 - 1e-6))
 
 
-def flipped_labels(y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozenset[int], classes: int) -> Tensor:
+def flipped_labels(
+    y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozenset[int], classes: int
+) -> Tensor:
     """Labels [N] with class c as class C - 1 - c on the rows of attackers; rows without a label stay without.
 
     Raises UsageError, when attackers and honest clients share rows.
@@ -134,11 +138,17 @@ def parse_attack(text: str) -> Attack:
         values = [math.nan]
     share = values[0] if values else SHARE
     scale = values[1] if len(values) > 1 else DEFAULTS[name]
-    if len(values) > 2 or not 0.0 <= share < 1.0 or (len(values) > 1 and not math.isfinite(values[1])):
+    if (
+        len(values) > 2
+        or not 0.0 <= share < 1.0
+        or (len(values) > 1 and not math.isfinite(values[1]))
+    ):
         raise UsageError(
             f"--attack {text}: expected name:share:scale with a share of clients from 0 to below 1.",
             f"For example --attack {name}:0.2" + (f":{DEFAULTS[name]:g}" if DEFAULTS[name] else ""),
         )
     if len(values) > 1 and DEFAULTS[name] is None:
-        raise UsageError(f"--attack {text}: {name} has no scale.", f"For example --attack {name}:0.2")
+        raise UsageError(
+            f"--attack {text}: {name} has no scale.", f"For example --attack {name}:0.2"
+        )
     return Attack(name, share, scale)

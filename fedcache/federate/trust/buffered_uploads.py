@@ -25,7 +25,9 @@ from fedcache.federate.trust.weights import capped_weights
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
 
-SECOND_MOMENTS: frozenset[StatisticKind] = frozenset({"gram", "class grams", "squares", "class squares"})
+SECOND_MOMENTS: frozenset[StatisticKind] = frozenset(
+    {"gram", "class grams", "squares", "class squares"}
+)
 """Kinds of statistics that are bounded by the sums of the same rows."""
 
 FAR_FROM_OTHERS = 1e3
@@ -52,19 +54,30 @@ class UploadLayout:
     """
 
     def __init__(
-        self, expected: Uploads, broadcast: Tree, rules: Mapping[str, Pooling], *, counts: bool = False
+        self,
+        expected: Uploads,
+        broadcast: Tree,
+        rules: Mapping[str, Pooling],
+        *,
+        counts: bool = False,
     ) -> None:
         self.rules = rules
         self.expected = expected
         counted = {n for n, t in expected.items() if t.counts_rows}
         taken = {n for n in counted if counts and rules[n] == "sum"}
         self.names = sorted(
-            n for n, t in expected.items() if t.dtype.is_floating_point and (n in taken or n not in counted)
+            n
+            for n, t in expected.items()
+            if t.dtype.is_floating_point and (n in taken or n not in counted)
         )
         self.base = {}
         for name in self.names:
             replaces = rules[name] in ("mean", "uniform") and not expected[name].is_step
-            if replaces and name in broadcast and tuple(broadcast[name].shape) == expected[name].shape:
+            if (
+                replaces
+                and name in broadcast
+                and tuple(broadcast[name].shape) == expected[name].shape
+            ):
                 self.base[name] = broadcast[name].double()
 
     def vector(self, up: Tree, rows: float) -> Tensor:
@@ -84,7 +97,9 @@ class UploadLayout:
             t = v[start : start + size].view(shape)
             start += size
             t = t * rows if self.rules[name] == "sum" else t
-            out[name] = (t + self.base[name] if name in self.base else t).to(self.expected[name].dtype)
+            out[name] = (t + self.base[name] if name in self.base else t).to(
+                self.expected[name].dtype
+            )
         return out
 
     def change(self, name: str, t: Tensor) -> Tensor:
@@ -124,7 +139,11 @@ class BufferedUploads(UploadPipeline):
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
         # A copy: an executor may write the next client's upload to the same memory.
-        own = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()} if isinstance(up, dict) else up
+        own = (
+            {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
+            if isinstance(up, dict)
+            else up
+        )
         self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
 
     def pooled(self) -> Tree:
@@ -204,7 +223,9 @@ class BufferedUploads(UploadPipeline):
             )
         for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
             name = self.round.names[r.client]
-            said.append(f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}")
+            said.append(
+                f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
+            )
         return said
 
     def _layout(self, *, counts: bool = False) -> UploadLayout:
@@ -235,7 +256,9 @@ class BufferedUploads(UploadPipeline):
         ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have checks of their own, and clipping
         bounds the uploads of a private run.
         """
-        robust = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"  # the rule withstands such uploads
+        robust = (
+            self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
+        )  # the rule withstands such uploads
         if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
             return
         reasons: dict[int, str] = {}
@@ -270,7 +293,9 @@ class BufferedUploads(UploadPipeline):
         lies = attack(self._rows(layout), lying, self.round.seed, self.round.number - 1)
         for i in lying.nonzero().flatten().tolist():
             kept = self._kept[i]
-            self._kept[i] = _KeptUpload(kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree))
+            self._kept[i] = _KeptUpload(
+                kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree)
+            )
 
     def _aggregated(self) -> Tree:
         """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
@@ -295,11 +320,15 @@ class BufferedUploads(UploadPipeline):
     @property
     def _has_second_moments(self) -> bool:
         """Whether uploads hold second moments, which fit the sums beside them."""
-        return any(t.statistic and t.statistic.kind in SECOND_MOMENTS for t in self.expected.values())
+        return any(
+            t.statistic and t.statistic.kind in SECOND_MOMENTS for t in self.expected.values()
+        )
 
     def _expected_liars(self) -> int:
         """f of this round: of all its clients, less those that are rejected already."""
-        return max(0, self.policy.liars_of(len(self._kept) + len(self.rejected)) - len(self.rejected))
+        return max(
+            0, self.policy.liars_of(len(self._kept) + len(self.rejected)) - len(self.rejected)
+        )
 
     def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
         """Refuse a rule that what is left of a round cannot carry.
@@ -335,13 +364,17 @@ class BufferedUploads(UploadPipeline):
             means, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
             return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
         layout = self._layout()
-        noise = privacy.noisy_sum(torch.zeros(1, layout.size, dtype=torch.float64), self.round.noise)
+        noise = privacy.noisy_sum(
+            torch.zeros(1, layout.size, dtype=torch.float64), self.round.noise
+        )
         return layout.tree(noise / self.round.expected_clients, self.round.expected_rows, {})
 
     def _prototype_names(self) -> tuple[str, str]:
         """Names of the prototypes and of their counts, where the server merges by class."""
         tensors = self.expected.items()
-        return next(n for n, t in tensors if not t.counts_rows), next(n for n, t in tensors if t.counts_rows)
+        return next(n for n, t in tensors if not t.counts_rows), next(
+            n for n, t in tensors if t.counts_rows
+        )
 
     def _merged_classes(self) -> Tree:
         """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
@@ -379,7 +412,9 @@ class BufferedUploads(UploadPipeline):
         total = privacy.noisy_sum(V, self.round.noise)
         sums, owners = total[: C * width].view(C, width), total[C * width :]
         known = owners > max(0.5, privacy.deviation)
-        return torch.where(known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0), owners * known
+        return torch.where(
+            known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0
+        ), owners * known
 
 
 def _with_definite_gram(pooled: Tree) -> Tree:

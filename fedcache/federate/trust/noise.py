@@ -55,7 +55,9 @@ def _one_term(n: int) -> Tensor:
 
 def system_uniforms(n: int) -> NDArray[np.float64]:
     """[n] independent draws from [0, 1) of 53 bits, from the operating system's randomness."""
-    return (np.frombuffer(os.urandom(8 * n), np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (np.frombuffer(os.urandom(8 * n), np.uint64) >> np.uint64(11)).astype(
+        np.float64
+    ) * 2.0**-53
 
 
 def simulated_normals(*key: int | str) -> Noise:

@@ -50,7 +50,9 @@ class UploadPool:
         for prefix, rule in self._rules:
             if name.startswith(prefix):
                 return rule
-        raise InternalError(f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool.")
+        raise InternalError(
+            f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool."
+        )
 
     def add(self, up: Tree, weight: float, client: int, scale: float = 1.0) -> None:
         """Add a client's upload with its weight n_i (not yet divided by N); ``scale`` is of what is summed."""
@@ -99,10 +101,14 @@ class UploadPool:
         """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
         out: Tree = {}
         for name, (order, stack) in self._stacks.items():
-            place = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=stack.device)
+            place = torch.tensor(
+                sorted(range(len(order)), key=order.__getitem__), device=stack.device
+            )
             out[name] = stack[: len(order)] if order == sorted(order) else stack[place]
         for name, total in self._sums.items():
-            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}[self.rule(name)]
+            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}[
+                self.rule(name)
+            ]
             out[name] = (total / scale).to(self._dtypes[name])
         return out
 
@@ -129,7 +135,9 @@ class UploadRound:
     seed: int  # of the run
     names: Sequence[str]  # of all clients of the run
     rows: Sequence[float] | np.ndarray  # n_i of all clients of the run
-    weights: Mapping[int, float]  # of the round's clients whose rows do not weigh in full (``--max-share``)
+    weights: Mapping[
+        int, float
+    ]  # of the round's clients whose rows do not weigh in full (``--max-share``)
     clients: int  # how many take part
     expected_clients: float  # how many take part on average, which noise is accounted for
     expected_rows: float  # the training rows of all clients that may take part
@@ -174,7 +182,9 @@ class UploadPipeline:
         """Add an upload to a pool; counts that the server weighs stacked uploads by are as small as the weight."""
         scale = self._scale(client, weight)
         if scale != 1.0:
-            counts = {n for n, t in self.expected.items() if t.counts_rows and pool.rule(n) == "stack"}
+            counts = {
+                n for n, t in self.expected.items() if t.counts_rows and pool.rule(n) == "stack"
+            }
             up = {n: t * scale if n in counts else t for n, t in up.items()}
         pool.add(up, weight, client, scale)
 
@@ -199,7 +209,9 @@ class UploadPipeline:
             False when all of them are rejected, and there is nothing to ``add``.
         """
         why = self.validation.structure_problem(up, lead, coordinates)
-        if why is not None:  # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
+        if (
+            why is not None
+        ):  # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
             self.rejected += [self._rejection(client, why) for client in sorted(clients)]
             return False
         self._check_counts(up, clients)
@@ -224,7 +236,9 @@ class UploadPipeline:
                 raise self.validation.refusal(client, name, why)
             for tensor, t in up.items():
                 if t.is_floating_point() and not is_bounded(t):
-                    raise not_finite(tensor, t, self.round.number, (client, name), self.method, self.round.hp)
+                    raise not_finite(
+                        tensor, t, self.round.number, (client, name), self.method, self.round.hp
+                    )
         self._add(self._pool, up, client, self.weight(client))
 
     def add_weights(self, clients: Sequence[int]) -> None:
@@ -238,7 +252,9 @@ class UploadPipeline:
         and counts of rows add up to the rows of all. Then nothing is taken and False is returned: added one by one, the
         client that is concerned is found by its name.
         """
-        if self.round.weights or not self.validation.is_sound(up, sum(self.round.rows[c] for c in clients)):
+        if self.round.weights or not self.validation.is_sound(
+            up, sum(self.round.rows[c] for c in clients)
+        ):
             return False
         for name, t in up.items():
             self.add_sum(name, t, t.dtype)

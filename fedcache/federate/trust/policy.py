@@ -36,17 +36,25 @@ class TrustPolicy:
     attack: Attack | None = None  # who lies, and how
     on_bad: str = "fail"  # fail | reject, for uploads that update validation refuses
     byzantine: float = BYZANTINE  # the share of a round's clients that ``rule`` expects to lie
-    max_norm: float | None = None  # the largest norm of an update that is accepted, None for no bound
+    max_norm: float | None = (
+        None  # the largest norm of an update that is accepted, None for no bound
+    )
     privacy: Privacy | None = None  # clipping and noise
     max_rows: int | None = None  # the most rows that a client may have, None for no bound
-    max_share: float | None = None  # the largest share of a round's weight that a client may have, None for no bound
-    max_row_norm: float | None = None  # the longest row that statistics may be made of, None for no bound
+    max_share: float | None = (
+        None  # the largest share of a round's weight that a client may have, None for no bound
+    )
+    max_row_norm: float | None = (
+        None  # the longest row that statistics may be made of, None for no bound
+    )
 
     @property
     def plain(self) -> bool:
         """Whether uploads are only checked, so that they need not be kept one by one."""
         plain = self.rule.text == "mean" and self.attack is None and self.privacy is None
-        return plain and self.on_bad == "fail" and self.max_norm is None and self.max_row_norm is None
+        return (
+            plain and self.on_bad == "fail" and self.max_norm is None and self.max_row_norm is None
+        )
 
     @property
     def protects(self) -> bool:
@@ -66,7 +74,9 @@ class TrustPolicy:
             raise self.refused(method, "it is trained in one place and nothing is sent")
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
-            raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
+            raise self.refused(
+                method, "its server keeps what each client sends and takes no mean of it"
+            )
         if self.privacy is not None and self.privacy.noise and has_batchnorm(hp):
             raise UsageError(
                 f"{method.name} takes no --dp-noise with bn=true: noise makes variances of BatchNorm negative.",
@@ -79,9 +89,10 @@ class TrustPolicy:
     def _check_untold(self) -> None:
         """Refuse bounds of which it would be told whom they concern. Raises UsageError."""
         bounds = (
-            ("--max-update-norm", self.max_norm), ("--max-rows-per-client", self.max_rows),
+            ("--max-update-norm", self.max_norm),
+            ("--max-rows-per-client", self.max_rows),
             ("--max-row-norm", self.max_row_norm),
-        )  # fmt: skip
+        )
         for name, given in bounds:
             if given is not None:
                 raise UsageError(
@@ -92,7 +103,9 @@ class TrustPolicy:
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
         """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
         told = ["evaluation", *(["rows"] if "sum" in set(method.pool(hp).values()) else [])]
-        told += ["participants"] if self.on_bad == "reject" else []  # a rejected upload is named with its round
+        told += (
+            ["participants"] if self.on_bad == "reject" else []
+        )  # a rejected upload is named with its round
         of_all_rows = {"row norms", "row counts"} & method.reads(hp)
         told += ["statistics"] if hp.get("feat_post") == "standardize" or of_all_rows else []
         missing = [word for word in told if word not in privacy.allow]
@@ -114,11 +127,17 @@ class TrustPolicy:
                 f"{method.name} takes no --max-row-norm: its clients send no statistics of their rows.",
                 "Bound its updates instead: --max-update-norm",
             )
-        if self.privacy is None or method.merges == "classes":  # of counts no more than 0 or 1 is taken, with noise
+        if (
+            self.privacy is None or method.merges == "classes"
+        ):  # of counts no more than 0 or 1 is taken, with noise
             return
-        beside = sorted(n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point)
+        beside = sorted(
+            n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point
+        )
         if beside:
-            switches = [f"--set {h.name}={w}" for h in method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
+            switches = [
+                f"--set {h.name}={w}" for h in method.hparams if (w := WITHOUT_COUNTS.get(h.name))
+            ]
             own = f"{' '.join(switches)}, or another method" if switches else "Another method"
             raise UsageError(
                 f"{method.name} sends {', '.join(beside)} beside what noise is added to.",
@@ -128,7 +147,9 @@ class TrustPolicy:
     def weighs_by_rows(self, method: Method, hp: Hp) -> bool:
         """Whether a client with more rows has more to say."""
         votes = self.rule is not MEAN or self.privacy is not None
-        by_rows = bool({"mean", "sum"} & set(method.pool(hp).values())) or method.merges == "classes"
+        by_rows = (
+            bool({"mean", "sum"} & set(method.pool(hp).values())) or method.merges == "classes"
+        )
         return by_rows and not votes and not method.central and method.uploads is not sends_nothing
 
     def check_round(self, clients: int) -> None:
@@ -147,11 +168,15 @@ class TrustPolicy:
     def options_given(self) -> str:
         """The options that differ from the default, in words."""
         found = (
-            ("--aggregate", self.rule.text != "mean"), ("--attack", self.attack is not None),
-            ("--dp-clip", self.privacy is not None), ("--on-bad-update", self.on_bad != "fail"),
-            ("--max-update-norm", self.max_norm is not None), ("--max-rows-per-client", self.max_rows is not None),
-            ("--max-share", self.max_share is not None), ("--max-row-norm", self.max_row_norm is not None),
-        )  # fmt: skip
+            ("--aggregate", self.rule.text != "mean"),
+            ("--attack", self.attack is not None),
+            ("--dp-clip", self.privacy is not None),
+            ("--on-bad-update", self.on_bad != "fail"),
+            ("--max-update-norm", self.max_norm is not None),
+            ("--max-rows-per-client", self.max_rows is not None),
+            ("--max-share", self.max_share is not None),
+            ("--max-row-norm", self.max_row_norm is not None),
+        )
         return ", ".join(name for name, given in found if given)
 
     def refused(self, method: Method, why: str) -> FedcacheError:
@@ -180,15 +205,23 @@ def parse_policy(
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
     if not 0.0 <= byzantine < 0.5:
-        raise UsageError(f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2")
+        raise UsageError(
+            f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
+        )
     if max_update_norm is not None and not max_update_norm > 0:
-        raise UsageError(f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
+        raise UsageError(
+            f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100"
+        )
     if max_row_norm is not None and not max_row_norm > 0:
         raise UsageError(f"--max-row-norm {max_row_norm:g} is not above 0.", "For example 100")
     if max_rows_per_client is not None and max_rows_per_client < 1:
-        raise UsageError(f"--max-rows-per-client {max_rows_per_client} is not above 0.", "For example 10000")
+        raise UsageError(
+            f"--max-rows-per-client {max_rows_per_client} is not above 0.", "For example 10000"
+        )
     if max_share is not None and not 0.0 < max_share <= 1.0:
-        raise UsageError(f"--max-share {max_share:g}: expected a share above 0, at most 1.", "For example 0.2")
+        raise UsageError(
+            f"--max-share {max_share:g}: expected a share above 0, at most 1.", "For example 0.2"
+        )
     rule = MEAN if aggregate == MEAN.text else parse_rule(aggregate)
     if privacy is not None and rule.text != "mean":
         raise UsageError(

@@ -56,8 +56,12 @@ class Privacy:
     bound: float  # C, the norm that uploads are cut to
     noise: float  # z, the deviation of the noise on their sum as a multiple of C
     delta: float = DELTA  # for which epsilon is told
-    seed: int | None = None  # of noise that is only simulated; None draws it from the operating system
-    allow: tuple[str, ...] = ()  # of ``UNCOVERED``, what may be told although epsilon does not cover it
+    seed: int | None = (
+        None  # of noise that is only simulated; None draws it from the operating system
+    )
+    allow: tuple[
+        str, ...
+    ] = ()  # of ``UNCOVERED``, what may be told although epsilon does not cover it
 
     @property
     def protects(self) -> bool:
@@ -100,14 +104,20 @@ class Privacy:
         told = self.protects and not self.keeps_participants_secret
         counted = 1.0 if told else share
         known: dict[str, Any] = {
-            "clip": self.bound, "noise": self.noise, "delta": self.delta, "rounds": rounds, "share": share,
-            "unit": "one client, added or removed", "sampling": "Poisson", "server": "trusted",
+            "clip": self.bound,
+            "noise": self.noise,
+            "delta": self.delta,
+            "rounds": rounds,
+            "share": share,
+            "unit": "one client, added or removed",
+            "sampling": "Poisson",
+            "server": "trusted",
             "participants": "known" if told else "secret",
             "noise_from": "the operating system" if self.seed is None else f"--dp-seed {self.seed}",
             "simulation": self.seed is not None,
             "repeatable": not self.protects,
             "allowed": list(self.allow),
-        }  # fmt: skip
+        }
         one = Spent(self.noise, counted, rounds)
         made = {**known, **epsilons([one], self.delta), "seeds": seeds}
         made["composed"] = epsilons([replace(one, rounds=rounds * seeds)], self.delta)
@@ -186,15 +196,21 @@ def parse_privacy(
     if bound is None or noise is None:
         missing = "--dp-clip" if bound is None else "--dp-noise"
         raise UsageError(
-            f"{missing} is missing: noise is told as a multiple of the clipping bound.", f"Add {missing} 1"
+            f"{missing} is missing: noise is told as a multiple of the clipping bound.",
+            f"Add {missing} 1",
         )
     delta = DELTA if delta is None else delta
     known = noise == 0 or LEAST_NOISE <= noise <= MOST
-    for name, value, legal in (("--dp-clip", bound, 0 < bound <= MOST), ("--dp-noise", noise, known),
-                               ("--dp-delta", delta, LEAST_DELTA <= delta < 1)):  # fmt: skip
+    for name, value, legal in (
+        ("--dp-clip", bound, 0 < bound <= MOST),
+        ("--dp-noise", noise, known),
+        ("--dp-delta", delta, LEAST_DELTA <= delta < 1),
+    ):
         if not legal or value != value or value == float("inf"):
-            raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} 1e-5"
-                                if "delta" in name else f"For example {name} 1")  # fmt: skip
+            raise UsageError(
+                f"{name} {value:g} is out of range.",
+                f"For example {name} 1e-5" if "delta" in name else f"For example {name} 1",
+            )
     if seed is not None and seed < 0:
         raise UsageError(f"--dp-seed {seed} is below 0.", "For example --dp-seed 0")
     return Privacy(bound, noise, delta, seed, parse_allowed(allow))

@@ -48,14 +48,18 @@ def geomedian(V: Tensor) -> Tensor:
     """The point with the least sum of distances, by Weiszfeld's iteration from the coordinate-wise median."""
     point = median(V)
     spread = float((V - point).norm(dim=1).median())
-    if spread == 0.0:  # half of the rows are at this point, and no pull of the others outweighs them
+    if (
+        spread == 0.0
+    ):  # half of the rows are at this point, and no pull of the others outweighs them
         return point
     for _ in range(STEPS):
         far = (V - point).norm(dim=1)
         met = far <= 1e-9 * spread
         weight = (~met) / torch.where(met, spread, far)
         moved = (weight / weight.sum()) @ V
-        if held := int(met.sum()):  # rows at the point hold it by one each, unless the others pull harder
+        if held := int(
+            met.sum()
+        ):  # rows at the point hold it by one each, unless the others pull harder
             pull = float((weight @ (V - point)).norm())
             if pull <= held:
                 break
@@ -104,11 +108,18 @@ class RobustRule:
     text: str  # as written
     before: tuple[tuple[str, float | None], ...]  # (name, number) of each step
     last: str  # of ``RULES``
-    number: float | None = None  # the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None
+    number: float | None = (
+        None  # the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None
+    )
 
     def check(self, m: int, f: int) -> None:
         """Refuse a rule that m clients, f of them liars, cannot carry. Raises UsageError, with the number that can."""
-        needed = {"median": 2 * f + 1, "geomedian": 2 * f + 1, "krum": 2 * f + 3, "multikrum": 2 * f + 3}.get(self.last)
+        needed = {
+            "median": 2 * f + 1,
+            "geomedian": 2 * f + 1,
+            "krum": 2 * f + 3,
+            "multikrum": 2 * f + 3,
+        }.get(self.last)
         if self.last == "trimmed":
             needed = 2 * self.left_out(m) + 1
         if self.last == "multikrum" and self.number is not None and self.number > m - f:
@@ -141,7 +152,11 @@ class RobustRule:
         rule is followed by the mean of the rows nearest to its result.
         """
         made, m = self(V, f), len(V)
-        return mean_of_nearest(V, made, m - max(f, self.left_out(m))) if self.by_coordinate(m) else made
+        return (
+            mean_of_nearest(V, made, m - max(f, self.left_out(m)))
+            if self.by_coordinate(m)
+            else made
+        )
 
     def __call__(self, V: Tensor, f: int) -> Tensor:
         """What the rows say together, each with one vote: [d].
@@ -175,13 +190,22 @@ def _taken_together(own: Plugin, V: Tensor, f: int, number: float | None) -> Ten
     rule = own.load()
     if not callable(rule):
         raise UsageError(
-            f"The aggregator {own.name!r} of {own.origin} is a {type(rule).__name__}.", KINDS["aggregators"]
+            f"The aggregator {own.name!r} of {own.origin} is a {type(rule).__name__}.",
+            KINDS["aggregators"],
         )
     known = signature(rule).parameters
     words = {key: value for key, value in (("f", f), ("number", number)) if key in known}
     made = rule(V.clone(), **words)
-    if not isinstance(made, Tensor) or made.shape != V.shape[1:] or not bool(torch.isfinite(made).all()):
-        found = f"{tuple(made.shape)} numbers" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+    if (
+        not isinstance(made, Tensor)
+        or made.shape != V.shape[1:]
+        or not bool(torch.isfinite(made).all())
+    ):
+        found = (
+            f"{tuple(made.shape)} numbers"
+            if isinstance(made, Tensor)
+            else f"a {type(made).__name__}"
+        )
         raise UsageError(
             f"The aggregator {own.name!r} of {own.origin} returned {found} for rows of shape {tuple(V.shape)}.",
             f"It takes V [m, d] and returns [{V.shape[1]}] finite numbers.",
@@ -222,7 +246,9 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
         wants[name] = (math.isfinite, "a number")
     if name not in wants or (own is not None and not number):
         if number:
-            raise UsageError(f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
+            raise UsageError(
+                f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}."
+            )
         return name, None
     legal, what = wants[name]
     if not number and name == "multikrum":
@@ -236,5 +262,5 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
         raise UsageError(
             f"--aggregate {text}: {name} needs {what}, as in {name}:{'0.1' if name == 'trimmed' else '1'}.",
             f"For example {EXAMPLE}.",
-        )  # fmt: skip
+        )
     return name, value

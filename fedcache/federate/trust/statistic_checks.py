@@ -66,7 +66,9 @@ class _Checked:
 Check = Callable[[_Checked], "str | None"]
 
 
-def statistic_problem(expected: Uploads, up: Tree, rows: float, longest: float | None) -> str | None:
+def statistic_problem(
+    expected: Uploads, up: Tree, rows: float, longest: float | None
+) -> str | None:
     """The first reason why an upload is no statistic of the client's rows, in words; None when there is none.
 
     Args:
@@ -78,15 +80,24 @@ def statistic_problem(expected: Uploads, up: Tree, rows: float, longest: float |
     declared = {name: t.statistic for name, t in expected.items() if t.statistic is not None}
     if not declared:
         return None
-    others: dict[StatisticKind, Tensor] = {said.kind: up[name].double() for name, said in declared.items()}
+    others: dict[StatisticKind, Tensor] = {
+        said.kind: up[name].double() for name, said in declared.items()
+    }
     ridge = max((said.ridge for said in declared.values() if said.kind == "gram"), default=0.0)
     counts = [up[name].double() for name, t in expected.items() if t.counts_rows]
     for name, said in declared.items():
         bound = said.longest if said.longest is not None else longest
         statistic = _Checked(
-            name, others[said.kind], said, torch.finfo(expected[name].dtype).eps, others, ridge,
-            counts[0] if counts else None, rows, math.inf if bound is None else bound,
-        )  # fmt: skip
+            name,
+            others[said.kind],
+            said,
+            torch.finfo(expected[name].dtype).eps,
+            others,
+            ridge,
+            counts[0] if counts else None,
+            rows,
+            math.inf if bound is None else bound,
+        )
         why = CHECKS[said.kind](statistic)
         if why is not None:
             return f"{name} {why}"
@@ -115,7 +126,9 @@ def _class_sums(s: _Checked) -> str | None:
     lengths = s.t.norm(dim=-1)
     if s.count is None:
         if float(lengths.sum()) > s.rows * s.within:
-            return _too_long("has class sums that are together", float(lengths.sum()), s.rows, s.longest)
+            return _too_long(
+                "has class sums that are together", float(lengths.sum()), s.rows, s.longest
+            )
         return None
     absent = (s.count == 0) & (lengths > 0)
     if absent.any():
@@ -125,7 +138,9 @@ def _class_sums(s: _Checked) -> str | None:
     excess = lengths - s.count * s.within
     c = int(excess.argmax())
     if float(excess[c]) > 0.0:
-        return _too_long(f"has for class {c} a sum that is", float(lengths[c]), float(s.count[c]), s.longest)
+        return _too_long(
+            f"has for class {c} a sum that is", float(lengths[c]), float(s.count[c]), s.longest
+        )
     return None
 
 
@@ -249,7 +264,9 @@ def _ridge_solutions(s: _Checked) -> str | None:
     # A solution is as exact as the largest entries of its system allow.
     rounding = s.tolerance(width) * float(system.diagonal().abs().sum())
     most = s.rows * (1.0 + s.tolerance(width)) + rounding * float((s.t**2).sum())
-    if not energy <= most or not math.isfinite(most):  # numbers that overflow here are too large too
+    if not energy <= most or not math.isfinite(
+        most
+    ):  # numbers that overflow here are too large too
         return f"fits its rows with {energy:.3g}, and {s.rows:g} rows give at most that number"
     longest = float(sums.norm(dim=-1).sum())
     if longest > s.rows * s.within + rounding * float(s.t.norm(dim=-1).sum()):

@@ -53,12 +53,17 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
     else:
         x = torch.from_numpy(draw.standard_normal(shape, np.float32)).to(ctx.env.dtype)
     y = torch.arange(n) % data.classes
-    rows = stack_clients(x.to(ctx.env.device), y.to(ctx.env.device) if labelled else None, [np.arange(n)], 0)
+    rows = stack_clients(
+        x.to(ctx.env.device), y.to(ctx.env.device) if labelled else None, [np.arange(n)], 0
+    )
     alone = replace(ctx, rng=replace(ctx.rng, clients=(PROBE,)), ids=(0,))
     try:
         down = method.broadcast(method.init(ctx), ctx)
         _, up = method.fit(down, method.enter(down, rows, alone), rows, alone)
-        return {name: replace(UploadTensor.like(t), counts_rows=counts_rows(name)) for name, t in up.items()}
+        return {
+            name: replace(UploadTensor.like(t), counts_rows=counts_rows(name))
+            for name, t in up.items()
+        }
     except Exception as error:
         raise UsageError(
             f"{method.name} does not say what its clients send, and it cannot be derived: its fit of {n} rows of noise "
@@ -87,7 +92,9 @@ class UpdateValidation:
         self._layout = tuple((name, torch.Size(t.shape), t.dtype) for name, t in expected.items())
         self._counts = tuple(name for name, t in expected.items() if t.counts_rows)
 
-    def problem(self, up: object, rows: float, *, sent_in: int | None = None, statistics: bool = True) -> str | None:
+    def problem(
+        self, up: object, rows: float, *, sent_in: int | None = None, statistics: bool = True
+    ) -> str | None:
         """The first thing wrong with one client's upload, in words; None for a sound one.
 
         Args:
@@ -135,10 +142,15 @@ class UpdateValidation:
         return math.isfinite(total) and (not self._counts or self._counts_are_sound(up, rows))
 
     def _counts_are_sound(self, up: Mapping[str, Tensor], rows: float) -> bool:
-        return all(not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts)
+        return all(
+            not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts
+        )
 
     def structure_problem(
-        self, up: object, lead: tuple[int, ...] = (), coordinates: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        up: object,
+        lead: tuple[int, ...] = (),
+        coordinates: Mapping[str, tuple[int, ...]] | None = None,
     ) -> str | None:
         """What is wrong with the names, shapes and types of an upload; None when nothing is.
 
@@ -156,9 +168,13 @@ class UpdateValidation:
         axes = len(lead)
         for name, declared, dtype in self._layout:
             t = up[name]
-            shape = torch.Size(coordinates[name]) if coordinates and name in coordinates else declared
+            shape = (
+                torch.Size(coordinates[name]) if coordinates and name in coordinates else declared
+            )
             if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
-                return f"{name} has shape {tuple(t.shape[axes:] or t.shape)}, expected {tuple(shape)}"
+                return (
+                    f"{name} has shape {tuple(t.shape[axes:] or t.shape)}, expected {tuple(shape)}"
+                )
             if t.dtype != dtype:
                 return f"{name} is {_short(t.dtype)}, expected {_short(dtype)}"
         return None
@@ -263,7 +279,9 @@ def not_finite(
     ``t`` are the numbers of a client, ``client`` its number and name, or of the server's model (None): then no single
     client is to blame, as each upload was sound. Rounds count from 1. Learning rates are named.
     """
-    rates = [f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")]
+    rates = [
+        f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")
+    ]
     known = f" ({', '.join(rates)})" if rates else ""
     whose = "in the server's model" if client is None else f"for client {client[0]} ({client[1]!r})"
     return FederatedRunError(
@@ -274,7 +292,9 @@ def not_finite(
 
 def _leads(found: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether leading axes are full or 1."""
-    return len(found) == len(lead) and all(n in (1, full) for n, full in zip(found, lead, strict=True))
+    return len(found) == len(lead) and all(
+        n in (1, full) for n, full in zip(found, lead, strict=True)
+    )
 
 
 def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]:
@@ -283,10 +303,18 @@ def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]
     n = torch.tensor(rows, dtype=torch.float64, device=flat.device)
     total = flat.sum(1)
     whole = (flat - flat.round()).abs() <= SLACK * flat.clamp(min=1.0)
-    sound = torch.isfinite(flat).all(1) & (flat >= 0).all(1) & whole.all(1) & (total <= n * (1.0 + SLACK) + SLACK)
+    sound = (
+        torch.isfinite(flat).all(1)
+        & (flat >= 0).all(1)
+        & whole.all(1)
+        & (total <= n * (1.0 + SLACK) + SLACK)
+    )
     if sound.all():
         return [""] * len(rows)
-    return ["" if good else _count_problem(name, row, n_i) for good, row, n_i in zip(sound, flat, rows, strict=True)]
+    return [
+        "" if good else _count_problem(name, row, n_i)
+        for good, row, n_i in zip(sound, flat, rows, strict=True)
+    ]
 
 
 def _count_problem(name: str, counts: Tensor, rows: float) -> str:

@@ -56,7 +56,9 @@ def capped_weights(rows: Sequence[float], share: float) -> list[float]:
     k, largest, below = 0, rising[::-1], np.cumsum(rising)[::-1]
     while largest[k] * (1.0 - k * share) > share * below[k] * (1.0 + ROUNDING):
         k += 1
-    return [float(w) for w in np.minimum(n, share * below[k] / (1.0 - k * share))] if k else list(rows)
+    return (
+        [float(w) for w in np.minimum(n, share * below[k] / (1.0 - k * share))] if k else list(rows)
+    )
 
 
 def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int, float]:
@@ -68,7 +70,10 @@ def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int,
 
 
 def weight_warnings(
-    names: Mapping[int, str] | Sequence[str], clients: np.ndarray, rows: np.ndarray, share: float | None
+    names: Mapping[int, str] | Sequence[str],
+    clients: np.ndarray,
+    rows: np.ndarray,
+    share: float | None,
 ) -> list[str]:
     """What a person is told of the largest clients, where uploads are averaged or added by rows.
 
@@ -82,7 +87,9 @@ def weight_warnings(
     if share is not None:
         found = rows > share * whole
     else:
-        found = (rows > limit) | (rows > whole / 2) if limit is not None else np.zeros(len(rows), bool)
+        found = (
+            (rows > limit) | (rows > whole / 2) if limit is not None else np.zeros(len(rows), bool)
+        )
     said = []
     places = np.flatnonzero(found)
     for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():

@@ -25,7 +25,13 @@ from fedcache.models.export.program import AnswerGap, ModelProgram, quiet_export
 from fedcache.models.predictor import Predictor
 from fedcache.store.outputs import write_output
 
-FORMATS = {"folder": "", "onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors", "sklearn": ".joblib"}
+FORMATS = {
+    "folder": "",
+    "onnx": ".onnx",
+    "torch": ".pt2",
+    "safetensors": ".safetensors",
+    "sklearn": ".joblib",
+}
 """Name of a format -> how its file ends."""
 
 PROGRAMS = ("folder", "onnx", "torch")
@@ -77,7 +83,10 @@ class Parts:
     @property
     def metadata(self) -> dict[str, str]:
         """The facts as text, and the card."""
-        facts = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in self.facts.items()}
+        facts = {
+            k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+            for k, v in self.facts.items()
+        }
         return {**facts, "card": self.card}
 
 
@@ -100,7 +109,9 @@ def format_of(out: Path, asked: str | None) -> str:
     for name, ending in FORMATS.items():
         if ending and out.suffix.lower() == ending:
             return name
-    raise unknown("file ending", out.suffix, [e for e in FORMATS.values() if e], hint="--format folder -o DIR")
+    raise unknown(
+        "file ending", out.suffix, [e for e in FORMATS.values() if e], hint="--format folder -o DIR"
+    )
 
 
 def check_place(out: Path, kind: str, force: bool) -> None:
@@ -119,20 +130,30 @@ def check_place(out: Path, kind: str, force: bool) -> None:
             f"For example -o model{FORMATS[kind]}",
         )
     if not force and out.exists() and (kind != "folder" or any(out.iterdir())):
-        raise StoreError(f"{out} exists and is not empty.", "Choose another -o, or --force to write over it.")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+        raise StoreError(
+            f"{out} exists and is not empty.", "Choose another -o, or --force to write over it."
+        )
+    missing = [
+        name
+        for name in ("onnx", "onnxscript", "onnxruntime")
+        if importlib.util.find_spec(name) is None
+    ]
     if kind == "onnx" and missing:
         raise MachineError(
-            f"ONNX needs {', '.join(missing)}, which are not installed here.", "pip install 'fedcache[export]'"
+            f"ONNX needs {', '.join(missing)}, which are not installed here.",
+            "pip install 'fedcache[export]'",
         )
 
 
 def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
     """Write one format, and say what there is to say of it in plain JSON values. Raises as the writers below."""
     writers: Mapping[str, Callable[[Path, Parts], dict[str, Any]]] = {
-        "folder": write_folder, "onnx": write_onnx, "torch": write_torch, "safetensors": write_head,
+        "folder": write_folder,
+        "onnx": write_onnx,
+        "torch": write_torch,
+        "safetensors": write_head,
         "sklearn": write_sklearn,
-    }  # fmt: skip
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     return writers[kind](out, parts)
 
@@ -155,7 +176,9 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
     )
     write_torch(out / "model.pt2", parts)
     write_head(out / "head.safetensors", parts)
-    write_output(out / "model.json", (json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n").encode())
+    write_output(
+        out / "model.json", (json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n").encode()
+    )
     write_output(out / "predict.py", script.encode())
     write_output(out / "README.md", readme.encode())
     return said_of(parts, parts.program.difference)
@@ -182,15 +205,20 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     assert program is not None
     if program.bytes > MOST_ONNX:
         raise UsageError(
-            f"The weights take {program.bytes / 1e9:.1f} GB, and an .onnx file holds 2.", "Use --format torch -o m.pt2"
+            f"The weights take {program.bytes / 1e9:.1f} GB, and an .onnx file holds 2.",
+            "Use --format torch -o m.pt2",
         )
     method = parts.facts["method"]
     try:
         with quiet_export():
             made: Any = torch.onnx.export(
-                program.exported, dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=[i.name for i in program.inputs], output_names=["scores", "probabilities"],
-            )  # fmt: skip
+                program.exported,
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                input_names=[i.name for i in program.inputs],
+                output_names=["scores", "probabilities"],
+            )
         made.model.metadata_props.update(parts.metadata)
         raw = made.model_proto.SerializeToString()
         gap, most = onnx_difference(raw, program)
@@ -222,7 +250,9 @@ def said_of(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
     }
 
 
-def onnx_difference(raw: bytes, program: ModelProgram, rows: int = 8) -> tuple[AnswerGap, AnswerGap]:
+def onnx_difference(
+    raw: bytes, program: ModelProgram, rows: int = 8
+) -> tuple[AnswerGap, AnswerGap]:
     """(largest differences between onnxruntime and torch over drawn rows, what they may be)."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
@@ -234,7 +264,9 @@ def onnx_difference(raw: bytes, program: ModelProgram, rows: int = 8) -> tuple[A
     live = wanted[0][wanted[0] > MASKED / 2]  # without classes that are never predicted
     size = float(live.abs().max().clamp(min=1.0))
     libraries = program.libraries
-    most = AnswerGap(AGREE * size + libraries.scores, AGREE + FLOAT32 * size + libraries.probabilities)
+    most = AnswerGap(
+        AGREE * size + libraries.scores, AGREE + FLOAT32 * size + libraries.probabilities
+    )
     return AnswerGap.of(found, wanted), most
 
 
@@ -271,4 +303,7 @@ def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
 
 def size_of(out: Path) -> int:
     """Bytes of a file, or of all files of a folder."""
-    return sum(os.path.getsize(f) for f in ([out] if out.is_file() else [f for f in out.rglob("*") if f.is_file()]))  # noqa: PTH202
+    return sum(
+        os.path.getsize(f)  # noqa: PTH202
+        for f in ([out] if out.is_file() else [f for f in out.rglob("*") if f.is_file()])
+    )

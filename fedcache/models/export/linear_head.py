@@ -53,7 +53,8 @@ def linear_head(predictor: Predictor) -> LinearHead:
     name = saved.facts.method
     if saved.facts.image is not None:
         raise UsageError(
-            f"{name} reads images, so its model is not linear in features.", "fedcache export-model RUN -o model.onnx"
+            f"{name} reads images, so its model is not linear in features.",
+            "fedcache export-model RUN -o model.onnx",
         )
     exact = _in_double(model)
     for centred in (False, True):
@@ -69,8 +70,10 @@ def linear_head(predictor: Predictor) -> LinearHead:
 def _in_double(model: DeployedModel) -> DeployedModel:
     """The same tensors, computed with in float64, where a bend is not hidden by rounding."""
     env = replace(model.ctx.env, dtype=torch.float64, text=_double(model.ctx.env.text))
-    down, own = ({k: t.double() if t.is_floating_point() else t for k, t in tree.items()} for tree in
-                 (model.down, model.personal))  # fmt: skip
+    down, own = (
+        {k: t.double() if t.is_floating_point() else t for k, t in tree.items()}
+        for tree in (model.down, model.personal)
+    )
     return replace(model, down=down, personal=own, ctx=replace(model.ctx, env=env))
 
 
@@ -112,7 +115,10 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     saved = predictor.members[0]
     facts = saved.facts
     if len(facts.classes) < 2:
-        raise UsageError("The model has one class, and a LogisticRegression needs two.", "Use -o head.safetensors")
+        raise UsageError(
+            "The model has one class, and a LogisticRegression needs two.",
+            "Use -o head.safetensors",
+        )
     order = np.argsort(np.array(facts.classes), kind="stable")
     coef = head.coef[order] / predictor.softmax_temperature
     intercept = head.intercept[order] / predictor.softmax_temperature
@@ -122,7 +128,9 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
         whole[:, np.concatenate([np.arange(a, b) for a, b in own.columns])] = coef
         coef = whole
     if facts.feat_post == "standardize":
-        mean, scale = (saved.tensors[f"features/{name}"].double().numpy() for name in ("mean", "scale"))
+        mean, scale = (
+            saved.tensors[f"features/{name}"].double().numpy() for name in ("mean", "scale")
+        )
         coef = coef / scale
         intercept = intercept - coef @ mean
     if len(order) == 2:  # what scikit-learn keeps of two classes

@@ -30,7 +30,9 @@ def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
         image = image.resize((how["width"], side), kernel)
     elif how["resize"] == "crop":
         short, (w, h) = max(side, round(side / how["crop_pct"])), image.size
-        image = image.resize((short, int(short * h / w)) if w <= h else (int(short * w / h), short), kernel)
+        image = image.resize(
+            (short, int(short * h / w)) if w <= h else (int(short * w / h), short), kernel
+        )
         left, top = (round((length - side) / 2) for length in image.size)
         image = image.crop((left, top, left + side, top + side))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
@@ -48,7 +50,9 @@ for start in range(1, len(sys.argv), BATCH):
     if not read:
         continue
     with torch.no_grad():
-        _scores, probability = model(*(torch.cat(parts) for parts in zip(*(x for _, x in read), strict=True)))
+        _scores, probability = model(
+            *(torch.cat(parts) for parts in zip(*(x for _, x in read), strict=True))
+        )
     for (path, _), row in zip(read, probability, strict=True):
         best = int(row.argmax())
         print(f"{path}\t{facts['classes'][best]}\t{float(row[best]):.6f}")

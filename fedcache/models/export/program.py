@@ -79,7 +79,9 @@ class ModelInput:
         draw = torch.Generator().manual_seed(0)
         if self.kind == "features":
             return torch.randn(rows, self.width, generator=draw)
-        x = torch.randint(0, 256, (rows, 3, self.height, self.width), generator=draw, dtype=torch.uint8)
+        x = torch.randint(
+            0, 256, (rows, 3, self.height, self.width), generator=draw, dtype=torch.uint8
+        )
         clouds = torch.rand(len(x[1::2]), 3, 4, 4, generator=draw)
         if len(clouds):
             clouds = interpolate(clouds, (self.height, self.width), mode="bicubic")
@@ -114,7 +116,9 @@ class ImageModel(nn.Module):
         reads: which of the inputs each encoder reads.
     """
 
-    def __init__(self, predictor: Predictor, encoders: Sequence[ModuleEncoder], reads: Sequence[int]) -> None:
+    def __init__(
+        self, predictor: Predictor, encoders: Sequence[ModuleEncoder], reads: Sequence[int]
+    ) -> None:
         super().__init__()
         (self.saved,), (self.made,) = predictor.members, predictor.deployed
         self.client, self.temperature = predictor.client, predictor.softmax_temperature
@@ -156,7 +160,9 @@ class ImageModel(nn.Module):
                 for part, recipe in zip(parts, self.saved.recipes, strict=True)
             ]
         x = self.post(parts)
-        ids = self.made.ctx.ids  # of the client whose model it is; of nobody where it is the one for all
+        ids = (
+            self.made.ctx.ids
+        )  # of the client whose model it is; of nobody where it is the one for all
         own = facts.overrides.get(ids[0] if ids else -1)
         if own is not None and own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
@@ -183,7 +189,9 @@ class ImageModel(nn.Module):
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and probabilities of what the method reads."""
-        down, own = ({name: getattr(self, buffer) for name, buffer in names.items()} for names in self._names)
+        down, own = (
+            {name: getattr(self, buffer) for name, buffer in names.items()} for names in self._names
+        )
         scores = replace(self.made, down=down, personal=own).scores(x)
         return scores.float(), (scores / self.temperature).softmax(-1).float()
 
@@ -205,7 +213,9 @@ class ModelProgram:
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
 
-def make_program(predictor: Predictor, home: Home, given: Any = None, *, features: bool = False) -> ModelProgram:
+def make_program(
+    predictor: Predictor, home: Home, given: Any = None, *, features: bool = False
+) -> ModelProgram:
     """The whole model as a program that takes any number of rows.
 
     Raises UsageError for several seeds or a ``predict`` that torch.export cannot follow, MachineError for weights that
@@ -223,12 +233,18 @@ def make_program(predictor: Predictor, home: Home, given: Any = None, *, feature
     if model.facts.image is not None:
         inputs = _images_as_they_are(model)
     elif features or not has_known_backbones(model):
-        inputs = (ModelInput("features", "features", 1, model.facts.width, backbones=model.facts.backbones),)
+        inputs = (
+            ModelInput(
+                "features", "features", 1, model.facts.width, backbones=model.facts.backbones
+            ),
+        )
     else:
         planned = [locate_recipe(recipe, home, given) for recipe in read_recipes(model)]
         for item in planned:
             encoder = backbones.load(item.backbone, item.weights, item.recipe)
-            if type(encoder) is not ModuleEncoder:  # another library computes it, or a function makes its inputs
+            if (
+                type(encoder) is not ModuleEncoder
+            ):  # another library computes it, or a function makes its inputs
                 raise UsageError(
                     f"{item.backbone.name} cannot be part of an exported program: it is no torch module that takes "
                     "pixels.",
@@ -269,14 +285,21 @@ def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tup
     found: list[ModelInput] = []
     reads = []
     for r in recipes:
-        one = ModelInput("", "images", r.size, r.size, r.resize, r.interpolation, r.crop_pct, (r.backbone,))
+        one = ModelInput(
+            "", "images", r.size, r.size, r.resize, r.interpolation, r.crop_pct, (r.backbone,)
+        )
         same = [n for n, other in enumerate(found) if other.how == one.how]
         if same:
-            found[same[0]] = replace(found[same[0]], backbones=(*found[same[0]].backbones, r.backbone))
+            found[same[0]] = replace(
+                found[same[0]], backbones=(*found[same[0]].backbones, r.backbone)
+            )
         else:
             found.append(one)
         reads.append(same[0] if same else len(found) - 1)
-    named = (replace(i, name=f"images_{n + 1}" if len(found) > 1 else "images") for n, i in enumerate(found))
+    named = (
+        replace(i, name=f"images_{n + 1}" if len(found) > 1 else "images")
+        for n, i in enumerate(found)
+    )
     return tuple(named), tuple(reads)
 
 
@@ -316,8 +339,14 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
 def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program without weights that nothing reads, as those of a text tower; in place."""
     signature = made.graph_signature
-    idle = {node.name: node for node in made.graph.nodes if node.op == "placeholder" and not node.users}
-    gone = [s for s in signature.input_specs if s.kind in WEIGHTS and getattr(s.arg, "name", None) in idle]
+    idle = {
+        node.name: node for node in made.graph.nodes if node.op == "placeholder" and not node.users
+    }
+    gone = [
+        s
+        for s in signature.input_specs
+        if s.kind in WEIGHTS and getattr(s.arg, "name", None) in idle
+    ]
     for spec in gone:
         made.state_dict.pop(str(spec.target), None)
         made.constants.pop(str(spec.target), None)

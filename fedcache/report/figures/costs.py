@@ -65,7 +65,11 @@ def _pareto(
     held = has_validation(e.result for _, e in runs)
     says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
     says += f"The ring is {BY_VALIDATION if held else f'the {NOT_A_CHOICE}'}."
-    says += " Dashed lines are what costs nothing here or needs all rows in one place." if levels else ""
+    says += (
+        " Dashed lines are what costs nothing here or needs all rows in one place."
+        if levels
+        else ""
+    )
     of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
     says += f" Written is {of}." if of else ""
 
@@ -74,21 +78,34 @@ def _pareto(
 
         x, y = np.array([c for _, _, c, _ in points]), np.array([100 * a for *_, a in points])
         on = np.array([e.key in front for _, e, _, _ in points])
-        words = np.array([f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object)
+        words = np.array(
+            [f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object
+        )
         keys = np.array([e.key for _, e, _, _ in points], object)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
         narrow = x.max() < 30 * x.min()
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=5))
+        axes.xaxis.set_major_locator(
+            LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=5)
+        )
         axes.minorticks_off()
         order = np.argsort(x[on], kind="stable")
-        axes.plot(x[on][order], y[on][order], color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)
+        axes.plot(
+            x[on][order],
+            y[on][order],
+            color=SERIES[0],
+            linewidth=1,
+            drawstyle="steps-post",
+            alpha=0.6,
+        )
         if (~on).any():
             other = axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0])
             marks(other, list(words[~on]), list(keys[~on]))
         marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]), list(keys[on]))
         if points[0][1].key == next(e.key for _, e in runs if not e.pooled_rows):
-            ring = axes.scatter(x[:1], y[:1], s=120, facecolors="none", edgecolors=INK, linewidths=1.6)
+            ring = axes.scatter(
+                x[:1], y[:1], s=120, facecolors="none", edgecolors=INK, linewidths=1.6
+            )
             marks(ring, (), str(keys[0]))
         _levels(axes, marks, levels)
         _name_front(axes, marks, [p for p in points if p[1].key in front], priced)
@@ -96,7 +113,8 @@ def _pareto(
         axes.margins(x=0.16, y=0.14)
 
     rows: list[list[Cell]] = [
-        [label, c, a, "front" if e.key in front else "reference" if e.pooled_rows else ""] for label, e, c, a in priced
+        [label, c, a, "front" if e.key in front else "reference" if e.pooled_rows else ""]
+        for label, e, c, a in priced
     ]
     return Plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill, height=3.6)
 
@@ -121,9 +139,14 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
         if all(abs(100 * accuracy - at) > 3 for at in written):  # points; the lines of a name
             written.append(100 * accuracy)
             text = axes.annotate(
-                shortened([label], ON_FRONT)[0], (1, 100 * accuracy), xycoords=axes.get_yaxis_transform(),
-                xytext=(0, 3), textcoords="offset points", ha="right", color=SERIES[1],
-            )  # fmt: skip
+                shortened([label], ON_FRONT)[0],
+                (1, 100 * accuracy),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="right",
+                color=SERIES[1],
+            )
             marks(text, (), entry.key)
 
 
@@ -131,7 +154,9 @@ LETTER, LINE = 0.026, 0.085
 """A letter's width and a line's height as shares of the axes."""
 
 
-def _name_front(axes: Any, marks: Marks, points: Sequence[Priced], priced: Sequence[Priced]) -> None:
+def _name_front(
+    axes: Any, marks: Marks, points: Sequence[Priced], priced: Sequence[Priced]
+) -> None:
     """Write the names of the most accurate, except where one would cover another or the name of a line."""
     costs = np.log10([c for _, e, c, _ in priced if c > 0 and not e.pooled_rows])
     every = [100 * a for *_, a in priced]

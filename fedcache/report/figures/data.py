@@ -47,7 +47,9 @@ def check_embedding(name: str) -> None:
         try:
             import umap  # noqa: F401
         except ImportError as error:
-            raise MachineError("umap-learn is not installed.", "pip install umap-learn, or --embed tsne") from error
+            raise MachineError(
+                "umap-learn is not installed.", "pip install umap-learn, or --embed tsne"
+            ) from error
 
 
 def dots(ident: str, source: RunStore) -> Plot | None:
@@ -73,7 +75,9 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         client, label = np.nonzero(shown)
         cell = 72 * min(4.2 / shown.shape[0], 2.6 / shown.shape[1], 0.3)
         area = (0.95 * cell) ** 2 * shown[client, label] / shown.max()
-        made = axes.scatter(client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0)
+        made = axes.scatter(
+            client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0
+        )
         told = zip(client, label, strict=True)
         marks(made, [f"{names[i]}, {classes[j]}: {shown[i, j]} rows" for i, j in told])
         name_places(axes.set_xticks, names[: shown.shape[0]], rotation=90)
@@ -81,7 +85,9 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         axes.set(xlim=(-0.7, shown.shape[0] - 0.3), ylim=(shown.shape[1] - 0.3, -0.7))
         _size_legend(axes, float(cell), int(shown.max()))
 
-    return Plot(ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6)
+    return Plot(
+        ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6
+    )
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
@@ -102,7 +108,9 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
         for n in known
     ]
     names = [f"{n:,} row{'' if n == 1 else 's'}" for n in known]
-    axes.figure.legend(dots_of, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2)
+    axes.figure.legend(
+        dots_of, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2
+    )
 
 
 def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
@@ -156,7 +164,8 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     name = str(source.store.arrays[key].recipe.get("backbone", key))
     title = f"Features of {name} in two dimensions"
     says = (
-        f"{len(x)} test rows of {name} by {'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
+        f"{len(x)} test rows of {name} by "
+        f"{'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
     )
     total = len(source.partition.table.train.rows)
     whole = averaged_whole(source, key, source.partition.table.train.rows)
@@ -168,15 +177,26 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     def fill(axes: Any, marks: Marks) -> None:
         for c in np.unique(label):
             mine = label == c
-            colour, marker, (a, b) = SERIES[c % 10], MARKERS[(c // 10) % len(MARKERS)], flat[: len(x)][mine].T
+            colour, marker, (a, b) = (
+                SERIES[c % 10],
+                MARKERS[(c // 10) % len(MARKERS)],
+                flat[: len(x)][mine].T,
+            )
             name = short(columns.classes[c], 12) if total_classes <= MOST_LEGEND else None
-            made = axes.scatter(a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0, label=name)
+            made = axes.scatter(
+                a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0, label=name
+            )
             marks(made, [f"{columns.classes[c]}, row {r}" for r in rows[mine]])
         stars, small = flat[len(x) : len(x) + global_count], flat[len(x) + global_count :]
         if len(small):
-            made = axes.scatter(small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0)
+            made = axes.scatter(
+                small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0
+            )
             marks(made, words[global_count:])
-        marks(axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0), words[:global_count])
+        marks(
+            axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0),
+            words[:global_count],
+        )
         for said, at in zip(words[:global_count], stars, strict=True):
             if global_count <= 20:
                 axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points")
@@ -185,12 +205,16 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         axes.grid(visible=False)
         if total_classes <= MOST_LEGEND:
             letters = max(len(short(columns.classes[c], 12)) for c in np.unique(label))
-            legend_below(axes, ncols=max(1, 40 // (letters + 5)), markerscale=2.2, handletextpad=0.1)
+            legend_below(
+                axes, ncols=max(1, 40 // (letters + 5)), markerscale=2.2, handletextpad=0.1
+            )
 
     kinds = ["row"] * len(x) + ["class mean"] * global_count
     kinds += ["client's class mean"] * (len(proto) - global_count)
     names = [*(columns.classes[c] for c in label), *words]
-    data: list[list[Cell]] = [[k, n, float(a), float(b)] for k, n, (a, b) in zip(kinds, names, flat, strict=True)]
+    data: list[list[Cell]] = [
+        [k, n, float(a), float(b)] for k, n, (a, b) in zip(kinds, names, flat, strict=True)
+    ]
     return Plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
@@ -211,7 +235,9 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         dealt = np.zeros(len(columns.label), bool)
         dealt[rows] = True  # which sorts nothing
         dealt_rows = np.flatnonzero(dealt)
-        rows = even_blocks(dealt_rows, min(MOST_AVERAGED, len(dealt_rows)), most_chunks(source, key))
+        rows = even_blocks(
+            dealt_rows, min(MOST_AVERAGED, len(dealt_rows)), most_chunks(source, key)
+        )
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             before = sums.get(c, (np.zeros(mine.shape[1]), 0))
@@ -221,7 +247,9 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     return np.array([p for _, p in every], np.float32), [n for n, _ in every], len(found)
 
 
-def _by_class(source: RunStore, key: str, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _by_class(
+    source: RunStore, key: str, rows: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Each class among these rows, with the features of its readable rows."""
     x = source.features(key, rows).astype(np.float64)
     y = source.columns.label[rows]
@@ -261,7 +289,9 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
     """
     left, size, axes = np.linalg.svd(x - x.mean(0), full_matrices=False)
     largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
-    flat: NDArray[np.float64] = np.zeros((len(x), 2))  # one axis alone where rows have one number each
+    flat: NDArray[np.float64] = np.zeros(
+        (len(x), 2)
+    )  # one axis alone where rows have one number each
     flat[:, : len(axes)] = (left * size * np.sign(largest))[:, :2]
     return flat
 
@@ -273,7 +303,9 @@ def _linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return float(np.linalg.norm(b.T @ a) ** 2 / size) if size else np.nan
 
 
-def _entropy_bits(x: NDArray[np.float64], text: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+def _entropy_bits(
+    x: NDArray[np.float64], text: NDArray[np.float64], scale: float
+) -> NDArray[np.float64]:
     """Entropy of softmax(scale x.T') of [N, D] and [C, D] (E figure 2): [N] bits, at most log2 C."""
     scores = scale * (x @ text.T)
     scores -= scores.max(1, keepdims=True)
@@ -309,13 +341,17 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
 
     def fill(axes: Any, marks: Marks) -> None:
         squares(axes, marks, cells, small=len(clients) > 8, form="{:.2f}")
-        name_places(axes.set_xticks, [c.name for c in clients], rotation=90 if len(clients) > 8 else 0)
+        name_places(
+            axes.set_xticks, [c.name for c in clients], rotation=90 if len(clients) > 8 else 0
+        )
         name_places(axes.set_yticks, names)
         axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
 
     rows_: list[list[Cell]] = [[names[k], clients[i].name, v] for i, k, v, _ in cells]
     columns, height = ("backbone", "client", "CKA"), 1.2 + 0.4 * len(names)
-    return Plot(ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height)
+    return Plot(
+        ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height
+    )
 
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
@@ -343,7 +379,13 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         for i, (s, v) in enumerate(values.items()):
             count, _ = np.histogram(v, edges)
             bars = axes.bar(
-                edges[:-1], count, width=np.diff(edges), align="edge", color=SERIES[i], alpha=0.6, label=scales[s]
+                edges[:-1],
+                count,
+                width=np.diff(edges),
+                align="edge",
+                color=SERIES[i],
+                alpha=0.6,
+                label=scales[s],
             )
             for bar, n, a, b in zip(bars, count, edges[:-1], edges[1:], strict=True):
                 marks(bar, [f"{scales[s]}: {n} rows from {a:.2f} to {b:.2f} bits"])
@@ -352,4 +394,6 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         legend_below(axes)
 
     data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
-    return Plot(ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0)
+    return Plot(
+        ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0
+    )

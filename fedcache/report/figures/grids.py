@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, percent, short, shortened
+from fedcache.report.drawing import (
+    INK,
+    PAPER,
+    SERIES,
+    Cell,
+    Draw,
+    Marks,
+    Plot,
+    percent,
+    short,
+    shortened,
+)
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.run_names import differing
 from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation, validation_value
@@ -19,7 +30,10 @@ Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
 
 def sweeps(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list[Plot]:
     """A heatmap for each method with two swept values or more, a line for one; none for a method that stands alone."""
-    made = [_method(f"{ident}-{i}", name, found, score) for i, (name, found) in enumerate(by_method(entries).items())]
+    made = [
+        _method(f"{ident}-{i}", name, found, score)
+        for i, (name, found) in enumerate(by_method(entries).items())
+    ]
     return [plot for plot in made if plot is not None]
 
 
@@ -31,17 +45,25 @@ def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     return methods
 
 
-def criterion(entries: Sequence[StoredRun], score: str) -> tuple[str, str, Callable[[StoredRun], float | None]]:
+def criterion(
+    entries: Sequence[StoredRun], score: str
+) -> tuple[str, str, Callable[[StoredRun], float | None]]:
     """What points are chosen by: its name, words for the highest, and its value of a run."""
     if has_validation(e.result for e in entries):
-        return "validation accuracy", f"point {BY_VALIDATION}", lambda e: validation_value(e.result, score)
+        return (
+            "validation accuracy",
+            f"point {BY_VALIDATION}",
+            lambda e: validation_value(e.result, score),
+        )
     return "accuracy", NOT_A_CHOICE, lambda e: score_of(e.result, score).mean
 
 
 def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
     what, highest, value = criterion(entries, score)
     scored = [(e, v) for e in entries if (v := value(e)) is not None]
-    names = [n for n in differing([e for e, _ in scored]) if n != "method"] if len(scored) > 1 else []
+    names = (
+        [n for n in differing([e for e, _ in scored]) if n != "method"] if len(scored) > 1 else []
+    )
     if not names:
         return None
     told = [facts(e) for e, _ in scored]
@@ -52,7 +74,9 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
         at = tuple(f.get(n, "-") for n in chosen)
         if at not in best or v > best[at][0]:
             best[at] = (v, e)
-    rows: list[list[Cell]] = [[*(f.get(n, "-") for n in names), v] for f, (_, v) in zip(told, scored, strict=True)]
+    rows: list[list[Cell]] = [
+        [*(f.get(n, "-") for n in names), v] for f, (_, v) in zip(told, scored, strict=True)
+    ]
     columns = [*(n.removeprefix("set.") for n in names), what]
     rest = [n.removeprefix("set.") for n in names if n not in chosen]
     over = f" Of {', '.join(rest)} the highest value is taken." if rest else ""
@@ -60,27 +84,54 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(scored)} points; "
     if len(chosen) == 1:
         says += f"the ring is the {highest}.{over}"
-        return Plot(ident, title, says, columns, rows, _line(chosen[0], values[chosen[0]], best, what))
+        return Plot(
+            ident, title, says, columns, rows, _line(chosen[0], values[chosen[0]], best, what)
+        )
     if max(len(values[n]) for n in chosen) > MOST_SIDE:
         return None
     says += f"deeper is higher, the frame is the {highest}.{over}"
     down = min(len(values[n]) for n in chosen)
-    return Plot(ident, title, says, columns, rows, _heat(chosen, values, best), height=1.3 + min(0.42 * down, 6.0))
+    return Plot(
+        ident,
+        title,
+        says,
+        columns,
+        rows,
+        _heat(chosen, values, best),
+        height=1.3 + min(0.42 * down, 6.0),
+    )
 
 
 def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = "-" if all(order_of_value(v)[0] == 0 for v in values) else ""  # nothing lies between two words
-        (line,) = axes.plot(range(len(values)), accuracy, marker="o", markersize=5, linestyle=joined, color=SERIES[0])
-        told = [f"{name.removeprefix('set.')}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)]
+        joined = (
+            "-" if all(order_of_value(v)[0] == 0 for v in values) else ""
+        )  # nothing lies between two words
+        (line,) = axes.plot(
+            range(len(values)),
+            accuracy,
+            marker="o",
+            markersize=5,
+            linestyle=joined,
+            color=SERIES[0],
+        )
+        told = [
+            f"{name.removeprefix('set.')}={v}: {a:.2f} %"
+            for v, a in zip(values, accuracy, strict=True)
+        ]
         marks(line, told, [best[(v,)][1].key for v in values])
         top = int(accuracy.argmax())
         axes.plot([top], [accuracy[top]], marker="o", markersize=10, fillstyle="none", color=INK)
         step = max(1, len(values) // 8)
-        axes.set_xticks(range(0, len(values), step), [short(v, max(9, 32 // len(values))) for v in values[::step]])
-        axes.set(xlabel=name.removeprefix("set."), ylabel=f"{what} %", xlim=(-0.4, len(values) - 0.6))
+        axes.set_xticks(
+            range(0, len(values), step),
+            [short(v, max(9, 32 // len(values))) for v in values[::step]],
+        )
+        axes.set(
+            xlabel=name.removeprefix("set."), ylabel=f"{what} %", xlim=(-0.4, len(values) - 0.6)
+        )
 
     return fill
 
@@ -90,7 +141,12 @@ def _heat(names: Sequence[str], values: dict[str, list[str]], best: Cells) -> Dr
     flip = names[0] != across
     found = {(at[1], at[0]) if flip else at: v for at, v in best.items()}
     top = max(found, key=lambda at: found[at][0])
-    places = [(x, y, a, b) for x, a in enumerate(values[across]) for y, b in enumerate(values[down]) if (a, b) in found]
+    places = [
+        (x, y, a, b)
+        for x, a in enumerate(values[across])
+        for y, b in enumerate(values[down])
+        if (a, b) in found
+    ]
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.patches import Rectangle
@@ -100,11 +156,21 @@ def _heat(names: Sequence[str], values: dict[str, list[str]], best: Cells) -> Dr
             v = 100 * found[a, b][0]
             said = f"{across.removeprefix('set.')}={a}, {down.removeprefix('set.')}={b}: {v:.2f} %"
             cells.append((x, y, v, said))
-        squares(axes, marks, cells, small=len(values[across]) > 7, runs=[found[a, b][1].key for *_, a, b in places])
+        squares(
+            axes,
+            marks,
+            cells,
+            small=len(values[across]) > 7,
+            runs=[found[a, b][1].key for *_, a, b in places],
+        )
         at = (values[across].index(top[0]), values[down].index(top[1]))
         corner = (at[0] - 0.48, at[1] - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
-        turned = {"rotation": 90} if len(values[across]) * max(len(short(v, 9)) for v in values[across]) > 34 else {}
+        turned = (
+            {"rotation": 90}
+            if len(values[across]) * max(len(short(v, 9)) for v in values[across]) > 34
+            else {}
+        )
         axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]], **turned)
         axes.set_yticks(range(len(values[down])), [short(v, 12) for v in values[down]])
         axes.set(xlabel=across.removeprefix("set."), ylabel=down.removeprefix("set."))
@@ -129,8 +195,16 @@ def squares(
     # Ink on pale squares and paper on deep ones; in the dark both are turned round.
     inks = [PAPER if a > 0.6 else INK for a in depth]
     numbers = ["" if small else form.format(v) for v in values]
-    tiles(axes, [(x, y) for x, y, *_ in cells], [(SERIES[0], float(a)) for a in depth], numbers, inks, marks=marks,
-          words=[said for *_, said in cells], runs=runs)  # fmt: skip
+    tiles(
+        axes,
+        [(x, y) for x, y, *_ in cells],
+        [(SERIES[0], float(a)) for a in depth],
+        numbers,
+        inks,
+        marks=marks,
+        words=[said for *_, said in cells],
+        runs=runs,
+    )
     for side in axes.spines.values():
         side.set_visible(False)
 
@@ -149,7 +223,10 @@ def tiles(
     """Unit squares by their middles, each of a colour with its depth; what is written on them, "" for nothing."""
     from matplotlib.collections import PolyCollection
 
-    corners = [[(x - 0.5, y - 0.5), (x + 0.5, y - 0.5), (x + 0.5, y + 0.5), (x - 0.5, y + 0.5)] for x, y in middles]
+    corners = [
+        [(x - 0.5, y - 0.5), (x + 0.5, y - 0.5), (x + 0.5, y + 0.5), (x - 0.5, y + 0.5)]
+        for x, y in middles
+    ]
     drawn = axes.add_collection(PolyCollection(corners, facecolors=list(colours), linewidths=0))
     marks(drawn, words, runs or "")
     for (x, y), number, ink in zip(middles, numbers, inks, strict=True):
@@ -166,7 +243,9 @@ def order_of_value(value: str) -> tuple[int, float, str]:
         return 1, 0.0, value
 
 
-def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]) -> Plot | None:
+def matrix(
+    ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]
+) -> Plot | None:
     """(label, setting, accuracy) of the same methods in several settings, beside each other and not averaged."""
     known = [(label, s, a) for label, s, a in runs if a is not None]
     labels = list(dict.fromkeys(label for label, *_ in known))
@@ -175,12 +254,18 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
     best: dict[tuple[str, str], float] = {}
     for label, s, a in known:
         best[label, s] = max(a, best.get((label, s), -1.0))
-    labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[: 2 * MOST_SIDE]
+    labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[
+        : 2 * MOST_SIDE
+    ]
     says = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
     says += "Settings are not averaged."
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     upright = len(settings) > 3
-    below = 0.07 * max(len(line) for lines in parts for line in lines) if upright else 0.13 * max(map(len, parts))
+    below = (
+        0.07 * max(len(line) for lines in parts for line in lines)
+        if upright
+        else 0.13 * max(map(len, parts))
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = [
@@ -190,7 +275,11 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
             if (n, s) in best
         ]
         squares(axes, marks, cells)
-        axes.set_xticks(range(len(settings)), ["\n".join(lines) for lines in parts], rotation=90 if upright else 0)
+        axes.set_xticks(
+            range(len(settings)),
+            ["\n".join(lines) for lines in parts],
+            rotation=90 if upright else 0,
+        )
         axes.set_yticks(range(len(labels)), shortened(labels, 18))
         axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
 

@@ -54,7 +54,9 @@ def swept_points(entries: Sequence[StoredRun], score: str = "own") -> SweptPoint
         return None
     values = tuple(tuple(f.get(n, "-") for n in names) for f in map(facts, runs))
     short_names = tuple(n.removeprefix("set.") for n in names)
-    return SweptPoints(entries[0].method, what, highest, runs, short_names, values, np.array([v for _, v in found]))
+    return SweptPoints(
+        entries[0].method, what, highest, runs, short_names, values, np.array([v for _, v in found])
+    )
 
 
 def importance(levels: Sequence[str], scores: np.ndarray) -> float:
@@ -64,7 +66,9 @@ def importance(levels: Sequence[str], scores: np.ndarray) -> float:
     at least 0. On a full grid it is the setting's main effect in the analysis of variance; what settings do together
     alone is in none of them.
     """
-    groups = [scores[[i for i, x in enumerate(levels) if x == level]] for level in dict.fromkeys(levels)]
+    groups = [
+        scores[[i for i, x in enumerate(levels) if x == level]] for level in dict.fromkeys(levels)
+    ]
     total = float(((scores - scores.mean()) ** 2).sum())
     free = len(scores) - len(groups)
     if total <= 0.0 or free < 1 or len(groups) < 2:
@@ -79,14 +83,17 @@ def levels_of(values: Sequence[str]) -> list[str]:
     if len(known) <= MOST_LEVELS or any(order_of_value(v)[0] for v in known):
         return list(values)
     numbers = np.array([float(v) for v in values])
-    place = np.searchsorted(np.quantile(numbers, np.arange(1, GROUPS) / GROUPS), numbers, side="left")
+    place = np.searchsorted(
+        np.quantile(numbers, np.arange(1, GROUPS) / GROUPS), numbers, side="left"
+    )
     return [f"quarter {p + 1}" for p in place]
 
 
 def importances(points: SweptPoints) -> list[tuple[str, float]]:
     """Settings with their importance, the largest first."""
     found = [
-        (n, importance(levels_of([v[i] for v in points.values]), points.scores)) for i, n in enumerate(points.names)
+        (n, importance(levels_of([v[i] for v in points.values]), points.scores))
+        for i, n in enumerate(points.names)
     ]
     return sorted(found, key=lambda f: -f[1])
 
@@ -96,7 +103,10 @@ def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own"
     made = []
     for i, found in enumerate(by_method(entries).values()):
         if (points := swept_points(found, score)) is not None:
-            made += [importance_bars(f"{ident}-importance{i}", points), parallel(f"{ident}-parallel{i}", points)]
+            made += [
+                importance_bars(f"{ident}-importance{i}", points),
+                parallel(f"{ident}-parallel{i}", points),
+            ]
     return made
 
 
@@ -109,9 +119,16 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (name, value) in enumerate(found):
-            marks(axes.barh([y], [100 * value], color=SERIES[0], height=0.6)[0], [f"{name}: {100 * value:.1f} %"])
+            marks(
+                axes.barh([y], [100 * value], color=SERIES[0], height=0.6)[0],
+                [f"{name}: {100 * value:.1f} %"],
+            )
             axes.annotate(
-                f"{100 * value:.0f}", (100 * value, y), xytext=(4, 0), textcoords="offset points", va="center"
+                f"{100 * value:.0f}",
+                (100 * value, y),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
             )
         axes.set_yticks(range(len(found)), [short(n, 18) for n, _ in found])
         axes.set(xlabel="% of the variance", xlim=(0, 112), ylim=(len(found) - 0.5, -0.5))
@@ -120,7 +137,9 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
 
     rows: list[list[Cell]] = [[n, v] for n, v in found]
     title = f"{points.method}: which settings mattered"
-    return Plot(ident, title, says, ("setting", "share"), rows, fill, height=1.2 + 0.34 * len(found))
+    return Plot(
+        ident, title, says, ("setting", "share"), rows, fill, height=1.2 + 0.34 * len(found)
+    )
 
 
 def parallel(ident: str, points: SweptPoints) -> Plot:
@@ -132,22 +151,32 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     top = int(points.scores.argmax())
     told = labels(points.runs)
     says = (
-        f"Each line is one of {len(points.runs)} points; the last axis is its {points.what} in percent, deeper lines "
+        f"Each line is one of {len(points.runs)} points; the last axis is its "
+        f"{points.what} in percent, deeper lines "
     )
-    says += f"are higher, the thick one is the {points.highest}. The menus above the table keep some."
+    says += (
+        f"are higher, the thick one is the {points.highest}. The menus above the table keep some."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.collections import LineCollection
 
         order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
         share = (points.scores - low) / (high - low) if high > low else np.ones(len(order))
-        height = [{v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values]
+        height = [
+            {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
+        ]
         paths = [
-            [*((x, height[x][points.values[i][p]]) for x, p in enumerate(places)), (len(places), share[i])]
+            [
+                *((x, height[x][points.values[i][p]]) for x, p in enumerate(places)),
+                (len(places), share[i]),
+            ]
             for i in order
         ]
         colours = [(SERIES[0], 0.08 + 0.6 * float(share[i]) ** 2) for i in order[:-1]]
-        lines = LineCollection(paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6])
+        lines = LineCollection(
+            paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6]
+        )
         said = [f"{told[i]}: {100 * points.scores[i]:.2f} %" for i in order]
         marks(axes.add_collection(lines), said, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
@@ -162,13 +191,16 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         for end in (0.0, 1.0):
             axes.annotate(f"{100 * (low + end * (high - low)):.1f}", (len(places), end), **beside)
         axes.set_xticks(
-            range(len(places) + 1), [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])]
+            range(len(places) + 1),
+            [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])],
         )
         axes.set_yticks([])
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set(xlim=(-0.1, len(places) + 0.45), ylim=(-0.06, 1.06))
 
-    rows: list[list[Cell]] = [[*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)]
+    rows: list[list[Cell]] = [
+        [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
+    ]
     title = f"{points.method}: every point of the grid"
     return Plot(ident, title, says, (*points.names, points.what), rows, fill, height=4.2)

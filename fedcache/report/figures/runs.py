@@ -63,18 +63,39 @@ def curves(ident: str, runs: Named) -> Plot | None:
         for i, (label, key, rounds, values) in enumerate(shown):
             mean = values.mean(0)
             dots = "." if len(rounds) <= 60 else None
-            (line,) = axes.plot(rounds, mean, color=SERIES[i], label=names[i], marker=dots, markersize=5)
+            (line,) = axes.plot(
+                rounds, mean, color=SERIES[i], label=names[i], marker=dots, markersize=5
+            )
             told = [f"{label}: round {r}, {m:.2f} %" for r, m in zip(rounds, mean, strict=True)]
-            marks(line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key)
+            marks(
+                line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key
+            )
             if len(values) > 1:
                 low, high = values.min(0), values.max(0)
-                marks(axes.fill_between(rounds, low, high, color=SERIES[i], alpha=0.18, linewidth=0), (), key)
+                marks(
+                    axes.fill_between(rounds, low, high, color=SERIES[i], alpha=0.18, linewidth=0),
+                    (),
+                    key,
+                )
         axes.set(xlabel="round", ylabel="accuracy %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes, marks, [key for _, key, *_ in shown], title=settings_of([n for n, *_ in shown], LEGEND))
+        legend_below(
+            axes,
+            marks,
+            [key for _, key, *_ in shown],
+            title=settings_of([n for n, *_ in shown], LEGEND),
+        )
 
     height = 2.9 + 0.24 * min(len(drawn), MOST_CURVES)
-    return Plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, fill, height=height)
+    return Plot(
+        ident,
+        "Accuracy per round",
+        says,
+        ("run", "seed", "round", "accuracy"),
+        rows,
+        fill,
+        height=height,
+    )
 
 
 def spread(ident: str, runs: Named) -> Plot | None:
@@ -92,13 +113,20 @@ def spread(ident: str, runs: Named) -> Plot | None:
             rows += [[label, f"{q:.0%} quantile", a] for q, a in _quantiles(columns)]
             rows.append([label, "mean of the worst tenth", e.result["fairness"].get("worst10")])
         else:
-            rows += [[label, name, a] for name, a in zip(columns.names, columns.accuracy.tolist(), strict=True)]
+            rows += [
+                [label, name, a]
+                for name, a in zip(columns.names, columns.accuracy.tolist(), strict=True)
+            ]
     rows = [[*names, None if a is None or np.isnan(a) else a] for *names, a in rows]
     shown = known[:MOST_STRIPS]
     strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
     says = f"Accuracy of every client, in percent: {strip if many else 'dots are clients'}, the bar is their mean, "
     says += "the triangle the mean of the worst tenth (ten clients and more)."
-    says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first." if len(known) > len(shown) else ""
+    says += (
+        f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
+        if len(known) > len(shown)
+        else ""
+    )
     says += _left_behind(*known[0][::2])
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -109,15 +137,29 @@ def spread(ident: str, runs: Named) -> Plot | None:
                 told = f"{label}: quantiles {low:.2f}, {left:.2f}, {middle:.2f}, {right:.2f}, {high:.2f} %"
                 (reach,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
                 marks(reach, (), e.key)
-                (box,) = axes.plot([left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt")
+                (box,) = axes.plot(
+                    [left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt"
+                )
                 marks(box, [told], e.key)
             else:
                 # A fixed wobble, so that equal clients lie beside each other and not upon.
                 wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
-                dots = axes.scatter(values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0)
-                named = [n for n, a in zip(columns.names, columns.accuracy, strict=True) if not np.isnan(a)]
-                marks(dots, [f"{label}: {n} {a:.2f} %" for n, a in zip(named, values, strict=True)], e.key)
-            (mean,) = axes.plot([values.mean()], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
+                dots = axes.scatter(
+                    values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0
+                )
+                named = [
+                    n
+                    for n, a in zip(columns.names, columns.accuracy, strict=True)
+                    if not np.isnan(a)
+                ]
+                marks(
+                    dots,
+                    [f"{label}: {n} {a:.2f} %" for n, a in zip(named, values, strict=True)],
+                    e.key,
+                )
+            (mean,) = axes.plot(
+                [values.mean()], [y], marker="|", markersize=15, color=INK, markeredgewidth=2
+            )
             marks(mean, [f"{label}: mean of clients {values.mean():.2f} %"], e.key)
             if (worst := e.result["fairness"].get("worst10")) is not None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
@@ -130,15 +172,27 @@ def spread(ident: str, runs: Named) -> Plot | None:
 
     height = 1.0 + 0.3 * max(3, len(shown))
     over = "clients" if many else "client"
-    return Plot(ident, "Clients: who is left behind", says, ("run", over, "accuracy"), rows, fill, height=height)
+    return Plot(
+        ident,
+        "Clients: who is left behind",
+        says,
+        ("run", over, "accuracy"),
+        rows,
+        fill,
+        height=height,
+    )
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
     """Which clients of the first run have the lowest accuracies."""
-    order = [i for i in np.argsort(columns.accuracy, kind="stable") if not np.isnan(columns.accuracy[i])]
+    order = [
+        i for i in np.argsort(columns.accuracy, kind="stable") if not np.isnan(columns.accuracy[i])
+    ]
     if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:
         return ""
-    low = ", ".join(f"{short(columns.names[i], 20)} {percent(float(columns.accuracy[i]))}" for i in order[:2])
+    low = ", ".join(
+        f"{short(columns.names[i], 20)} {percent(float(columns.accuracy[i]))}" for i in order[:2]
+    )
     return f" Lowest with {label}: {low}; the median client has {percent(float(np.median(columns.scored)))}."
 
 
@@ -166,9 +220,13 @@ def confusion(ident: str, label: str, entry: StoredRun) -> Plot | None:
     return confusion_matrix(ident, label, table, names)
 
 
-def confusion_matrix(ident: str, label: str, table: np.ndarray, names: Sequence[str]) -> Plot | None:
+def confusion_matrix(
+    ident: str, label: str, table: np.ndarray, names: Sequence[str]
+) -> Plot | None:
     """Counts [C, C] of rows by true and predicted class; of many classes the most frequent mistakes, None without."""
-    rows: list[list[Cell]] = [[names[i], names[j], int(table[i, j])] for i, j in zip(*np.nonzero(table), strict=True)]
+    rows: list[list[Cell]] = [
+        [names[i], names[j], int(table[i, j])] for i, j in zip(*np.nonzero(table), strict=True)
+    ]
     total = table.sum(1, keepdims=True)
     share = 100 * table / np.maximum(total, 1)
     title = f"Confusion of {label}"
@@ -178,7 +236,12 @@ def confusion_matrix(ident: str, label: str, table: np.ndarray, names: Sequence[
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = [
-            (j, i, float(share[i, j]), f"{names[i]} taken for {names[j]}: {table[i, j]} of {int(total[i, 0])}")
+            (
+                j,
+                i,
+                float(share[i, j]),
+                f"{names[i]} taken for {names[j]}: {table[i, j]} of {int(total[i, 0])}",
+            )
             for i in range(len(table))
             for j in range(len(table))
             if table[i, j]
@@ -186,13 +249,23 @@ def confusion_matrix(ident: str, label: str, table: np.ndarray, names: Sequence[
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         name_places(axes.set_xticks, names, rotation=90 if max(map(len, names)) > 3 else 0)
         name_places(axes.set_yticks, names)
-        axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, len(table) - 0.5), ylim=(len(table) - 0.5, -0.5))
+        axes.set(
+            xlabel="predicted",
+            ylabel="true class",
+            xlim=(-0.5, len(table) - 0.5),
+            ylim=(len(table) - 0.5, -0.5),
+        )
 
     return Plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=4.6)
 
 
 def _pairs(
-    ident: str, title: str, table: np.ndarray, share: np.ndarray, names: Sequence[str], rows: list[list[Cell]]
+    ident: str,
+    title: str,
+    table: np.ndarray,
+    share: np.ndarray,
+    names: Sequence[str],
+    rows: list[list[Cell]],
 ) -> Plot | None:
     wrong = np.where(np.eye(len(table), dtype=bool), -1, table)
     order = [divmod(int(k), len(table)) for k in np.argsort(-wrong, axis=None, kind="stable")[:15]]
@@ -202,9 +275,13 @@ def _pairs(
     says = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
 
     def fill(axes: Any, marks: Marks) -> None:
-        bars = axes.barh(range(len(order)), [share[i, j] for i, j in order], color=SERIES[0], height=0.7)
+        bars = axes.barh(
+            range(len(order)), [share[i, j] for i, j in order], color=SERIES[0], height=0.7
+        )
         for bar, (i, j) in zip(bars, order, strict=True):
-            marks(bar, [f"{names[i]} taken for {names[j]}: {table[i, j]} rows, {share[i, j]:.1f} %"])
+            marks(
+                bar, [f"{names[i]} taken for {names[j]}: {table[i, j]} rows, {share[i, j]:.1f} %"]
+            )
         words = [f"{short(names[i], 14)} as {short(names[j], 14)}" for i, j in order]
         axes.set_yticks(range(len(order)), words)
         axes.set(xlabel="% of the true class", ylim=(len(order) - 0.4, -0.6))
@@ -219,7 +296,9 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
         for record in entry.rounds:
             for name, value in record.get("diagnostics", {}).items():
                 if value is not None:
-                    found.setdefault(name, []).append([label, record["seed"], record["round"], value])
+                    found.setdefault(name, []).append(
+                        [label, record["seed"], record["round"], value]
+                    )
     curves = {n: rows for n, rows in found.items() if len({r for _, _, r, _ in rows}) > 1}
     names = sorted(curves, key=lambda n: (n not in UNITS, n))
     keys = {label: entry.key for label, entry in runs}
@@ -234,7 +313,10 @@ def last_numbers(runs: Named) -> list[str]:
             continue  # it has curves
         known = {k: v for k, v in entry.result.get("diagnostics", {}).items() if v is not None}
         if known:
-            told = ", ".join(f"{UNITS.get(k, (k.replace('_', ' '), ''))[0].lower()} {v:.4g}" for k, v in known.items())
+            told = ", ".join(
+                f"{UNITS.get(k, (k.replace('_', ' '), ''))[0].lower()} {v:.4g}"
+                for k, v in known.items()
+            )
             made.append(f"{label}, at the end: {told}.")
     return made
 
@@ -260,7 +342,12 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
         axes.set(xlabel="round", ylabel=unit)
         axes.margins(y=0.15)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes, marks, [keys.get(n, "") for n, _ in shown], title=settings_of([n for n, _ in shown], LEGEND))
+        legend_below(
+            axes,
+            marks,
+            [keys.get(n, "") for n, _ in shown],
+            title=settings_of([n for n, _ in shown], LEGEND),
+        )
 
     height = 2.7 + 0.24 * min(len(series), MOST_CURVES)
     return Plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)

@@ -68,7 +68,13 @@ def method_entries(sizes: Sizes) -> list[dict[str, Any]]:
     stored = json.loads(PATH.read_bytes()) if PATH.exists() else {}
     if stored.get("sources") == sources_digest():
         found = [
-            (entry, {k: evaluate(entry["counts"][k], width_of(entry, sizes), sizes.classes) for k in COUNTS})
+            (
+                entry,
+                {
+                    k: evaluate(entry["counts"][k], width_of(entry, sizes), sizes.classes)
+                    for k in COUNTS
+                },
+            )
             for entry in stored["methods"]
         ]
     else:  # the methods were edited after the catalogue was written
@@ -80,11 +86,13 @@ def method_entries(sizes: Sizes) -> list[dict[str, Any]]:
             **{key: entry[key] for key in ("name", "summary", "paper", "needs")},
             "sends": {"scalars": n["up"], "bytes": n["up_bytes"], "paper_scalars": n["paper_up"]},
             "receives": {
-                "scalars": n["down"], "bytes": n["down_bytes"], "paper_scalars": n["paper_down"],
+                "scalars": n["down"],
+                "bytes": n["down_bytes"],
+                "paper_scalars": n["paper_down"],
                 "first_scalars": n["first_down"],
             },
             "counted_at": sizes.source,
             **{key: entry[key] for key in ("fidelity", "one_shot")},
         }
         for entry, n in found
-    ]  # fmt: skip
+    ]

@@ -62,7 +62,9 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
         return state, sent
 
     hp = method.resolve()
-    depends = not method.one_shot and "stack" in method.pool(hp).values()  # everyone's uploads come back
+    depends = (
+        not method.one_shot and "stack" in method.pool(hp).values()
+    )  # everyone's uploads come back
     count = min(method.defaults.clients, MOST_CLIENTS) if depends else CLIENTS
     data = _rows(method, sizes, count)
     per = PER_CLASS * sizes.classes
@@ -72,7 +74,14 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     small = {"anchors": "all"} if "anchors" in hp else {}
     rounds = 1 if method.one_shot else 2
     watched = method if method.central else replace(method, fit=fit)
-    job = RunState(watched, with_schedule_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
+    job = RunState(
+        watched,
+        with_schedule_rounds({**hp, **idle, **small}, rounds),
+        data,
+        clients,
+        0,
+        torch.float32,
+    )
     job.start()
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):
@@ -90,11 +99,15 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
     need = method.reads(method.resolve())
     towers = _towers() if wants_encoders(method) else None
-    width = towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
+    width = (
+        towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
+    )
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
-    side = 8 if towers is None else 32  # of images: nothing that travels depends on it, towers are made for 32
+    side = (
+        8 if towers is None else 32
+    )  # of images: nothing that travels depends on it, towers are made for 32
     if "pixels" in need:
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
     else:
@@ -187,29 +200,60 @@ _KINDS: dict[str, tuple[str, str]] = {
     "key": ("mean feature of each class", _ROW),
     "sum": ("sum of the features of each class", _ROW),
     "class_sum": ("sum of the features of each class", _ROW),
-    "head": ("ridge solution of its own rows", "with the sum of z z', the sum of the features of each class"),
-    "gram": ("sum of z z' over its rows, upper triangle", "the span of its rows while they are fewer than features"),
+    "head": (
+        "ridge solution of its own rows",
+        "with the sum of z z', the sum of the features of each class",
+    ),
+    "gram": (
+        "sum of z z' over its rows, upper triangle",
+        "the span of its rows while they are fewer than features",
+    ),
     "square": ("sum of the squared features of all rows", "how far its rows spread"),
     "class_square": ("sum of the squared features of each class", f"{_ROW}, squared"),
-    "class_gram": ("sum of z z' over the rows of each class, upper triangle", "of a class with one row, that row"),
+    "class_gram": (
+        "sum of z z' over the rows of each class, upper triangle",
+        "of a class with one row, that row",
+    ),
     "mean": ("means of each class's Gaussians", _ROW),
     "scale": ("spread of each class's Gaussians", "0 where a class has one row"),
     "weight": ("weights of each class's Gaussians", "how its rows cluster"),
-    "alpha": ("trained multipliers of the class texts", "how well its rows fit the texts of its classes"),
+    "alpha": (
+        "trained multipliers of the class texts",
+        "how well its rows fit the texts of its classes",
+    ),
     "score": ("scores of the class texts", "how well its rows fit the texts of its classes"),
-    "queries": ("trained queries of the prompt network", "which rows were trained on can be guessed"),
-    "R": ("representations of the public rows", "of public rows only, by a model made from its own"),
+    "queries": (
+        "trained queries of the prompt network",
+        "which rows were trained on can be guessed",
+    ),
+    "R": (
+        "representations of the public rows",
+        "of public rows only, by a model made from its own",
+    ),
     "ctx": ("trained prompt vectors", "which rows were trained on can be guessed"),
     "v": ("trained visual prompt", "which rows were trained on can be guessed"),
     "u": ("trained shift of image features", "after one step on one row, that row's gradient"),
     "rho": ("trained shift of text features", "after one step on one row, that row's gradient"),
     "n": ("number of its training rows", "how much data it has"),
-    "length": ("length of its local training", "how many steps it took, and so about how many rows it has"),
+    "length": (
+        "length of its local training",
+        "how many steps it took, and so about how many rows it has",
+    ),
     "discrepancy": ("distance of its class shares from even ones", "how uneven its classes are"),
-    "chosen": ("weight in the place of the model it chose", "how many rows it has, and which clients are like it"),
+    "chosen": (
+        "weight in the place of the model it chose",
+        "how many rows it has, and which clients are like it",
+    ),
 }
 _BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows inside the model")
-_LAYER = {"W": _WEIGHTS, "b": _WEIGHTS, "gain": _WEIGHTS, "shift": _WEIGHTS, "mean": _BATCHNORM, "var": _BATCHNORM}
+_LAYER = {
+    "W": _WEIGHTS,
+    "b": _WEIGHTS,
+    "gain": _WEIGHTS,
+    "shift": _WEIGHTS,
+    "mean": _BATCHNORM,
+    "var": _BATCHNORM,
+}
 _CONTROL = ("control variate", "the mean gradient of its local steps")
 _ALL = ("all its rows", "everything: this is the centralised reference")
 _ROWS = ("number of its training rows", "how much data it has")
@@ -232,11 +276,18 @@ def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) ->
     rows = np.arange(edges[-1])
     clients = [Client(f"c{i}", rows[a:b], rows[:0]) for i, (a, b) in enumerate(pairwise(edges))]
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
-    out = run(TrainingRun(method, data, clients, 1, None, 0, torch.float32), with_schedule_rounds({**hp, **idle}, 1))
+    out = run(
+        TrainingRun(method, data, clients, 1, None, 0, torch.float32),
+        with_schedule_rounds({**hp, **idle}, 1),
+    )
     if out.protocol == "global":
         return ()
     models = [model.personal for i in range(CLIENTS) if (model := out.deployed(i)) is not None]
-    shapes = {name: {part[name].shape for part in models if name in part} for part in models for name in part}
+    shapes = {
+        name: {part[name].shape for part in models if name in part}
+        for part in models
+        for name in part
+    }
     return tuple(sorted(name for name, seen in shapes.items() if len(seen) > 1))
 
 
@@ -265,7 +316,10 @@ class Part:
         """The names and shapes, shortened where there are many."""
         if len(self.names) > SHOWN:
             return f"{len(self.names)} tensors, {self.names[0]} to {self.names[-1]}"
-        return ", ".join(f"{n} {'x'.join(map(str, s)) or '1'}" for n, s in zip(self.names, self.shapes, strict=True))
+        return ", ".join(
+            f"{n} {'x'.join(map(str, s)) or '1'}"
+            for n, s in zip(self.names, self.shapes, strict=True)
+        )
 
 
 def kind_of(name: str) -> tuple[str, str]:
@@ -287,23 +341,35 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     for name, t in _trial(method, sizes or Sizes())[1].items():
         numbers = t.dtype.is_floating_point and not counts_rows(name)
         private = covered_by_noise(method, numbers=numbers)
-        if kind_of(name) is _BATCHNORM and private == "covered" and any(h.name == "bn" for h in method.hparams):
+        if (
+            kind_of(name) is _BATCHNORM
+            and private == "covered"
+            and any(h.name == "bn" for h in method.hparams)
+        ):
             private = "not sent: a private run trains without BatchNorm"
         kind = (*kind_of(name), str(t.dtype).removeprefix("torch."), private)
         parts.setdefault(kind, []).append((name, tuple(t.shape)))
     made = [
-        Part(tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells, private)
+        Part(
+            tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells, private
+        )
         for (what, tells, dtype, private), tensors in parts.items()
     ]
     if made and "mean" in method.pool(method.resolve()).values():
         private = "not sent: every client weighs the same"
-        made.append(Part(("n",), ((),), "int64", *_ROWS, private if method_takes_noise(method) else "refused"))
+        made.append(
+            Part(
+                ("n",), ((),), "int64", *_ROWS, private if method_takes_noise(method) else "refused"
+            )
+        )
     return made
 
 
 def method_takes_noise(method: Method) -> bool:
     """Whether its server only adds up, or merges by class, what clients send."""
-    return not method.central and ("stack" not in method.pool(method.resolve()).values() or method.merges == "classes")
+    return not method.central and (
+        "stack" not in method.pool(method.resolve()).values() or method.merges == "classes"
+    )
 
 
 def covered_by_noise(method: Method, *, numbers: bool) -> str:

@@ -35,10 +35,17 @@ def current_sizes(home: Home) -> Sizes:
         store = Store.open(last[0]) if last is not None else None
     except FedcacheError:
         store = None
-    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
+    arrays = (
+        {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
+    )
     if store is None or not arrays:
         return Sizes()
     by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
     text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
     width, classes = sum(by_name.values()), len(store.samples.classes)
-    return Sizes(width, text, classes, f"{store.path.name}: {' + '.join(by_name)}, {width} features, {classes} classes")
+    return Sizes(
+        width,
+        text,
+        classes,
+        f"{store.path.name}: {' + '.join(by_name)}, {width} features, {classes} classes",
+    )

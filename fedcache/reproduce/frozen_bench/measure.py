@@ -109,22 +109,36 @@ class BenchRun:
                 raise MachineError(lacks.why, lacks.command)
             self.observer.note(f"Without {name}: {lacks.why.split(' Looked at:')[0]}")
         if not here:
-            raise MachineError("None of the backbones is here.", "Name one that is:  --backbones efficientnet-lite0")
+            raise MachineError(
+                "None of the backbones is here.",
+                "Name one that is:  --backbones efficientnet-lite0",
+            )
         made = []
         for label, source in self.study.data.items():
-            names = [n for n in here if not self.study.backbones[n].data or label in self.study.backbones[n].data]
+            names = [
+                n
+                for n in here
+                if not self.study.backbones[n].data or label in self.study.backbones[n].data
+            ]
             if not names:
                 self.observer.note(f"Without {label}: none of {', '.join(here)} is for it.")
                 continue
             config = ExtractConfig(
-                dataset=source.dataset, backbones=tuple(names), limit=self.study.limit, recipe=self.options.recipe,
-                weights=self.options.weights, data=self.options.data, device=self.options.device,
-            )  # fmt: skip
+                dataset=source.dataset,
+                backbones=tuple(names),
+                limit=self.study.limit,
+                recipe=self.options.recipe,
+                weights=self.options.weights,
+                data=self.options.data,
+                device=self.options.device,
+            )
             store = extract(config, self.home, observer=self.observer, stop=self.halt).store
             for partition, deal in self.study.partitions.items():
                 domains = len(columns_of(store).domains)
                 if domains < deal.domains:
-                    self.observer.note(f"Without {label}, {partition}: the data have {domains} domain.")
+                    self.observer.note(
+                        f"Without {label}, {partition}: the data have {domains} domain."
+                    )
                     continue
                 made += [(Block(label, name, partition), store) for name in names]
         return made
@@ -138,7 +152,10 @@ class BenchRun:
         treatment = self.study.treatments[label]
         try:
             settings = self._choose(block, store, treatment)
-            runs = [self._train(block, store, treatment, settings, seed) for seed in parse_seeds(self.study.seeds)]
+            runs = [
+                self._train(block, store, treatment, settings, seed)
+                for seed in parse_seeds(self.study.seeds)
+            ]
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED and not isinstance(error, InfeasibleError):
                 raise
@@ -146,22 +163,33 @@ class BenchRun:
         count = len(runs)
         clients = runs[0].result["partition"]["clients"]
         return BenchScore(
-            block, label,
+            block,
+            label,
             values=tuple(float(r.result["accuracy"]["client_mean"]) for r in runs),
             pooled=sum(float(r.result["accuracy"]["pooled"]) for r in runs) / count,
-            settings=settings, points=treatment.points,
-            bytes_up=sum(float(r.result["traffic"]["exact"]["up_bytes"]) for r in runs) / count / clients,
-            seconds=sum(float(r.measured.get("seconds", {}).get("train", 0.0)) for r in runs) / count,
+            settings=settings,
+            points=treatment.points,
+            bytes_up=sum(float(r.result["traffic"]["exact"]["up_bytes"]) for r in runs)
+            / count
+            / clients,
+            seconds=sum(float(r.measured.get("seconds", {}).get("train", 0.0)) for r in runs)
+            / count,
             runs=tuple(str(r.result["digest"]) for r in runs),
-        )  # fmt: skip
+        )
 
-    def _config(self, block: Block, store: Store, treatment: BenchTreatment, seeds: str) -> TrainConfig:
+    def _config(
+        self, block: Block, store: Store, treatment: BenchTreatment, seeds: str
+    ) -> TrainConfig:
         one_shot = METHODS[treatment.method].one_shot
         return TrainConfig(
-            method=treatment.method, store=str(store.path), backbones=(block.backbone,), set=dict(treatment.set),
-            rounds=None if one_shot else self.study.rounds, seeds=seeds,
+            method=treatment.method,
+            store=str(store.path),
+            backbones=(block.backbone,),
+            set=dict(treatment.set),
+            rounds=None if one_shot else self.study.rounds,
+            seeds=seeds,
             participation=None if one_shot else self.study.participation,
-        )  # fmt: skip
+        )
 
     def _partition(self, deal: BenchPartition, seed: int, **options: Any) -> PartitionConfig:
         return PartitionConfig(deal.scheme, deal.clients, seed, {**deal.options, **options})
@@ -171,26 +199,49 @@ class BenchRun:
         if treatment.points == 1:
             return {key: values[0] for key, values in treatment.search.items()}
         deal, seeds = self.study.partitions[block.partition], self.study.search_seeds
-        sweeps = {f"set.{key}": values for key, values in treatment.search.items()}  # alpha is a scheme's too
+        sweeps = {
+            f"set.{key}": values for key, values in treatment.search.items()
+        }  # alpha is a scheme's too
         request = request_grid(
-            [treatment.method], sweeps, self._config(block, store, treatment, seeds), self.home,
-            partition=self._partition(deal, parse_seeds(seeds)[0], validation=self.study.validation),
-            runs=self.runs, extract=False, save=SaveModels("none"),
-        )  # fmt: skip
+            [treatment.method],
+            sweeps,
+            self._config(block, store, treatment, seeds),
+            self.home,
+            partition=self._partition(
+                deal, parse_seeds(seeds)[0], validation=self.study.validation
+            ),
+            runs=self.runs,
+            extract=False,
+            save=SaveModels("none"),
+        )
         best = grid(request, observer=self.quiet, stop=self.halt).best().sweep
         return {key.removeprefix("set."): value for key, value in best.items()}
 
-    def _train(self, block: Block, store: Store, treatment: BenchTreatment, settings: dict[str, str], seed: int) -> Run:
+    def _train(
+        self,
+        block: Block,
+        store: Store,
+        treatment: BenchTreatment,
+        settings: dict[str, str],
+        seed: int,
+    ) -> Run:
         """One run on all training rows; every treatment has the same partition of a seed."""
         plain = self._config(block, store, treatment, str(seed))
         config = replace(plain, set={**plain.set, **settings})
         partition = self._partition(self.study.partitions[block.partition], seed)
-        preparation = Preparation(self.home, self.quiet, self.halt, extract=False, cache=self._cache)
+        preparation = Preparation(
+            self.home, self.quiet, self.halt, extract=False, cache=self._cache
+        )
         inputs = prepare_run(config, row_source(config, partition, preparation))
         return train_run(
-            inputs, config, self.runs, fresh=False, observer=self.quiet, stop=self.halt,
+            inputs,
+            config,
+            self.runs,
+            fresh=False,
+            observer=self.quiet,
+            stop=self.halt,
             kept=KeptModels(SaveModels("none")),
-        )  # fmt: skip
+        )
 
 
 def run_study(
@@ -221,7 +272,9 @@ def run_study(
 def _fitting(study: Study, block: Block, store: Store) -> Sequence[str]:
     """Labels of the treatments that a block has all for."""
     texts = store.has_text(block.backbone)
-    return [label for label, treatment in study.treatments.items() if texts or not treatment.reads_texts]
+    return [
+        label for label, treatment in study.treatments.items() if texts or not treatment.reads_texts
+    ]
 
 
 def _words(score: BenchScore) -> str:

@@ -19,7 +19,9 @@ SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "lim
 """Fields of a study that hold for all its runs."""
 
 
-def study_data(study: Study, scores: Sequence[BenchScore], facts: Mapping[str, Any]) -> dict[str, Any]:
+def study_data(
+    study: Study, scores: Sequence[BenchScore], facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything that is known: protocol, scores with the digests of their runs, rankings.
 
     Args:
@@ -38,7 +40,8 @@ def study_data(study: Study, scores: Sequence[BenchScore], facts: Mapping[str, A
             },
             "data": {k: v.dataset for k, v in study.data.items()},
             "partitions": {
-                k: {"scheme": v.scheme, "clients": v.clients, **v.options} for k, v in study.partitions.items()
+                k: {"scheme": v.scheme, "clients": v.clients, **v.options}
+                for k, v in study.partitions.items()
             },
             "treatments": {
                 k: {
@@ -83,15 +86,26 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 SUMMARY = (
-    "treatment", "family", "mean rank", "accuracy (%)", "pooled (%)", "lowest (%)", "minus the first (points)",
-    "p (Holm)", "sent by a client", "seconds", "not trained",
-)  # fmt: skip
+    "treatment",
+    "family",
+    "mean rank",
+    "accuracy (%)",
+    "pooled (%)",
+    "lowest (%)",
+    "minus the first (points)",
+    "p (Holm)",
+    "sent by a client",
+    "seconds",
+    "not trained",
+)
 
 
 def sentences(ranked: Mapping[str, Any]) -> list[str]:
     """What must be read with a ranking."""
     count, blocks = len(ranked["standings"]), len(ranked["blocks"])
-    said = [f"{count} treatments, {blocks} block{'s' * (blocks != 1)} of data, backbone and partition."]
+    said = [
+        f"{count} treatments, {blocks} block{'s' * (blocks != 1)} of data, backbone and partition."
+    ]
     if ranked["cd"] is not None:
         said.append(
             f"Friedman's chi-squared {ranked['statistic']:.1f}, p {ranked['p']:.2g}. Mean ranks closer than "
@@ -120,10 +134,18 @@ def markdown(data: Mapping[str, Any]) -> str:
         "the classes of its own training rows.",
         "",
         "Data: " + "; ".join(dict.fromkeys(f"{s['block']['data']}" for s in data["scores"])) + ". "
-        "Backbones: " + ", ".join(dict.fromkeys(s["block"]["backbone"] for s in data["scores"])) + ".",
+        "Backbones: "
+        + ", ".join(dict.fromkeys(s["block"]["backbone"] for s in data["scores"]))
+        + ".",
     ]
     for ranked in data["rankings"]:
-        lines += ["", f"## {ranked['title'][0].upper()}{ranked['title'][1:]}", "", *sentences(ranked), ""]
+        lines += [
+            "",
+            f"## {ranked['title'][0].upper()}{ranked['title'][1:]}",
+            "",
+            *sentences(ranked),
+            "",
+        ]
         lines += _table(SUMMARY, summary_rows(ranked))
     lines += [
         "",
@@ -141,7 +163,9 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     places = dict.fromkeys((s["block"]["data"], s["block"]["backbone"]) for s in scores)
     for data, backbone in places:
-        part = [s for s in scores if (s["block"]["data"], s["block"]["backbone"]) == (data, backbone)]
+        part = [
+            s for s in scores if (s["block"]["data"], s["block"]["backbone"]) == (data, backbone)
+        ]
         deals = list(dict.fromkeys(s["block"]["partition"] for s in part))
         found = {(s["treatment"], s["block"]["partition"]): s for s in part}
         rows = [
@@ -152,7 +176,9 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     failed = [s for s in scores if s["why_not"]]
     if failed:
         lines += ["### Not trained", ""]
-        lines += [f"- {', '.join(s['block'].values())}, {s['treatment']}: {s['why_not']}" for s in failed]
+        lines += [
+            f"- {', '.join(s['block'].values())}, {s['treatment']}: {s['why_not']}" for s in failed
+        ]
     return lines
 
 
@@ -162,7 +188,9 @@ def _value(score: Mapping[str, Any] | None) -> str:
     if not score["values"]:
         return "not trained"
     values = 100 * np.array(score["values"])
-    spread = f" ({values.std(ddof=1):.2f})" if len(values) > 1 and np.ptp(values) else ""  # no draw: no spread to tell
+    spread = (
+        f" ({values.std(ddof=1):.2f})" if len(values) > 1 and np.ptp(values) else ""
+    )  # no draw: no spread to tell
     chosen = ", ".join(f"{k} {v}" for k, v in score["settings"].items())
     return f"{values.mean():.2f}{spread}" + (f" [{chosen}]" if chosen else "")
 

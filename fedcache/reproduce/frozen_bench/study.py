@@ -145,10 +145,14 @@ class Study:
         found: dict[str, BenchData] = {}
         for text in specs:
             label, equals, spec = text.partition("=")
-            if not equals or ":" in label:  # ``a=SPEC,b=SPEC`` is one data set of two domains: it needs a label too
+            if (
+                not equals or ":" in label
+            ):  # ``a=SPEC,b=SPEC`` is one data set of two domains: it needs a label too
                 label, spec = label_of(text), text
             if label in found:
-                raise UsageError(f"Two data sets are called {label}.", f"Name them: --on {label}-2={spec}")
+                raise UsageError(
+                    f"Two data sets are called {label}.", f"Name them: --on {label}-2={spec}"
+                )
             found[label] = BenchData(spec)
         return replace(self, data=found) if found else self
 
@@ -178,7 +182,9 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     made = {
         **data,
         "data": {k: BenchData(**v) for k, v in data["data"].items()},
-        "backbones": {k: BenchBackbone(tuple(v.get("data", ()))) for k, v in data["backbones"].items()},
+        "backbones": {
+            k: BenchBackbone(tuple(v.get("data", ()))) for k, v in data["backbones"].items()
+        },
         "partitions": {k: BenchPartition(**v) for k, v in data["partitions"].items()},
         "treatments": {k: _treatment(k, v) for k, v in data["treatments"].items()},
     }
@@ -196,7 +202,10 @@ def _treatment(label: str, data: Mapping[str, Any]) -> BenchTreatment:
     if name not in METHODS:
         raise _wrong(f"treatment {label}: no method {name}")
     made = BenchTreatment(
-        name, data["family"], data.get("set", {}), {k: tuple(v) for k, v in data.get("search", {}).items()}
+        name,
+        data["family"],
+        data.get("set", {}),
+        {k: tuple(v) for k, v in data.get("search", {}).items()},
     )
     METHODS[name].resolve("paper", made.set)
     for key, values in made.search.items():

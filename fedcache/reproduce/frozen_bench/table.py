@@ -84,12 +84,20 @@ def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:
     """Everything that reads features and labels alone, over all blocks; and with class texts, where there are some."""
     reading = {label for label, t in study.treatments.items() if t.reads_texts}
     texts = {s.block for s in scores if s.treatment in reading}
-    made = [_ranked(study, "all data, from features and labels", [s for s in scores if s.treatment not in reading])]
+    made = [
+        _ranked(
+            study,
+            "all data, from features and labels",
+            [s for s in scores if s.treatment not in reading],
+        )
+    ]
     for deal in study.partitions:
         part = [s for s in scores if s.treatment not in reading and s.block.partition == deal]
         made.append(_ranked(study, f"partition {deal}", part))
     if texts:
-        made.append(_ranked(study, "where there are class texts", [s for s in scores if s.block in texts]))
+        made.append(
+            _ranked(study, "where there are class texts", [s for s in scores if s.block in texts])
+        )
     return [one for one in made if one is not None]
 
 
@@ -100,17 +108,37 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
         return None
     found = {(s.treatment, s.block): s for s in scores}
     values = np.array([[_mean(found.get((t, b))) for b in blocks] for t in labels])
-    ranked = ranking(np.nan_to_num(values, nan=-1.0), LEVEL)  # what was not trained is below all that was
-    ranks = ranked.ranks if ranked is not None else tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
+    ranked = ranking(
+        np.nan_to_num(values, nan=-1.0), LEVEL
+    )  # what was not trained is below all that was
+    ranks = (
+        ranked.ranks
+        if ranked is not None
+        else tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
+    )
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]
-    both = [values[i][k] - first[k] for i in order for k in [np.isfinite(values[i]) & np.isfinite(first)]]
-    tests: list[float | None] = [None if n == 0 or len(d) < 2 else p_value("wilcoxon", d) for n, d in enumerate(both)]
+    both = [
+        values[i][k] - first[k]
+        for i in order
+        for k in [np.isfinite(values[i]) & np.isfinite(first)]
+    ]
+    tests: list[float | None] = [
+        None if n == 0 or len(d) < 2 else p_value("wilcoxon", d) for n, d in enumerate(both)
+    ]
     standings = tuple(
-        _standing(study, labels[i], ranks[i], values[i], [found.get((labels[i], b)) for b in blocks], d, p)
+        _standing(
+            study, labels[i], ranks[i], values[i], [found.get((labels[i], b)) for b in blocks], d, p
+        )
         for i, d, p in zip(order, both, holm(tests), strict=True)
     )
-    return BenchRanking(title, blocks, standings, *_friedman(ranked), _alike(ranked, [labels[i] for i in order], ranks))
+    return BenchRanking(
+        title,
+        blocks,
+        standings,
+        *_friedman(ranked),
+        _alike(ranked, [labels[i] for i in order], ranks),
+    )
 
 
 def _mean(score: BenchScore | None) -> float:
@@ -121,11 +149,15 @@ def _friedman(ranked: Ranking | None) -> tuple[float | None, float | None, float
     return (None, None, None) if ranked is None else (ranked.statistic, ranked.p, ranked.cd)
 
 
-def _alike(ranked: Ranking | None, labels: Sequence[str], ranks: Sequence[float]) -> tuple[str, ...]:
+def _alike(
+    ranked: Ranking | None, labels: Sequence[str], ranks: Sequence[float]
+) -> tuple[str, ...]:
     if ranked is None:
         return ()
     best = sorted(ranks)
-    return tuple(label for label, rank in zip(labels, best, strict=True) if rank - best[0] <= ranked.cd)
+    return tuple(
+        label for label, rank in zip(labels, best, strict=True) if rank - best[0] <= ranked.cd
+    )
 
 
 def _standing(
@@ -139,12 +171,16 @@ def _standing(
 ) -> Standing:
     known = [s for s in scores if s is not None and s.values]
     return Standing(
-        label, study.treatments[label].family, rank,
-        mean=float(values[np.isfinite(values)].mean()), worst=float(values[np.isfinite(values)].min()),
+        label,
+        study.treatments[label].family,
+        rank,
+        mean=float(values[np.isfinite(values)].mean()),
+        worst=float(values[np.isfinite(values)].min()),
         difference=float(difference.mean()) if len(difference) else 0.0,
-        interval=interval(difference, LEVEL), p=p,
+        interval=interval(difference, LEVEL),
+        p=p,
         pooled=float(np.mean([s.pooled or 0.0 for s in known])),
         bytes_up=float(np.mean([s.bytes_up or 0.0 for s in known])),
         seconds=float(np.mean([s.seconds or 0.0 for s in known])),
         failed=len(scores) - len(known),
-    )  # fmt: skip
+    )

@@ -30,25 +30,38 @@ class TrackerKind:
     make: Callable[[Path], Tracker]  # of a folder
     variable: str = ""  # of the environment, that names a place
     default: str = ""  # folder below the directory of results, where nothing names one
-    url: Callable[[str], Tracker] | None = None  # of the address of a server or a database, where it takes one
-    look: str = ""  # the command that shows what was written in ``{place}``, a path as the shell reads it
+    url: Callable[[str], Tracker] | None = (
+        None  # of the address of a server or a database, where it takes one
+    )
+    look: str = (
+        ""  # the command that shows what was written in ``{place}``, a path as the shell reads it
+    )
 
 
 TRACKERS = MappingProxyType(
     {
         "tensorboard": TrackerKind(
-            ("tensorboard",), TensorBoard, default="tensorboard", look="tensorboard --logdir {place}"
+            ("tensorboard",),
+            TensorBoard,
+            default="tensorboard",
+            look="tensorboard --logdir {place}",
         ),
         "mlflow": TrackerKind(
-            ("mlflow", "sqlalchemy", "alembic"), MLflow, "MLFLOW_TRACKING_URI", "mlflow", MLflow,
+            ("mlflow", "sqlalchemy", "alembic"),
+            MLflow,
+            "MLFLOW_TRACKING_URI",
+            "mlflow",
+            MLflow,
             "mlflow ui --backend-store-uri sqlite:///{place}/mlflow.db",
         ),
-        "wandb": TrackerKind(("wandb",), WandB, "WANDB_DIR", look="wandb sync {place}/wandb/offline-run-*"),
+        "wandb": TrackerKind(
+            ("wandb",), WandB, "WANDB_DIR", look="wandb sync {place}/wandb/offline-run-*"
+        ),
         "trackio": TrackerKind(
             ("trackio",), Trackio, "TRACKIO_DIR", "trackio", look="TRACKIO_DIR={place} trackio show"
         ),
     }
-)  # fmt: skip
+)
 offer("trackers", tuple(TRACKERS))
 
 
@@ -63,7 +76,9 @@ def tracker(spec: str, runs: Path) -> Tracker:
     if kind is None and own is None:
         raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not place:
-        raise UsageError(f"--track {spec} names no directory.", f"For example --track {shell_word(name)}:boards")
+        raise UsageError(
+            f"--track {spec} names no directory.", f"For example --track {shell_word(name)}:boards"
+        )
     if own is not None:
         return _tracker_of(own, Path(place).expanduser() if place else runs / name)
     assert kind is not None
@@ -92,8 +107,14 @@ def look_at(spec: str, runs: Path) -> str | None:
     """The command that shows what ``--track`` wrote; None for a plug-in's, and where a server has it."""
     name, _, place = spec.partition(":")
     kind = TRACKERS.get(name)
-    folder = None if kind is None or find("trackers", name) is not None else _folder(kind, place, runs)
-    return None if kind is None or folder is None else kind.look.format(place=shell_word(folder.absolute()))
+    folder = (
+        None if kind is None or find("trackers", name) is not None else _folder(kind, place, runs)
+    )
+    return (
+        None
+        if kind is None or folder is None
+        else kind.look.format(place=shell_word(folder.absolute()))
+    )
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
@@ -102,7 +123,8 @@ def _tracker_of(own: Plugin, place: Path) -> Tracker:
     made = make(place) if callable(make) else make
     if not callable(made) or not callable(getattr(made, "close", None)):
         raise UsageError(
-            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.", f"Expected {KINDS['trackers']}."
+            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.",
+            f"Expected {KINDS['trackers']}.",
         )
     tracker: Tracker = made
     return tracker
@@ -119,7 +141,9 @@ def tracking(
     """
     asked = [specs] if isinstance(specs, str) else list(specs or ())
     if len({spec.partition(":")[0] for spec in asked}) < len(asked):
-        raise UsageError(f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out.")
+        raise UsageError(
+            f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out."
+        )
     made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in asked]
     with ExitStack() as opened:
         for spec, one in made:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.progress import Round
 from fedcache.runs.trackers import seeds
-from fedcache.runs.trackers.seeds import PROJECT, Figures, SeedTracker, TrackedName, metrics_of, name_of, parameters_of
+from fedcache.runs.trackers.seeds import (
+    PROJECT,
+    Figures,
+    SeedTracker,
+    TrackedName,
+    metrics_of,
+    name_of,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -39,7 +47,11 @@ class MLflow(SeedTracker):
     def __init__(self, place: str | Path) -> None:
         super().__init__(seeds.OPEN)
         self._folder = place if isinstance(place, Path) else None
-        self.uri = str(place) if self._folder is None else f"sqlite:///{self._folder.absolute() / 'mlflow.db'}"
+        self.uri = (
+            str(place)
+            if self._folder is None
+            else f"sqlite:///{self._folder.absolute() / 'mlflow.db'}"
+        )
         self._groups: dict[str, str] = {}
 
     def begin(self, round_: Round) -> MLflowRun:
@@ -68,7 +80,9 @@ class MLflow(SeedTracker):
         tags = {KEY: name.key, "mlflow.source.name": "fedcache"}
         if name.group:
             tags |= {GROUP: name.group, "mlflow.parentRunId": self._group(name.group)}
-        run = str(self._client.create_run(self._experiment, run_name=name.name, tags=tags).info.run_id)
+        run = str(
+            self._client.create_run(self._experiment, run_name=name.name, tags=tags).info.run_id
+        )
         given = [Param(key, str(value)) for key, value in parameters_of(round_).items()]
         for start in range(0, len(given), MOST_PARAMETERS):
             self._client.log_batch(run, params=given[start : start + MOST_PARAMETERS])
@@ -84,12 +98,16 @@ class MLflow(SeedTracker):
         return self._groups[name]
 
     def _find(self, tag: str, value: str) -> str | None:
-        found = self._client.search_runs([self._experiment], f"tags.`{tag}` = '{value}'", max_results=1)
+        found = self._client.search_runs(
+            [self._experiment], f"tags.`{tag}` = '{value}'", max_results=1
+        )
         return str(found[0].info.run_id) if found else None
 
     @cached_property
     def _client(self) -> MlflowClient:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves that nobody asked for
+        os.environ.setdefault(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # nothing leaves that nobody asked for
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables
@@ -138,7 +156,9 @@ class MLflowRun:
                 return
             self._gather(dict(figures or {}))
             self._flush()
-            self._client.set_terminated(self._run, status="KILLED" if figures is None else "FINISHED")
+            self._client.set_terminated(
+                self._run, status="KILLED" if figures is None else "FINISHED"
+            )
 
     def _gather(self, figures: Figures) -> None:
         from mlflow.entities import Metric
@@ -149,7 +169,9 @@ class MLflowRun:
     def _flush(self) -> None:
         with quiet():
             for start in range(0, len(self._gathered), FLUSH_METRICS):
-                self._client.log_batch(self._run, metrics=self._gathered[start : start + FLUSH_METRICS])
+                self._client.log_batch(
+                    self._run, metrics=self._gathered[start : start + FLUSH_METRICS]
+                )
         self._gathered, self._written = [], time.monotonic()
 
 

@@ -112,7 +112,9 @@ class TrackedName:
 
     key: str  # the same whenever the same seed of the same run is tracked
     name: str  # for a person
-    group: str  # of the points of a grid, or of the seeds of a run; "" for a run alone with one seed
+    group: (
+        str  # of the points of a grid, or of the seeds of a run; "" for a run alone with one seed
+    )
 
 
 def name_of(round_: Round) -> TrackedName:
@@ -129,7 +131,11 @@ def metrics_of(round_: Round) -> dict[str, float]:
     """
     known = {} if round_.accuracy is None else {"accuracy": round_.accuracy}
     sums = {"bytes/up": float(round_.sent_bytes), "bytes/down": float(round_.received_bytes)}
-    return {**known, **sums, **{f"diagnostics/{k}": v for k, v in round_.diagnostics.items() if v is not None}}
+    return {
+        **known,
+        **sums,
+        **{f"diagnostics/{k}": v for k, v in round_.diagnostics.items() if v is not None},
+    }
 
 
 def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:

@@ -44,7 +44,9 @@ class EventFile:
     def __init__(self, writer: SummaryWriter, first: Round) -> None:
         self._writer, self._last = writer, first
         self._moment = time.time() if first.secret_times else None  # of all events of a private run
-        rows = "\n".join(f"| {k} | {str(v).replace('|', '/')} |" for k, v in parameters_of(first).items())
+        rows = "\n".join(
+            f"| {k} | {str(v).replace('|', '/')} |" for k, v in parameters_of(first).items()
+        )
         writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
     def write(self, round_: Round) -> None:
@@ -54,7 +56,9 @@ class EventFile:
             self._writer.add_scalar(name, value, round_.round, walltime=self._moment)
         if round_.round == round_.rounds and round_.accuracy is not None:
             given = {"method": round_.method, **round_.settings}
-            plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in given.items()}
+            plain = {
+                k: v if isinstance(v, bool | int | float) else str(v) for k, v in given.items()
+            }
             self._writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
 
     def end(self, figures: Figures | None) -> None:

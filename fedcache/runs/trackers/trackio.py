@@ -9,7 +9,14 @@ from pathlib import Path
 
 from fedcache.errors import UsageError
 from fedcache.progress import Round
-from fedcache.runs.trackers.seeds import PROJECT, Figures, SeedTracker, metrics_of, name_of, parameters_of
+from fedcache.runs.trackers.seeds import (
+    PROJECT,
+    Figures,
+    SeedTracker,
+    metrics_of,
+    name_of,
+    parameters_of,
+)
 
 
 class Trackio(SeedTracker):
@@ -34,14 +41,21 @@ class Trackio(SeedTracker):
                 "Another folder needs another process.",
             )
         name = name_of(round_)
-        with redirect_stdout(io.StringIO()):  # it tells a story of its own, and stdout is the answer
+        with redirect_stdout(
+            io.StringIO()
+        ):  # it tells a story of its own, and stdout is the answer
             with suppress(ValueError):  # there is no such project yet
                 for old in [run for run in trackio.Api().runs(PROJECT) if run.name == name.key]:
                     old.delete()
             run = trackio.init(
-                project=PROJECT, name=name.key, group=name.group or None, config=parameters_of(round_), embed=False,
-                auto_log_gpu=False, auto_log_cpu=False,
-            )  # fmt: skip
+                project=PROJECT,
+                name=name.key,
+                group=name.group or None,
+                config=parameters_of(round_),
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
         return TrackioRun(run)
 
 

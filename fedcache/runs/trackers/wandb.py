@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedcache.progress import Round
 from fedcache.runs.trackers import seeds
-from fedcache.runs.trackers.seeds import PROJECT, Figures, SeedTracker, metrics_of, name_of, parameters_of
+from fedcache.runs.trackers.seeds import (
+    PROJECT,
+    Figures,
+    SeedTracker,
+    metrics_of,
+    name_of,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -39,12 +46,23 @@ class WandB(SeedTracker):
                 shutil.rmtree(left)
         self.folder.mkdir(parents=True, exist_ok=True)
         run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or PROJECT, id=name.key, name=name.name, group=name.group or None,
-            dir=str(self.folder), mode=cast(Any, mode), config=parameters_of(round_), reinit="create_new",
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=name.key,
+            name=name.name,
+            group=name.group or None,
+            dir=str(self.folder),
+            mode=cast(Any, mode),
+            config=parameters_of(round_),
+            reinit="create_new",
             resume=None if mode == OFFLINE else "allow",
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True,
-                                    x_disable_stats=True),
-        )  # fmt: skip
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                x_disable_stats=True,
+            ),
+        )
         return WandBRun(run)
 
 

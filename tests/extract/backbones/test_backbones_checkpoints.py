@@ -72,9 +72,14 @@ def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
     np.savez(tmp_path / "b.npz", **{k: v.numpy() for k, v in STATE.items()})
     torch.save(STATE, tmp_path / "c.pt")
     torch.save(STATE, tmp_path / "d.pth.tar", _use_new_zipfile_serialization=False)
-    torch.save(collections.OrderedDict((f"module.{k}", v) for k, v in STATE.items()), tmp_path / "e.bin")
+    torch.save(
+        collections.OrderedDict((f"module.{k}", v) for k, v in STATE.items()), tmp_path / "e.bin"
+    )
     for wrapper in ("state_dict", "model_state_dict", "model"):
-        torch.save({"epoch": 3, wrapper: STATE, "best": np.float64(0.5), "n": np.int64(4)}, tmp_path / f"{wrapper}.pt")
+        torch.save(
+            {"epoch": 3, wrapper: STATE, "best": np.float64(0.5), "n": np.int64(4)},
+            tmp_path / f"{wrapper}.pt",
+        )
     files = sorted(tmp_path.iterdir())
     assert len(files) == 8
     for file in files:
@@ -90,7 +95,9 @@ def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
     with zipfile.ZipFile(raw) as old, zipfile.ZipFile(path, "w") as new:
         for item in old.infolist():
             data = old.read(item)
-            new.writestr(item.filename, data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+            new.writestr(
+                item.filename, data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+            )
     assert same(loaded(path)[0])
 
 
@@ -126,7 +133,9 @@ def test_the_options_of_a_training_script_are_read_as_data(tmp_path):
 
 def test_a_head_beside_the_backbone_does_not_hide_what_the_other_names_begin_with(tmp_path):
     source, target = nn.Linear(3, 2), nn.Linear(3, 2)
-    state = {f"backbone.{k}": v for k, v in source.state_dict().items()} | {"head.weight": torch.zeros(4)}
+    state = {f"backbone.{k}": v for k, v in source.state_dict().items()} | {
+        "head.weight": torch.zeros(4)
+    }
     load_strict(target, state, backbone="net", path=tmp_path, ignore=("head.",))
     assert torch.equal(target.weight, source.weight)
 
@@ -136,16 +145,29 @@ def under(prefix, state):
 
 
 OTHERS = {
-    "a counter of SWA beside the weights": {"n_averaged": torch.tensor(3), **under("module.", STATE)},
-    "a projector": {"model": {**under("net.", STATE), **under("projector.", {"b.weight": torch.ones(2, 2)})}},
-    "a part of the same names and other shapes": {**under("q.", STATE), **under("p.", {"a.weight": torch.ones(9, 3)})},
-    "the state of an optimizer": {"net": STATE, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "lr": 0.1}},
+    "a counter of SWA beside the weights": {
+        "n_averaged": torch.tensor(3),
+        **under("module.", STATE),
+    },
+    "a projector": {
+        "model": {**under("net.", STATE), **under("projector.", {"b.weight": torch.ones(2, 2)})}
+    },
+    "a part of the same names and other shapes": {
+        **under("q.", STATE),
+        **under("p.", {"a.weight": torch.ones(9, 3)}),
+    },
+    "the state of an optimizer": {
+        "net": STATE,
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "lr": 0.1},
+    },
     "an unfinished copy": {"net": STATE, "ema": {"a.weight": 0 * STATE["a.weight"]}},
 }
 
 
 @pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
-def test_the_weights_are_where_all_tensors_of_the_model_are_and_the_others_are_named(tmp_path, content):
+def test_the_weights_are_where_all_tensors_of_the_model_are_and_the_others_are_named(
+    tmp_path, content
+):
     torch.save(content, tmp_path / "a.pt")
     weights, taken = loaded(tmp_path / "a.pt")
     assert same(weights)
@@ -155,7 +177,12 @@ def test_the_weights_are_where_all_tensors_of_the_model_are_and_the_others_are_n
     assert all(name in sentence for name in taken.left)
 
 
-@given(st.lists(st.sampled_from(["module", "model", "_orig_mod", "state_dict", "a", "net"]), max_size=4), st.booleans())
+@given(
+    st.lists(
+        st.sampled_from(["module", "model", "_orig_mod", "state_dict", "a", "net"]), max_size=4
+    ),
+    st.booleans(),
+)
 def test_weights_load_after_any_prefix_of_keys_and_names(tmp_path_factory, words, nested):
     path = tmp_path_factory.mktemp("prefix") / "a.pt"
     content = dict(STATE)
@@ -168,16 +195,25 @@ def test_weights_load_after_any_prefix_of_keys_and_names(tmp_path_factory, words
 
 
 TWO = {
-    "MoCo": ({"state_dict": {**under("module.encoder_q.", STATE), **under("module.encoder_k.", STATE)}},
-             ("state_dict.module.encoder_q", "state_dict.module.encoder_k")),
-    "DINO": ({"teacher": under("backbone.", STATE), "student": under("module.backbone.", STATE)},
-             ("teacher.backbone", "student.module.backbone")),
-    "one inside of a longer name": ({**under("ema.q.", STATE), **under("q.", STATE)}, ("ema.q", "q")),
-}  # fmt: skip
+    "MoCo": (
+        {"state_dict": {**under("module.encoder_q.", STATE), **under("module.encoder_k.", STATE)}},
+        ("state_dict.module.encoder_q", "state_dict.module.encoder_k"),
+    ),
+    "DINO": (
+        {"teacher": under("backbone.", STATE), "student": under("module.backbone.", STATE)},
+        ("teacher.backbone", "student.module.backbone"),
+    ),
+    "one inside of a longer name": (
+        {**under("ema.q.", STATE), **under("q.", STATE)},
+        ("ema.q", "q"),
+    ),
+}
 
 
 @pytest.mark.parametrize(("content", "prefixes"), TWO.values(), ids=TWO)
-def test_a_file_with_the_weights_of_several_models_lists_them_and_a_key_chooses(tmp_path, content, prefixes):
+def test_a_file_with_the_weights_of_several_models_lists_them_and_a_key_chooses(
+    tmp_path, content, prefixes
+):
     path = tmp_path / "it's two.pt"
     torch.save(content, path)
     with pytest.raises(FedcacheError) as caught:
@@ -197,7 +233,9 @@ def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
     torch.save({"state_dict": {k: 0 * v for k, v in STATE.items()}, "state_dict_ema": STATE}, path)
     weights, taken = loaded(path)
     assert not same(weights)
-    assert f"fedcache backbones import {path} --as net --key state_dict_ema" in taken.sentence(path, "net")
+    assert f"fedcache backbones import {path} --as net --key state_dict_ema" in taken.sentence(
+        path, "net"
+    )
     assert same(loaded(path, key="state_dict_ema")[0])
     refused(path, "no weights under 'teacher'", key="teacher")
     torch.save({**STATE, **under("ema.", {k: 0 * v for k, v in STATE.items()})}, path)
@@ -208,7 +246,10 @@ def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
 
 def test_tensors_at_the_level_of_the_model_are_parts_of_another_model(tmp_path):
     # Twice as deep, or with tokens of its own: all tensors of the smaller model are there too.
-    for content in ({**STATE, "b.weight": torch.ones(2)}, {"model": under("net.", {**STATE, "token": torch.ones(1)})}):
+    for content in (
+        {**STATE, "b.weight": torch.ones(2)},
+        {"model": under("net.", {**STATE, "token": torch.ones(1)})},
+    ):
         torch.save(content, tmp_path / "a.pt")
         with pytest.raises(FedcacheError, match="1 unexpected: "):
             loaded(tmp_path / "a.pt")
@@ -217,7 +258,11 @@ def test_tensors_at_the_level_of_the_model_are_parts_of_another_model(tmp_path):
 def test_a_lying_safetensors_header_is_an_error_of_ours(tmp_path):
     path = tmp_path / "a.safetensors"
     for entry in (
-        {"dtype": "F32", "shape": [1000, 1000], "data_offsets": [0, 4_000_000]},  # more than the file holds
+        {
+            "dtype": "F32",
+            "shape": [1000, 1000],
+            "data_offsets": [0, 4_000_000],
+        },  # more than the file holds
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},  # shape and bytes disagree
         {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},  # a hole at the start
         {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]},
@@ -286,7 +331,9 @@ def test_random_bytes_are_only_ever_refused(tmp_path_factory, data, start):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_damaged_checkpoint_loads_only_what_has_the_right_names_and_shapes(tmp_path_factory, data):
+def test_a_damaged_checkpoint_loads_only_what_has_the_right_names_and_shapes(
+    tmp_path_factory, data
+):
     path = tmp_path_factory.mktemp("flip") / "a.safetensors"
     save_file(STATE, path)
     raw = bytearray(path.read_bytes())
@@ -329,6 +376,11 @@ def test_the_command_of_the_hint_writes_what_fedcache_reads(tmp_path, script):
         torch.save({"state_dict": STATE, "args": collections.UserDict(lr=0.1)}, path)
     hint = refused(path, "is not loaded").hint
     command = shlex.split(hint[hint.index("python -c") :])
-    subprocess.run([sys.executable, "-W", "ignore", *command[1:]], check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", *command[1:]],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+    )
     state = read_state(tmp_path / "OUT.safetensors")
     assert state.keys() == ({"weight", "bias"} if script else STATE.keys())

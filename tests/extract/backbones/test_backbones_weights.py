@@ -12,7 +12,16 @@ from checkpoint_files import resnet18_metadataset, save_metadataset
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.backbones import BACKBONES, import_weights, library_caches, load, locate, lookup, pull, ready
+from fedcache.extract.backbones import (
+    BACKBONES,
+    import_weights,
+    library_caches,
+    load,
+    locate,
+    lookup,
+    pull,
+    ready,
+)
 from fedcache.extract.digests import DigestMemory
 
 RESNET = "resnet18-quickdraw"
@@ -34,12 +43,16 @@ def find(own_home):
 
     def call(name, *, given=None, offline=True):
         memory = DigestMemory(own_home / "digests")
-        return locate(lookup(name), given=given or {}, home=own_home, memory=memory, offline=offline)
+        return locate(
+            lookup(name), given=given or {}, home=own_home, memory=memory, offline=offline
+        )
 
     return call
 
 
-def hub_file(data: bytes, *, repository="models--timm--resnet50_clip.openai", blob=None, ref=True) -> Path:
+def hub_file(
+    data: bytes, *, repository="models--timm--resnet50_clip.openai", blob=None, ref=True
+) -> Path:
     """A file in the layout of the Hugging Face cache: a snapshot links to a blob named by its sha256."""
     folder = library_caches().huggingface / repository
     stored = put(folder / "blobs" / (blob or sha(data)), data)
@@ -98,7 +111,9 @@ def test_the_wheels_hold_what_was_published(find):
 
 def test_a_broken_download_in_the_hub_cache_is_named(find):
     hub_file(b"half a fi", blob=sha(b"half a file"))
-    refused(lambda: find("clip-rn50"), sha(b"half a file"), sha(b"half a fi"), code=Exit.ENVIRONMENT)
+    refused(
+        lambda: find("clip-rn50"), sha(b"half a file"), sha(b"half a fi"), code=Exit.ENVIRONMENT
+    )
 
 
 def test_a_file_of_a_published_name_with_another_digest_is_named(find):
@@ -119,7 +134,11 @@ def test_missing_weights_name_three_places_and_what_works(find, own_home):
     refused(lambda: find("clip-rn50"), *places, code=Exit.ENVIRONMENT)
     refused(lambda: find("alexnet"), "alexnet-owt-7be5be79.pth 7be5be79", code=Exit.ENVIRONMENT)
     # Nobody serves this file.
-    refused(lambda: find(RESNET, offline=False), "quickdraw-net/model_best.pth.tar", code=Exit.ENVIRONMENT)
+    refused(
+        lambda: find(RESNET, offline=False),
+        "quickdraw-net/model_best.pth.tar",
+        code=Exit.ENVIRONMENT,
+    )
 
 
 def test_a_missing_wheel_says_what_to_install(find, monkeypatch):
@@ -140,7 +159,9 @@ def test_ready_lists_what_locate_finds(find, own_home):
 
 @pytest.mark.parametrize("name", ["clip-vit-b-32", "vgg11"])
 def test_without_a_network_a_pull_ends_in_exit_6(name, own_home, no_network, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the hub's client waits between its tries
+    monkeypatch.setattr(
+        "time.sleep", lambda seconds: None
+    )  # the hub's client waits between its tries
     with pytest.raises(FedcacheError, match="could not be fetched") as caught:
         pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests"))
     assert caught.value.code is Exit.ENVIRONMENT
@@ -148,11 +169,19 @@ def test_without_a_network_a_pull_ends_in_exit_6(name, own_home, no_network, mon
     assert no_network  # it did try
     no_network.clear()
     with pytest.raises(FedcacheError):  # and left nothing that counts as weights
-        locate(lookup(name), given={}, home=own_home, memory=DigestMemory(own_home / "digests"), offline=True)
+        locate(
+            lookup(name),
+            given={},
+            home=own_home,
+            memory=DigestMemory(own_home / "digests"),
+            offline=True,
+        )
 
 
 def test_a_given_file_must_exist(find, tmp_path):
-    refused(lambda: find(RESNET, given={RESNET: tmp_path / "gone.pt"}), "gone.pt", code=Exit.ENVIRONMENT)
+    refused(
+        lambda: find(RESNET, given={RESNET: tmp_path / "gone.pt"}), "gone.pt", code=Exit.ENVIRONMENT
+    )
 
 
 def test_a_seed_can_be_given_where_weights_are_drawn(find):
@@ -172,7 +201,9 @@ def test_the_caches_are_where_the_libraries_say(monkeypatch):
 @pytest.mark.slow
 def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
     state = resnet18_metadataset()
-    path = import_weights(save_metadataset(tmp_path / "model_best.pth.tar", state), RESNET, own_home)
+    path = import_weights(
+        save_metadataset(tmp_path / "model_best.pth.tar", state), RESNET, own_home
+    )
     assert path == own_home / "weights" / f"{RESNET}.safetensors"
     found = find(RESNET)
     assert found.path == path
@@ -186,10 +217,14 @@ def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
 
 @pytest.mark.slow
 def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_path):
-    path = import_weights(save_metadataset(tmp_path / "a.pth.tar", resnet18_metadataset()), RESNET, own_home)
+    path = import_weights(
+        save_metadataset(tmp_path / "a.pth.tar", resnet18_metadataset()), RESNET, own_home
+    )
     before, row = find(RESNET), lookup(RESNET)
     raw, stat = path.read_bytes(), path.stat()
-    with path.open("r+b") as file:  # one bit, and neither size, time nor inode change: the digest is remembered
+    with path.open(
+        "r+b"
+    ) as file:  # one bit, and neither size, time nor inode change: the digest is remembered
         file.seek(len(raw) // 2)
         file.write(bytes([raw[len(raw) // 2] ^ 1]))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

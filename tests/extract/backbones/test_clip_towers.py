@@ -38,7 +38,14 @@ def small_clip(kind):
     vision = CLIPVisionCfg(layers=1, width=16, head_width=8, patch_size=4, image_size=8)
     traits = {"eos": {"pool_type": "eos", "eos_id": 49407}, "both ways": {"no_causal_mask": True}}
     traits |= {"last": {"pool_type": "last"}, "cls": {"embed_cls": True}}
-    words = CLIPTextCfg(context_length=CONTEXT, vocab_size=49408, width=16, heads=2, layers=2, **traits.get(kind, {}))
+    words = CLIPTextCfg(
+        context_length=CONTEXT,
+        vocab_size=49408,
+        width=16,
+        heads=2,
+        layers=2,
+        **traits.get(kind, {}),
+    )
     model = (CustomTextCLIP if kind in ("custom", "cls") else CLIP)(12, vision, words)
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
@@ -70,10 +77,14 @@ def test_untrained_prompts_have_the_text_features_of_the_extraction(towers):
 
 def test_images_have_the_features_of_the_extraction_bit_for_bit(towers):
     side = 8 if towers.name == "tiny-clip" else 32
-    images = torch.randint(0, 256, (5, side, side, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = torch.randint(
+        0, 256, (5, side, side, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     live = towers.image.encode(towers.image.normalise(images))
     assert torch.equal(live, normalize(towers.encoder.image(images), dim=-1))
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (_recipe(towers).mean, _recipe(towers).std))
+    mean, std = (
+        torch.tensor(v).view(1, 3, 1, 1) for v in (_recipe(towers).mean, _recipe(towers).std)
+    )
     expected = (images.permute(0, 3, 1, 2) / 255 - mean) / std
     assert close(towers.image.normalise(images), expected, 4)
 
@@ -97,14 +108,19 @@ def test_inputs_take_a_gradient_and_weights_none(towers):
     (z * torch.linspace(-1, 1, z.numel()).view_as(z)).sum().backward()
     assert float(x.grad.abs().sum()) > 0
     assert torch.allclose(z.norm(dim=-1), torch.ones(2))
-    assert not any(p.requires_grad or p.grad is not None for p in towers.encoder.module.parameters())
+    assert not any(
+        p.requires_grad or p.grad is not None for p in towers.encoder.module.parameters()
+    )
 
 
 def test_the_gradient_of_a_context_vector_is_a_finite_difference(towers):
     tokens, end = towers.text.embed(["cat", "dog house"])
     index, ends = slots(end, 2, towers.text.context, "end")
     g = torch.Generator().manual_seed(1)
-    v, step = torch.randn(2, towers.text.width, generator=g), torch.randn(2, towers.text.width, generator=g)
+    v, step = (
+        torch.randn(2, towers.text.width, generator=g),
+        torch.randn(2, towers.text.width, generator=g),
+    )
     target = torch.randn(2, towers.encoder.text(["x"]).shape[-1], generator=g)
 
     def value(vectors):
@@ -132,7 +148,9 @@ def test_words_before_the_name_are_the_templates_tokens(towers):
 
 def test_the_scale_is_the_models_own():
     encoder = small_clip("clip")
-    assert split_towers("x", "{}", encoder).scale == pytest.approx(float(encoder.module.logit_scale.exp()))
+    assert split_towers("x", "{}", encoder).scale == pytest.approx(
+        float(encoder.module.logit_scale.exp())
+    )
 
 
 def test_backbones_without_a_text_tower_of_one_end_token_are_refused():

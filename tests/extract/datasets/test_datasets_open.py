@@ -17,7 +17,9 @@ from fedcache.extract.datasets.listing import info, known, pull
 @pytest.fixture
 def two(tmp_path):
     """Two folders with the same classes, one of them with two domains of its own."""
-    photos = write_directory(tmp_path / "photos", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(5)]))
+    photos = write_directory(
+        tmp_path / "photos", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(5)])
+    )
     names = [f"{d}/{c}/{i}.png" for d in ("ink", "oil") for c in ("cat", "dog") for i in range(5)]
     drawings = write_zip(tmp_path / "drawings.zip", {n: png(500 + i) for i, n in enumerate(names)})
     return photos, drawings
@@ -52,7 +54,9 @@ def test_named_sources_become_domains_of_one_dataset(memory, two):
 
 def test_an_unknown_label_stays_unknown_when_joined(tmp_path, memory, two):
     root = two[0].parent
-    (root / "some.csv").write_text("path,label\nphotos/cat/0.png,cat\nphotos/cat/1.png,\nphotos/dog/0.png,dog\n")
+    (root / "some.csv").write_text(
+        "path,label\nphotos/cat/0.png,cat\nphotos/cat/1.png,\nphotos/dog/0.png,dog\n"
+    )
     data = open_dataset(f"a=folder:{two[0]},b=folder:{root / 'some.csv'}", memory=memory)
     assert data.label[data.names.index("b/photos/cat/1.png")] == -1
     assert data.classes[data.label[data.names.index("b/photos/dog/0.png")]] == "dog"
@@ -61,7 +65,9 @@ def test_an_unknown_label_stays_unknown_when_joined(tmp_path, memory, two):
 def test_sources_that_do_not_go_together_are_refused(tmp_path, memory, two):
     other = write_directory(tmp_path / "other", tree([f"{c}/1.png" for c in ("cat", "fox", "owl")]))
     spec = f"a=folder:{two[0]},b=folder:{other}"
-    refused(lambda: open_dataset(spec, memory=memory), "only a has 'dog'", "only b has 'fox', 'owl'")
+    refused(
+        lambda: open_dataset(spec, memory=memory), "only a has 'dog'", "only b has 'fox', 'owl'"
+    )
     twice = f"a=folder:{two[0]},a=folder:{two[1]}"
     refused(lambda: open_dataset(twice, memory=memory), "'a'")
 
@@ -106,7 +112,9 @@ def test_pull_downloads_into_the_folder_open_looks_in(tmp_path, monkeypatch):
     from fedcache.extract.datasets import torchvision as readers
 
     asked = []
-    monkeypatch.setattr(readers, "_construct", lambda *words, download: asked.append((*words, download)))
+    monkeypatch.setattr(
+        readers, "_construct", lambda *words, download: asked.append((*words, download))
+    )
     assert pull("torchvision:MNIST", data=tmp_path) == tmp_path / "MNIST"
     assert asked == [("MNIST", tmp_path / "MNIST", {"train": t}, True) for t in (True, False)]
 

@@ -38,7 +38,9 @@ def refused(name, memory, root, code, *words):
 
 
 def test_every_layout_of_every_dataset_has_a_tree_here():
-    assert sorted(TREES) == sorted((n, i) for n in paper.NAMES for i in range(len(paper.read(n).layouts)))
+    assert sorted(TREES) == sorted(
+        (n, i) for n in paper.NAMES for i in range(len(paper.read(n).layouts))
+    )
     assert len(paper.NAMES) == 15
 
 
@@ -59,13 +61,17 @@ def test_a_layout_gives_its_rows(name, layout, tmp_path, memory):
     for i, row in enumerate(expected):
         read = source.read(i)
         assert type(read) is type(row.image)
-        assert np.array_equal(read, row.image) if isinstance(read, np.ndarray) else read == row.image
+        assert (
+            np.array_equal(read, row.image) if isinstance(read, np.ndarray) else read == row.image
+        )
         raw = read if isinstance(read, bytes) else read.tobytes()
         assert data.uid[i].tobytes() == hashlib.sha256(raw).digest()[:16]
 
 
 @pytest.mark.parametrize(("name", "layout"), [("digit5", 0), ("eurosat", 0)])
-def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(name, layout, tmp_path, memory):
+def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(
+    name, layout, tmp_path, memory
+):
     write(name, layout, tmp_path / "a")
     top = next(at for at in paper.read(name).layouts[layout].at if at)
     shutil.copytree(tmp_path / "a", tmp_path / "b" / name / top)
@@ -97,7 +103,9 @@ def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, memory, monkeypatch
     (folder / "batches.meta").write_bytes(python2({"label_names": list(names)}))
     md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
     cifar = datasets.CIFAR10
-    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{i}", md5[f"data_batch_{i}"]] for i in range(1, 6)])
+    monkeypatch.setattr(
+        cifar, "train_list", [[f"data_batch_{i}", md5[f"data_batch_{i}"]] for i in range(1, 6)]
+    )
     monkeypatch.setattr(cifar, "test_list", [["test_batch", md5["test_batch"]]])
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5["batches.meta"]})
     ours = open_dataset("paper:cifar10", memory=memory, roots={"cifar10": tmp_path})
@@ -111,7 +119,9 @@ def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, memory, monkeypa
     write("digit5", 1, tmp_path / "whole")
     more = tmp_path / "whole" / "SVHN" / "train.pkl"
     images, labels = pickle.loads(more.read_bytes())
-    more.write_bytes(pickle.dumps((np.concatenate([images, images]), np.concatenate([labels, labels])), 5))
+    more.write_bytes(
+        pickle.dumps((np.concatenate([images, images]), np.concatenate([labels, labels])), 5)
+    )
     layouts = list(paper.read("digit5").layouts)
     assert layouts[1].options["first"] == int(743.8 * 10)
     monkeypatch.setitem(layouts[1].options, "first", 40)
@@ -178,7 +188,10 @@ def change_json(path, change):
         (lambda s: s["train"].append(["River/x.jpg", 10, "x"]), "'River/x.jpg', 10"),
         (lambda s: s["train"].append(["../../x.jpg", 8, "River"]), "'../../x.jpg'"),
         (lambda s: s["test"].append(s["train"][0]), "twice"),
-        (lambda s: s.update({k: [[p, 9 - n, w] for p, n, w in v] for k, v in s.items()}), "'Annual Crop Land'"),
+        (
+            lambda s: s.update({k: [[p, 9 - n, w] for p, n, w in v] for k, v in s.items()}),
+            "'Annual Crop Land'",
+        ),
         (lambda s: s.update({k: [] for k in s}), "no image"),
     ],
 )
@@ -194,7 +207,10 @@ def test_another_spelling_of_a_class_is_no_matter(tmp_path, memory):
     change_json(
         tmp_path / "split_zhou_EuroSAT.json",
         lambda s: s.update(
-            {k: [[p, n, "sea" if n == 9 else w.upper().replace(" ", "_")] for p, n, w in v] for k, v in s.items()}
+            {
+                k: [[p, n, "sea" if n == 9 else w.upper().replace(" ", "_")] for p, n, w in v]
+                for k, v in s.items()
+            }
         ),
     )
     data = open_dataset("paper:eurosat", memory=memory, roots={"eurosat": tmp_path})
@@ -219,21 +235,77 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
 @pytest.mark.parametrize(
     ("name", "layout", "file", "content", "words"),
     [
-        ("cifar10", 0, "cifar-10-batches-py/data_batch_2", bad_cifar(labels=[10]), "the label 10; expected 0 to 9"),
-        ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar(data=np.zeros((1, 768), np.uint8)), "[1, 768]"),
-        ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar()[:-900], "is not a pickle of arrays"),
-        ("digit5", 0, "SVHN/test.pkl", pickle.dumps((np.zeros((2, 9, 9, 3)), np.zeros(2))), "float64 [2, 9, 9, 3]"),
-        ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/webcam/chair/c.jpg"], ["chair"])), "the class 'chair'"),
-        ("pets", 1, "annotations/test.txt", b"Abyssinian_1 38 1 1\n", "expected a name and a class from 1"),
-        ("tiny-imagenet", 0, "val/val_annotations.txt", b"val_0.JPEG n01443537\n", "expected an image and a class"),
+        (
+            "cifar10",
+            0,
+            "cifar-10-batches-py/data_batch_2",
+            bad_cifar(labels=[10]),
+            "the label 10; expected 0 to 9",
+        ),
+        (
+            "cifar10",
+            0,
+            "cifar-10-batches-py/test_batch",
+            bad_cifar(data=np.zeros((1, 768), np.uint8)),
+            "[1, 768]",
+        ),
+        (
+            "cifar10",
+            0,
+            "cifar-10-batches-py/test_batch",
+            bad_cifar()[:-900],
+            "is not a pickle of arrays",
+        ),
+        (
+            "digit5",
+            0,
+            "SVHN/test.pkl",
+            pickle.dumps((np.zeros((2, 9, 9, 3)), np.zeros(2))),
+            "float64 [2, 9, 9, 3]",
+        ),
+        (
+            "office10",
+            0,
+            "webcam_test.pkl",
+            pickle.dumps((["a/webcam/chair/c.jpg"], ["chair"])),
+            "the class 'chair'",
+        ),
+        (
+            "pets",
+            1,
+            "annotations/test.txt",
+            b"Abyssinian_1 38 1 1\n",
+            "expected a name and a class from 1",
+        ),
+        (
+            "tiny-imagenet",
+            0,
+            "val/val_annotations.txt",
+            b"val_0.JPEG n01443537\n",
+            "expected an image and a class",
+        ),
         ("flowers102", 1, "setid.mat", b"MATLAB 5.0 MAT-file, cut", "scipy cannot read it"),
         ("flowers102", 1, "setid.mat", {"trnid": np.array([[1]])}, "holds no numbers 'valid'"),
         ("domainnet10", 1, "real_test.txt", b"\xff\xfe\n", "not text in UTF-8"),
-        ("cars", 1, "cars_test_annos_withlabels.mat", {"annotations": CAR}, "'1.jpg' has the class 197; expected 1 to"),
-        ("flowers102", 1, "imagelabels.mat", {"labels": np.array([[1, 103]])}, "labels has 103; expected 1 to 102"),
+        (
+            "cars",
+            1,
+            "cars_test_annos_withlabels.mat",
+            {"annotations": CAR},
+            "'1.jpg' has the class 197; expected 1 to",
+        ),
+        (
+            "flowers102",
+            1,
+            "imagelabels.mat",
+            {"labels": np.array([[1, 103]])},
+            "labels has 103; expected 1 to 102",
+        ),
     ],
 )
-def test_a_file_that_does_not_hold_what_it_should_is_named(name, layout, file, content, words, tmp_path, memory):
+def test_a_file_that_does_not_hold_what_it_should_is_named(
+    name, layout, file, content, words, tmp_path, memory
+):
     import scipy.io
 
     write(name, layout, tmp_path)
@@ -260,7 +332,10 @@ def test_counts_that_differ_from_the_published_are_said_and_checked(tmp_path, me
     data = open_dataset("paper:pets", memory=memory, roots={"pets": tmp_path})
     assert "train 37, published 2,944" in data.reading
     report = check("pets", tmp_path)
-    assert (report["missing"], report["counts"]) == ([], {"train": 37, "test": 37, "validation": 37})
+    assert (report["missing"], report["counts"]) == (
+        [],
+        {"train": 37, "test": 37, "validation": 37},
+    )
     assert "test: 37 images, published 3,669" in report["wrong"]
 
 
@@ -270,7 +345,11 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
     for domain in counts:
         monkeypatch.setitem(counts, domain, 60)
     report = check("office10", tmp_path)
-    assert (report["missing"], report["wrong"], report["counts"]) == ([], [], {"train": 120, "test": 120})
+    assert (report["missing"], report["wrong"], report["counts"]) == (
+        [],
+        [],
+        {"train": 120, "test": 120},
+    )
     assert fedcache("datasets", "check", "office10", tmp_path).code == 0
     monkeypatch.setitem(counts, "dslr", 61)
     assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
@@ -299,15 +378,25 @@ def test_md5_lines_and_empty_classes_are_checked(tmp_path):
 @pytest.mark.parametrize("name", paper.NAMES)
 def test_a_data_file_agrees_with_itself(name):
     held = paper.read(name)
-    assert len(set(held.classes)) == len(held.classes) == len(held.folders) == len(set(held.folders))
-    assert len({_letters(name) for name in held.classes}) == len(held.classes)  # told apart in CoOp's spelling too
+    assert (
+        len(set(held.classes)) == len(held.classes) == len(held.folders) == len(set(held.folders))
+    )
+    assert len({_letters(name) for name in held.classes}) == len(
+        held.classes
+    )  # told apart in CoOp's spelling too
     assert all((held.title, held.paper, held.licence, held.steps))
     assert held.template is None or held.template.count("{}") == 1
     words = {"train", "test", "validation"}
     for layout in held.layouts:
         assert layout.format in {*READERS, "arrays"}
-        assert set(layout.counts) <= {*words, *held.domains, *(f"{d}/{w}" for d in held.domains for w in words)}
-        assert all(len(md5) == 32 and set(md5) <= set(string.hexdigits) for md5 in layout.md5.values())
+        assert set(layout.counts) <= {
+            *words,
+            *held.domains,
+            *(f"{d}/{w}" for d in held.domains for w in words),
+        }
+        assert all(
+            len(md5) == 32 and set(md5) <= set(string.hexdigits) for md5 in layout.md5.values()
+        )
     for file in held.files:
         assert file.url.startswith(("https://", "http://"))
         assert len(file.md5) == 32 or not file.direct  # what is downloaded can be checked
@@ -329,11 +418,21 @@ def test_the_test_sets_are_those_the_papers_use():
         "tiny-imagenet": (200, 10000),
         "imagenet100": (100, 5000),
     }
-    found = {name: (len(paper.read(name).classes), paper.read(name).layouts[0].counts["test"]) for name in expected}
+    found = {
+        name: (len(paper.read(name).classes), paper.read(name).layouts[0].counts["test"])
+        for name in expected
+    }
     assert found == expected
     assert paper.read("digit5").domains == tuple(DIGITS)
     assert paper.read("office10").domains == ("amazon", "caltech", "dslr", "webcam")
-    assert paper.read("domainnet10").domains == ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    assert paper.read("domainnet10").domains == (
+        "clipart",
+        "infograph",
+        "painting",
+        "quickdraw",
+        "real",
+        "sketch",
+    )
 
 
 def test_the_class_lists_are_those_of_torchvision_where_it_has_them():
@@ -366,7 +465,16 @@ def test_check_tells_missing_from_wrong(tmp_path):
 def extracted(name, layout, root):
     """Write a dataset, extract it, and return its rows and its store."""
     rows = write(name, layout, root)
-    done = ok("extract", "--dataset", f"paper:{name}", "--data", f"{name}={root}", "-b", "random-projection", *SMALL)
+    done = ok(
+        "extract",
+        "--dataset",
+        f"paper:{name}",
+        "--data",
+        f"{name}={root}",
+        "-b",
+        "random-projection",
+        *SMALL,
+    )
     store = Store.open(done.data["path"])
     assert list(store.samples.name) == [row.name for row in rows]
     return rows, store
@@ -408,9 +516,16 @@ def test_cinic10_is_trained_on_after_an_unreadable_image_was_set_aside(tmp_path)
     rows = write("cinic10", 0, tmp_path / "cinic")
     (tmp_path / "cinic/train/cat/cifar10-train-3.png").write_bytes(b"not an image")
     done = fedcache(
-        "extract", "--dataset", "paper:cinic10", "--data", f"cinic10={tmp_path / 'cinic'}", "-b", "random-projection",
-        *SMALL, "--json",
-    )  # fmt: skip
+        "extract",
+        "--dataset",
+        "paper:cinic10",
+        "--data",
+        f"cinic10={tmp_path / 'cinic'}",
+        "-b",
+        "random-projection",
+        *SMALL,
+        "--json",
+    )
     assert done.code == 3, done.err
     store = Store.open(done.data["path"])
     assert len(store.samples.name) == len(rows)
@@ -424,7 +539,9 @@ def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_pa
     split, secret = tmp_path / "here" / "split_zhou_EuroSAT.json", tmp_path / "elsewhere.json"
     split.rename(secret)
     split.symlink_to(secret)
-    error = refused("eurosat", memory, tmp_path / "here", Exit.USAGE, "split_zhou_EuroSAT.json is a link out of")
+    error = refused(
+        "eurosat", memory, tmp_path / "here", Exit.USAGE, "split_zhou_EuroSAT.json is a link out of"
+    )
     assert "--follow-links" in error.hint
     roots = {"eurosat": tmp_path / "here"}
     assert len(open_dataset("paper:eurosat", memory=memory, roots=roots, follow_links=True))

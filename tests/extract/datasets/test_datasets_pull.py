@@ -51,7 +51,9 @@ class Server(http.server.SimpleHTTPRequestHandler):
         if start and start >= len(raw):
             return self.send_error(416)
         self.send_response(206 if wanted and self.ranges else 200)
-        self.send_header("Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream")
+        self.send_header(
+            "Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream"
+        )
         if self.tells_length:
             self.send_header("Content-Length", str(len(raw) - start))
         self.end_headers()
@@ -66,7 +68,9 @@ class Server(http.server.SimpleHTTPRequestHandler):
 def serving(folder, context=None):
     """(port, handler) of a server of its own; with TLS where a context is given."""
     handler = type("Handler", (Server,), {"asked": []})
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+    running = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=str(folder))
+    )
     if context is not None:
         running.socket = context.wrap_socket(running.socket, server_side=True)
     thread = threading.Thread(target=running.serve_forever, daemon=True)
@@ -93,8 +97,24 @@ def encrypted(tmp_path, monkeypatch):
         pytest.skip("this system has no openssl to make a certificate")
     key = tmp_path / "key.pem"
     certificate = tmp_path / "certificate.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days",
-             "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]  # fmt: skip
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
     subprocess.run(words, check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -110,7 +130,9 @@ def md5(path):
 def archived(folder, name, path):
     """A tiny dataset in its true layout, packed as its owners pack it."""
     write(name, 0, folder)
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    files = {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
     return write_zip(path, files) if path.suffix == ".zip" else write_tar(path, files, "w:gz")
 
 
@@ -120,7 +142,9 @@ def published(monkeypatch):
 
     def say(name, **digests):
         held = paper.read(name)
-        files = tuple(replace(f, md5=digests[f.name]) if f.name in digests else f for f in held.files)
+        files = tuple(
+            replace(f, md5=digests[f.name]) if f.name in digests else f for f in held.files
+        )
         changed = replace(held, files=files)
         read = paper.read
         monkeypatch.setattr(paper, "read", lambda asked: changed if asked == name else read(asked))
@@ -140,8 +164,12 @@ def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home
     assert "fedcache extract --dataset paper:cifar10" in done.out
     assert f"{address}/cifar-10-python.tar.gz" in done.err
     assert sorted(p.name for p in place.iterdir()) == ["cifar-10-batches-py"]
-    here = open_dataset("paper:cifar10", memory=DigestMemory(tmp_path / "m"), data=own_home / "data")
-    there = open_dataset("paper:cifar10", memory=DigestMemory(tmp_path / "m"), roots={"cifar10": tmp_path / "made"})
+    here = open_dataset(
+        "paper:cifar10", memory=DigestMemory(tmp_path / "m"), data=own_home / "data"
+    )
+    there = open_dataset(
+        "paper:cifar10", memory=DigestMemory(tmp_path / "m"), roots={"cifar10": tmp_path / "made"}
+    )
     assert here.digest == there.digest
     before = len(handler.asked)
     assert ok("datasets", "pull", "paper:cifar10", "--from", address).data["missing"] == []
@@ -152,7 +180,10 @@ def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_
     address, folder, _ = server
     write("eurosat", 0, tmp_path / "made")
     (tmp_path / "made" / "split_zhou_EuroSAT.json").unlink()
-    files = {str(p.relative_to(tmp_path / "made")): p.read_bytes() for p in (tmp_path / "made").rglob("*.jpg")}
+    files = {
+        str(p.relative_to(tmp_path / "made")): p.read_bytes()
+        for p in (tmp_path / "made").rglob("*.jpg")
+    }
     archive = write_zip(folder / "EuroSAT.zip", files)
     published("eurosat", **{"EuroSAT.zip": md5(archive)})
     done = ok("datasets", "pull", "eurosat", "--from", address)
@@ -160,20 +191,35 @@ def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_
     assert (own_home / "data/eurosat/2750/River").is_dir()
 
 
-def test_what_a_dataset_is_recognised_by_comes_last(server, published, tmp_path, own_home, monkeypatch):
+def test_what_a_dataset_is_recognised_by_comes_last(
+    server, published, tmp_path, own_home, monkeypatch
+):
     """A stop between two entries leaves nothing that looks whole; an archive inside the archive is unpacked too."""
     address, folder, _ = server
-    entries = {"101_ObjectCategories/ant/image_0001.jpg": b"x", "a-first.txt": b"a", "z-last.txt": b"z"}
+    entries = {
+        "101_ObjectCategories/ant/image_0001.jpg": b"x",
+        "a-first.txt": b"a",
+        "z-last.txt": b"z",
+    }
     inner = write_tar(tmp_path / "inner.tar.gz", entries, "w:gz")
-    held = {"caltech-101/101_ObjectCategories.tar.gz": inner.read_bytes(), "caltech-101/Annotations.tar": b"y"}
+    held = {
+        "caltech-101/101_ObjectCategories.tar.gz": inner.read_bytes(),
+        "caltech-101/Annotations.tar": b"y",
+    }
     archive = write_zip(folder / "caltech-101.zip", held)
     published("caltech101", **{"caltech-101.zip": md5(archive)})
     order, rename = [], Path.rename
-    monkeypatch.setattr(Path, "rename", lambda self, to: (order.append(Path(to).name), rename(self, to))[1])
+    monkeypatch.setattr(
+        Path, "rename", lambda self, to: (order.append(Path(to).name), rename(self, to))[1]
+    )
     ok("datasets", "pull", "caltech101", "--from", address)
-    assert [name for name in order if name in {"101_ObjectCategories", "a-first.txt", "z-last.txt"}] == [
-        "a-first.txt", "z-last.txt", "101_ObjectCategories",
-    ]  # fmt: skip
+    assert [
+        name for name in order if name in {"101_ObjectCategories", "a-first.txt", "z-last.txt"}
+    ] == [
+        "a-first.txt",
+        "z-last.txt",
+        "101_ObjectCategories",
+    ]
     place = own_home / "data" / "caltech101"
     assert {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()} == entries.keys()
 
@@ -246,7 +292,9 @@ def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
         fetched(server, "a.html", tmp_path / "a.html")
     with pytest.raises(FedcacheError, match="Not Found"):
         download.fetch(f"{server[0]}/gone", tmp_path / "gone", md5="", say=print)
-    assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], "what is not there is asked for once"
+    assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], (
+        "what is not there is asked for once"
+    )
     with pytest.raises(FedcacheError, match="file://"):
         download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print)
     assert list(tmp_path.glob("*.part")) == []
@@ -255,11 +303,15 @@ def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
 def test_no_address_of_a_paper_gives_an_unencrypted_file_without_a_checksum():
     for name in paper.NAMES:
         for file in paper.read(name).files:
-            assert file.url.startswith("https://") or len(file.md5) == 32 or len(file.sha256) == 64, file
+            assert (
+                file.url.startswith("https://") or len(file.md5) == 32 or len(file.sha256) == 64
+            ), file
             assert not file.direct or file.md5 or file.sha256, file
 
 
-def test_an_unencrypted_address_of_another_machine_needs_a_checksum(no_network, published, tmp_path, own_home):
+def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
+    no_network, published, tmp_path, own_home
+):
     """Refused before anything is asked; with a checksum it is asked, and from this machine it is taken either way."""
     with pytest.raises(FedcacheError, match="not encrypted") as caught:
         download.fetch("http://mirror.example/a.bin", tmp_path / "a.bin", say=print)
@@ -270,7 +322,9 @@ def test_an_unencrypted_address_of_another_machine_needs_a_checksum(no_network, 
     assert fedcache("datasets", "pull", "cifar10", "--from", "http://mirror.example/data").code == 2
     assert no_network == []
     with pytest.raises(FedcacheError):
-        download.fetch("http://mirror.example/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print)
+        download.fetch(
+            "http://mirror.example/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print
+        )
     assert no_network
     no_network.clear()
 
@@ -281,7 +335,9 @@ def test_a_file_with_another_sha256_is_removed(server, tmp_path):
         download.fetch(f"{server[0]}/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print)
     assert list(tmp_path.glob("a.bin*")) == []
     right = hashlib.sha256(b"the file").hexdigest()
-    assert download.fetch(f"{server[0]}/a.bin", tmp_path / "a.bin", sha256=right, say=print).exists()
+    assert download.fetch(
+        f"{server[0]}/a.bin", tmp_path / "a.bin", sha256=right, say=print
+    ).exists()
 
 
 def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_path, no_network):
@@ -293,12 +349,17 @@ def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_p
     assert no_network == []
     server[2].leads_to = f"{server[0]}/a.bin"
     (server[1] / "a.bin").write_bytes(b"the file")
-    assert download.fetch(f"{server[0]}/moved", tmp_path / "a.bin", say=print).read_bytes() == b"the file"
+    assert (
+        download.fetch(f"{server[0]}/moved", tmp_path / "a.bin", say=print).read_bytes()
+        == b"the file"
+    )
     assert [path for path, _ in server[2].asked] == ["/moved", "/moved", "/a.bin"]
 
 
 @pytest.mark.slow
-def test_an_encrypted_address_that_leads_on_to_an_unencrypted_one_is_refused(encrypted, server, tmp_path):
+def test_an_encrypted_address_that_leads_on_to_an_unencrypted_one_is_refused(
+    encrypted, server, tmp_path
+):
     """Also for a file whose checksum is known: who asks for https means it."""
     address, handler = encrypted
     (server[1] / "a.bin").write_bytes(b"the file")
@@ -323,7 +384,9 @@ def tar_with(path, change):
         lambda p: write_zip(p, {"../out.txt": b"x"}),
         lambda p: write_zip(p, {"/out.txt": b"x"}),
         lambda p: write_tar(p, {"data/../../out.txt": b"x"}),
-        lambda p: tar_with(p, lambda m: (setattr(m, "type", tarfile.SYMTYPE), setattr(m, "linkname", "/etc"))),
+        lambda p: tar_with(
+            p, lambda m: (setattr(m, "type", tarfile.SYMTYPE), setattr(m, "linkname", "/etc"))
+        ),
         lambda p: tar_with(p, lambda m: setattr(m, "type", tarfile.FIFOTYPE)),
         lambda p: p.write_bytes(b"neither zip nor tar"),
         lambda p: p.write_bytes(write_tar(p, {"a": os.urandom(5000)}, "w:gz").read_bytes()[:-900]),
@@ -332,7 +395,9 @@ def tar_with(path, change):
     ids=["parent", "absolute", "tar-parent", "link", "pipe", "no-archive", "cut", "bomb"],
 )
 def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "FREE_BYTES", 100_000)  # of the 256 MB that may always be unpacked
+    monkeypatch.setattr(
+        download, "FREE_BYTES", 100_000
+    )  # of the 256 MB that may always be unpacked
     path = tmp_path / "archive"
     make(path)
     with pytest.raises(FedcacheError) as caught:

@@ -22,7 +22,8 @@ def opened(spec: str, tmp_path: Path) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"), [("<f4", (7, 2, 3)), (">f4", (7, 5)), ("f8", (7, 5)), ("i2", (7, 2, 3)), ("?", (7, 5))]
+    ("dtype", "shape"),
+    [("<f4", (7, 2, 3)), (">f4", (7, 5)), ("f8", (7, 5)), ("i2", (7, 2, 3)), ("?", (7, 5))],
 )
 def test_rows_have_their_numbers_in_every_format(tmp_path, dtype, shape):
     waves = (np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)

@@ -52,7 +52,13 @@ def test_a_csv_of_texts_is_read(table, tmp_path):
     assert data.groups["site"].values() == ["north", "south", "north", "south", None, "north"]
     assert data.source.read(1) == b"Rain, and\nmore rain"
     assert data.source.read(5) == "Ünïcode soup".encode()
-    for told in ("5 train, 1 test", "1 of 6 rows are unlabelled", "1 without a text", "site", "length"):
+    for told in (
+        "5 train, 1 test",
+        "1 of 6 rows are unlabelled",
+        "1 without a text",
+        "site",
+        "length",
+    ):
         assert told in data.reading
     assert "image" not in data.reading
 
@@ -68,7 +74,14 @@ def test_a_text_is_known_by_its_bytes_and_a_missing_one_by_its_name(table, tmp_p
 def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(table, tmp_path):
     first = opened(f"texts:{table}", tmp_path)
     columns: dict[str, Any] = {
-        "text": ["A fine day.", "Rain, and\nmore rain", "Eggs and ham", None, "Bread", "Ünïcode soup"],
+        "text": [
+            "A fine day.",
+            "Rain, and\nmore rain",
+            "Eggs and ham",
+            None,
+            "Bread",
+            "Ünïcode soup",
+        ],
         "label": ["weather", "weather", "food", "food", None, "food"],
         "split": ["train", "train", "test", "train", "train", "train"],
         "site": ["north", "south", "north", "south", None, "north"],
@@ -97,11 +110,17 @@ def test_rows_are_in_the_order_of_their_names(tmp_path):
 
 def test_columns_are_named_in_the_spec(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("key,text,said,mood,part,place,a,b\nx,no,yes,3,test,up,1,1\ny,no,oh,5,train,down,1,2\n")
+    path.write_text(
+        "key,text,said,mood,part,place,a,b\nx,no,yes,3,test,up,1,1\ny,no,oh,5,train,down,1,2\n"
+    )
     words = "text=said&label=mood&split=part&name=key&domain=place&group=b"
     data = opened(f"texts:{path}?{words}", tmp_path)
     assert (data.names, data.classes, data.domains) == (("x", "y"), ("3", "5"), ("down", "up"))
-    assert (data.label.tolist(), data.domain.tolist(), data.split.tolist()) == ([0, 1], [1, 0], [1, 0])
+    assert (data.label.tolist(), data.domain.tolist(), data.split.tolist()) == (
+        [0, 1],
+        [1, 0],
+        [1, 0],
+    )
     assert (list(data.groups), data.source.read(1)) == (["b"], b"oh")
 
 

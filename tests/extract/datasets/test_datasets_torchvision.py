@@ -25,7 +25,9 @@ def write_idx(folder, prefix, images, labels):
     folder.mkdir(parents=True, exist_ok=True)
     head = struct.pack(">IIII", 0x803, *images.shape)
     (folder / f"{prefix}-images-idx3-ubyte").write_bytes(head + images.tobytes())
-    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(labels)) + bytes(labels))
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+        struct.pack(">II", 0x801, len(labels)) + bytes(labels)
+    )
 
 
 @pytest.fixture
@@ -77,7 +79,8 @@ def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, m
     names = [f"{c}/{c}_{i}.jpg" for c in ("banded", "dotted") for i in range(3)]
     write_directory(root / "images", {n: png(i) for i, n in enumerate(names)})
     labels = {
-        f"{s}1.txt": "".join(n + "\n" for n in names[k::3]).encode() for k, s in enumerate(("train", "val", "test"))
+        f"{s}1.txt": "".join(n + "\n" for n in names[k::3]).encode()
+        for k, s in enumerate(("train", "val", "test"))
     }
     write_directory(root / "labels", labels)
     (root / "images" / names[0]).unlink()
@@ -108,7 +111,9 @@ def test_emnist_letters_loses_its_class_without_images(tmp_path, memory):
     images = np.stack([np.full((28, 28), i, np.uint8) for i in range(1, 27)])
     for part in ("train", "test"):
         write_idx(tmp_path / "EMNIST" / "raw", f"emnist-letters-{part}", images, list(range(1, 27)))
-    data = open_dataset("torchvision:EMNIST-letters", memory=memory, roots={"EMNIST-letters": tmp_path})
+    data = open_dataset(
+        "torchvision:EMNIST-letters", memory=memory, roots={"EMNIST-letters": tmp_path}
+    )
     assert data.classes == tuple("abcdefghijklmnopqrstuvwxyz")
     row = data.names.index("train/00002")
     assert (data.classes[data.label[row]], int(data.source.read(row)[0, 0])) == ("c", 3)
@@ -138,7 +143,9 @@ def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
     images = np.stack([pixels(i, 32, 32) for i in range(12)])
     flat = images.transpose(0, 3, 1, 2).reshape(12, -1)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    held = {name: {"data": flat[2 * i : 2 * i + 2], "labels": [0, 1]} for i, name in enumerate(names)}
+    held = {
+        name: {"data": flat[2 * i : 2 * i + 2], "labels": [0, 1]} for i, name in enumerate(names)
+    }
     files = {name: pickle.dumps(value) for name, value in held.items()}
     files["batches.meta"] = pickle.dumps({"label_names": ["plane", "car"]})
     write_directory(folder, files)
@@ -199,7 +206,10 @@ def test_every_entry_names_a_class_and_arguments_torchvision_has():
     for name, entry in readers.TABLE.items():
         cls = getattr(datasets, entry.cls or name)
         accepted = {
-            p for base in cls.__mro__ if base is not object for p in inspect.signature(base.__init__).parameters
+            p
+            for base in cls.__mro__
+            if base is not object
+            for p in inspect.signature(base.__init__).parameters
         }
         for options, code in entry.splits:
             assert {*options, *entry.options} <= accepted, name
@@ -227,6 +237,8 @@ def test_a_link_out_of_the_folder_is_a_bad_image(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "a").write_bytes(b"out")
     (tmp_path / "data" / "a").symlink_to(tmp_path / "a")
-    with pytest.raises(BadImage, match=r"^it is a link out of the dataset's folder; --follow-links reads it$"):
+    with pytest.raises(
+        BadImage, match=r"^it is a link out of the dataset's folder; --follow-links reads it$"
+    ):
         readers._read_file(tmp_path / "data" / "a", tmp_path / "data")
     assert readers._read_file(tmp_path / "data" / "a", None) == b"out"

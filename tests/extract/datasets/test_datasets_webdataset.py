@@ -77,7 +77,12 @@ def test_braces_stand_for_numbers_of_one_length_and_for_words() -> None:
 
 def test_fields_of_json_are_labels_domains_and_groups(tmp_path, memory) -> None:
     def fields(i: int) -> str:
-        held: dict[str, Any] = {"label": ["cat", "dog"][i % 2], "hospital": i // 7, "boxes": [1, 2], "camera": {"a": 1}}
+        held: dict[str, Any] = {
+            "label": ["cat", "dog"][i % 2],
+            "hospital": i // 7,
+            "boxes": [1, 2],
+            "camera": {"a": 1},
+        }
         return json.dumps({**held, "domain": "ink"} if i % 5 else held)
 
     path = write_tar(tmp_path / "a.tar", samples(range(20), cls=None, json=fields))
@@ -94,7 +99,10 @@ def test_the_label_is_cls_then_json_then_txt(tmp_path, memory) -> None:
     def written(name: str, **parts: Any) -> Path:
         return write_tar(tmp_path / f"{name}.tar", samples(range(12), **parts))
 
-    some = {"json": lambda i: json.dumps({"class": f"k{i % 4}"}), "txt": lambda i: ["red\n", "blue\n"][i % 2]}
+    some = {
+        "json": lambda i: json.dumps({"class": f"k{i % 4}"}),
+        "txt": lambda i: ["red\n", "blue\n"][i % 2],
+    }
     assert opened(written("a", **some), memory).classes == ("0", "1", "2")
     path = written("b", cls=None, **some)
     assert opened(path, memory).classes == ("k0", "k1", "k2", "k3")
@@ -110,7 +118,9 @@ def test_folders_inside_and_outside_of_shards_are_part_of_names(tmp_path, memory
     root = tmp_path / "wds"
     for split, rows in (("train", range(8)), ("val", range(8, 12))):
         (root / split).mkdir(parents=True)
-        write_tar(root / split / "0000.tar", {f"in/{name}": raw for name, raw in samples(rows).items()})
+        write_tar(
+            root / split / "0000.tar", {f"in/{name}": raw for name, raw in samples(rows).items()}
+        )
     data = opened(root, memory)
     assert data.names[0] == "train/0000/in/000000"
     assert np.bincount(data.split).tolist() == [8, 4]
@@ -156,7 +166,10 @@ def hostile(path: Path, name: str, **what: Any) -> Path:
 
 
 def test_hostile_shards_are_refused_whole(tmp_path, memory) -> None:
-    for name, what in (("../a.png", {}), ("a.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})):
+    for name, what in (
+        ("../a.png", {}),
+        ("a.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
+    ):
         path = hostile(tmp_path / "a.tar", name, **what)
         refused(lambda path=path: opened(path, memory), name, code=Exit.CORRUPT)
 
@@ -182,6 +195,9 @@ def test_cut_compressed_and_odd_shards_are_refused(tmp_path, memory) -> None:
 
 def test_patterns_that_match_nothing_say_so(tmp_path, memory) -> None:
     root = shards(tmp_path / "wds", count=1)
-    for place, named in ((f"{root}/no-*.tar", "no-*.tar"), (f"{root}/train-{{0000..0003}}.tar", "train-0001.tar"),
-                         (tmp_path / "no", f"ls {tmp_path}")):  # fmt: skip
+    for place, named in (
+        (f"{root}/no-*.tar", "no-*.tar"),
+        (f"{root}/train-{{0000..0003}}.tar", "train-0001.tar"),
+        (tmp_path / "no", f"ls {tmp_path}"),
+    ):
         refused(lambda place=place: opened(place, memory), named)

@@ -23,7 +23,9 @@ from fedcache.tables.conversion import BEGIN, MARK
 from fedcache.tables.splits import SPLIT_WORDS
 
 WORDS = ["cat", "dog", "none"]
-ROWS = [(f"img/{i:02}.png", WORDS[i % 3], ["train", "test"][i % 4 == 0], f"u{i % 5}") for i in range(24)]
+ROWS = [
+    (f"img/{i:02}.png", WORDS[i % 3], ["train", "test"][i % 4 == 0], f"u{i % 5}") for i in range(24)
+]
 
 
 def images(root: Path) -> Path:
@@ -34,12 +36,18 @@ def facts(data: Any) -> set[tuple[Any, ...]]:
     """What every row is: its content, class, split and client."""
     clients = data.groups[next(name for name in data.groups if name.startswith("client"))].values()
     words = [data.classes[code] for code in data.label]
-    return set(zip((uid.tobytes() for uid in data.uid), words, data.split.tolist(), clients, strict=True))
+    return set(
+        zip((uid.tobytes() for uid in data.uid), words, data.split.tolist(), clients, strict=True)
+    )
 
 
-def csv_text(names: tuple[str, ...], separator: str = ",", spelt: Callable[[str], str] = str) -> str:
+def csv_text(
+    names: tuple[str, ...], separator: str = ",", spelt: Callable[[str], str] = str
+) -> str:
     lines = [separator.join(names)]
-    return "\n".join([*lines, *(separator.join([spelt(path), *rest]) for path, *rest in ROWS)]) + "\n"
+    return (
+        "\n".join([*lines, *(separator.join([spelt(path), *rest]) for path, *rest in ROWS)]) + "\n"
+    )
 
 
 PLAIN = ("path", "label", "split", "client")
@@ -60,8 +68,16 @@ def plain(tmp_path: Path, memory: DigestMemory) -> set[tuple[Any, ...]]:
         ("list.tsv", csv_text(PLAIN, "\t").encode()),
         ("list.csv", csv_text(PLAIN, spelt=lambda path: f".\\{path}".replace("/", "\\")).encode()),
         ("list.csv", csv_text(PLAIN, spelt=lambda path: f"./{path}").encode()),
-        ("list.csv", csv_text(("image_id", *PLAIN[1:]), spelt=lambda path: path.removesuffix(".png")).encode()),
-        ("list.jsonl", "\n".join(json.dumps(dict(zip(PLAIN, row, strict=True))) for row in ROWS).encode()),
+        (
+            "list.csv",
+            csv_text(
+                ("image_id", *PLAIN[1:]), spelt=lambda path: path.removesuffix(".png")
+            ).encode(),
+        ),
+        (
+            "list.jsonl",
+            "\n".join(json.dumps(dict(zip(PLAIN, row, strict=True))) for row in ROWS).encode(),
+        ),
     ],
 )
 def test_a_list_of_images_means_the_same_however_it_is_written(
@@ -105,27 +121,46 @@ def test_paths_of_a_drive_are_refused(tmp_path: Path, memory: DigestMemory) -> N
 def image_folder(root: Path, *, tables: str, ending: str) -> dict[str, bytes]:
     """Files of an ImageFolder: one table at the top, or one in each split."""
     files = {f"{split}/{Path(path).name}": png(i) for i, (path, _, split, _) in enumerate(ROWS)}
-    groups = {"": ROWS} if tables == "top" else {s: [row for row in ROWS if row[2] == s] for s in ("train", "test")}
+    groups = (
+        {"": ROWS}
+        if tables == "top"
+        else {s: [row for row in ROWS if row[2] == s] for s in ("train", "test")}
+    )
     for split, rows in groups.items():
         records = [
-            {"file_name": Path(path).name if split else f"{of}/{Path(path).name}", "label": word, "client": client}
+            {
+                "file_name": Path(path).name if split else f"{of}/{Path(path).name}",
+                "label": word,
+                "client": client,
+            }
             for path, word, of, client in rows
         ]
         if ending == "jsonl":
             text = "\n".join(map(json.dumps, records))
         else:
-            text = "\n".join(["file_name,label,client", *(",".join(record.values()) for record in records)])
+            text = "\n".join(
+                ["file_name,label,client", *(",".join(record.values()) for record in records)]
+            )
         files[f"{split}/metadata.{ending}".lstrip("/")] = text.encode()
     return files
 
 
 @pytest.mark.parametrize(
-    ("tables", "ending", "top"), [("top", "csv", "pets/"), ("each", "csv", ""), ("each", "jsonl", "pets/")]
+    ("tables", "ending", "top"),
+    [("top", "csv", "pets/"), ("each", "csv", ""), ("each", "jsonl", "pets/")],
 )
 def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
-    tmp_path: Path, memory: DigestMemory, plain: set[tuple[Any, ...]], tables: str, ending: str, top: str
+    tmp_path: Path,
+    memory: DigestMemory,
+    plain: set[tuple[Any, ...]],
+    tables: str,
+    ending: str,
+    top: str,
 ) -> None:
-    files = {top + name: raw for name, raw in image_folder(tmp_path, tables=tables, ending=ending).items()}
+    files = {
+        top + name: raw
+        for name, raw in image_folder(tmp_path, tables=tables, ending=ending).items()
+    }
     packed = [
         write_directory(tmp_path / "dir", files),
         write_zip(tmp_path / "z.zip", files),
@@ -139,7 +174,9 @@ def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
     assert found[0].names[0].startswith("test/")
 
 
-def test_images_and_rows_without_each_other_are_counted(tmp_path: Path, memory: DigestMemory) -> None:
+def test_images_and_rows_without_each_other_are_counted(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
     files = image_folder(tmp_path, tables="top", ending="csv")
     files["train/unlisted.png"] = png(99)
     files["metadata.csv"] += b"\ntrain/gone.png,cat,u0"
@@ -149,8 +186,12 @@ def test_images_and_rows_without_each_other_are_counted(tmp_path: Path, memory: 
     assert "1 listed and not there" in data.reading
 
 
-def test_classes_are_folders_where_the_tables_have_none(tmp_path: Path, memory: DigestMemory) -> None:
-    files = {f"{split}/{word}/{Path(path).name}": png(i) for i, (path, word, split, _) in enumerate(ROWS)}
+def test_classes_are_folders_where_the_tables_have_none(
+    tmp_path: Path, memory: DigestMemory
+) -> None:
+    files = {
+        f"{split}/{word}/{Path(path).name}": png(i) for i, (path, word, split, _) in enumerate(ROWS)
+    }
     lines = [f"{split}/{word}/{Path(path).name},{client}" for path, word, split, client in ROWS]
     files["metadata.csv"] = "\n".join(["file_name,client", *lines]).encode()
     data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}", memory=memory)
@@ -162,8 +203,14 @@ def test_classes_are_folders_where_the_tables_have_none(tmp_path: Path, memory: 
 # Folders that are named like splits
 
 
-@given(names=st.sets(st.sampled_from(sorted(SPLIT_WORDS)), min_size=2), upper=st.booleans(), depth=st.integers(1, 2))
-def test_folders_that_are_all_named_like_splits_are_never_classes(names: set[str], upper: bool, depth: int) -> None:
+@given(
+    names=st.sets(st.sampled_from(sorted(SPLIT_WORDS)), min_size=2),
+    upper=st.booleans(),
+    depth=st.integers(1, 2),
+)
+def test_folders_that_are_all_named_like_splits_are_never_classes(
+    names: set[str], upper: bool, depth: int
+) -> None:
     spelt = [name.upper() if upper else name for name in sorted(names)]
     files = [f"{'/'.join([name] * depth)}/{i}.png" for name in spelt for i in range(3)]
     with pytest.raises(FedcacheError, match="named like splits") as refused:
@@ -177,7 +224,9 @@ def test_a_split_beside_other_names_is_no_class_either() -> None:
         infer(files, None, where="pets")
     vehicles = [f"{name}/{i}.png" for name in ("bus", "car", "train") for i in range(3)]
     assert set(infer(vehicles, None, where="vehicles").classes) == {"bus", "car", "train"}
-    asked = infer([f"{name}/{i}.png" for name in ("train", "test") for i in range(3)], "class", where="words")
+    asked = infer(
+        [f"{name}/{i}.png" for name in ("train", "test") for i in range(3)], "class", where="words"
+    )
     assert set(asked.classes) == {"train", "test"}
 
 
@@ -190,7 +239,9 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
 ) -> None:
     root = tmp_path / "photos"
     dot = f".{ending}" if ending else ""
-    files = {f"{word}/{i}{dot}": encoded(pixels(i), kind) for word in ("cat", "dog") for i in range(3)}
+    files = {
+        f"{word}/{i}{dot}": encoded(pixels(i), kind) for word in ("cat", "dog") for i in range(3)
+    }
     write_directory(root, files)
     with pytest.raises(UsageError) as refused:
         open_dataset(f"folder:{root}", memory=memory)

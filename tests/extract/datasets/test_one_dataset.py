@@ -28,13 +28,17 @@ def as_arrays(root: Path) -> str:
 
 
 def as_parquet(root: Path) -> str:
-    pq.write_table(pa.table({"image": [{"bytes": png} for png in PNG], "label": LABELS}), root / "a.parquet")
+    pq.write_table(
+        pa.table({"image": [{"bytes": png} for png in PNG], "label": LABELS}), root / "a.parquet"
+    )
     return f"hf:{root / 'a.parquet'}"
 
 
 def as_shards(root: Path) -> str:
     files = {f"{i:06d}.png": png for i, png in enumerate(PNG)}
-    files |= {f"{i:06d}.json": json.dumps({"label": label}).encode() for i, label in enumerate(LABELS)}
+    files |= {
+        f"{i:06d}.json": json.dumps({"label": label}).encode() for i, label in enumerate(LABELS)
+    }
     return f"webdataset:{write_tar(root / 'a.tar', files)}"
 
 
@@ -50,7 +54,9 @@ def test_equal_images_have_equal_features(
         monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / home))  # where nothing can be taken over
         return fc.extract(dataset, ["random-projection", "pixels"], size=16, workers=0, batch=4)
 
-    folder = write_directory(tmp_path / "png", {f"{LABELS[i]}/{i:07d}.png": png for i, png in enumerate(PNG)})
+    folder = write_directory(
+        tmp_path / "png", {f"{LABELS[i]}/{i:07d}.png": png for i, png in enumerate(PNG)}
+    )
     files = extracted(f"folder:{folder}", "one")
     order = [int(name.rpartition("/")[2].removesuffix(".png")) for name in files.samples.name]
     ours = extracted(write(tmp_path), "other")

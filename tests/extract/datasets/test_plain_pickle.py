@@ -70,7 +70,10 @@ def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
 
 
 def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
-    named = {code: b"U" + bytes([len(code)]) + code.encode() for code in ("V8", "i4,f4", "O8O8", "M8[s]", "")}
+    named = {
+        code: b"U" + bytes([len(code)]) + code.encode()
+        for code in ("V8", "i4,f4", "O8O8", "M8[s]", "")
+    }
     for code, raw in {**named, "None": b"N", "5": b"K\x05"}.items():
         (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(" + raw + b"tR.")
         refused(lambda: load(tmp_path / "x"), f"the dtype '{code}'", code=Exit.CORRUPT)
@@ -78,7 +81,9 @@ def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
 
 OBJECT = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
 ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
-FIELDS = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|(" + OBJECT + b"(K\x02ttNNK\x01K\x01K\x00tb."
+FIELDS = (
+    b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|(" + OBJECT + b"(K\x02ttNNK\x01K\x01K\x00tb."
+)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,11 @@ def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
 
 def test_what_is_no_pair_of_images_and_labels_is_named(tmp_path):
     images = np.zeros((2, 4, 4), np.uint8)
-    for held, named in (((images, ["cat", "dog"]), "labels"), (images, "pair"), ((images, [0]), "1 labels")):
+    for held, named in (
+        ((images, ["cat", "dog"]), "labels"),
+        (images, "pair"),
+        ((images, [0]), "1 labels"),
+    ):
         (tmp_path / "x").write_bytes(pickle.dumps(held))
         refused(lambda: read_images(tmp_path / "x", ""), named, code=Exit.CORRUPT)
 

@@ -58,7 +58,10 @@ def alike(one, other):
     """Whether two lists of draws are the same values."""
     if len(one) != len(other):
         return False
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True))
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def takes_batches(case):
@@ -67,19 +70,41 @@ def takes_batches(case):
     L-BFGS reads all rows at once, and ``tsamp_central`` trains on rows that the server draws.
     """
     hp = trial_of_case(case, "sequential").hp
-    return "batch" in hp and (case[0] != "central" or hp["probe"] == "sgd") and hp.get("ablation") != "tsamp_central"
+    return (
+        "batch" in hp
+        and (case[0] != "central" or hp["probe"] == "sgd")
+        and hp.get("ablation") != "tsamp_central"
+    )
 
 
-SWITCHES = {"ablation", "init", "noise_on", "probe", "proto_drop_last", "synth", "train_view", "views", "vp_template"}
+SWITCHES = {
+    "ablation",
+    "init",
+    "noise_on",
+    "probe",
+    "proto_drop_last",
+    "synth",
+    "train_view",
+    "views",
+    "vp_template",
+}
 """Switches that add or remove a stream; variants of others are tried in the full draw."""
-EACH = [case for case in one_of_each(cases(), lambda case: case[0]) if case[0] != "central"]  # L-BFGS draws nothing
+EACH = [
+    case for case in one_of_each(cases(), lambda case: case[0]) if case[0] != "central"
+]  # L-BFGS draws nothing
 
 
-@pytest.mark.parametrize("case", tried([*EACH, *(v for v in VARIANTS if FULL or SWITCHES & v[1].keys())]), ids=ids)
+@pytest.mark.parametrize(
+    "case", tried([*EACH, *(v for v in VARIANTS if FULL or SWITCHES & v[1].keys())]), ids=ids
+)
 def test_every_stream_of_a_method_is_another_with_another_seed(case, monkeypatch):
     one, other = (draws_of(case, seed, monkeypatch) for seed in (3, 1))
     assert one.keys() == other.keys()
     for how, stream in one:
-        assert not alike(one[how, stream], other[how, stream]), f"the stream {stream!r} does not depend on the seed"
+        assert not alike(one[how, stream], other[how, stream]), (
+            f"the stream {stream!r} does not depend on the seed"
+        )
     if takes_batches(case):
-        assert "permutations" in {how for how, _ in one}, "the order of batches is not drawn from the seed"
+        assert "permutations" in {how for how, _ in one}, (
+            "the order of batches is not drawn from the seed"
+        )

@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 import torch
 from draws import examples, one_of_each
-from federation import VARIANTS, cases, difference, fitted, gap, go_tiny, ids, run_points, scaled, small, tiny, wide
+from federation import (
+    VARIANTS,
+    cases,
+    difference,
+    fitted,
+    gap,
+    go_tiny,
+    ids,
+    run_points,
+    scaled,
+    small,
+    tiny,
+    wide,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -83,23 +96,38 @@ def test_executions_agree_on_stale_updates(case, execution):
 def test_a_run_that_goes_on_with_clients_in_training_has_the_same_bits(case, execution):
     saved: dict[int, Snapshot] = {}
     pair = pair_for(execution)
-    whole = go_tiny(*case, *pair, execution=execution, on_round=lambda r, _m, _t, s: saved.update({r: s()}), **STALE)
+    whole = go_tiny(
+        *case,
+        *pair,
+        execution=execution,
+        on_round=lambda r, _m, _t, s: saved.update({r: s()}),
+        **STALE,
+    )
     assert any(key.startswith("version/") for snap in saved.values() for key in snap.tensors)
     for after, snap in saved.items():
-        snap = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))  # as it comes back from files
+        snap = Snapshot(
+            load(save(snap.tensors)), json.loads(json.dumps(snap.meta))
+        )  # as it comes back from files
         resumed = go_tiny(*case, *pair, execution=execution, state=snap, **STALE)
         assert difference(whole, resumed) == 0.0, f"resumed after step {after}"
         assert resumed.traffic == whole.traffic
-        assert [replace(r, seconds=0.0) for r in resumed.records] == [replace(r, seconds=0.0) for r in whole.records]
+        assert [replace(r, seconds=0.0) for r in resumed.records] == [
+            replace(r, seconds=0.0) for r in whole.records
+        ]
 
 
 @pytest.mark.parametrize("case", EACH, ids=ids)
 def test_the_order_of_clients_does_not_matter_in_simulated_time(case):
     data, clients = tiny(views=4)
     order = [0, 2, 3, 1]
-    a, b = go_tiny(*case, data, clients, **STALE), go_tiny(*case, data, [clients[i] for i in order], **STALE)
+    a, b = (
+        go_tiny(*case, data, clients, **STALE),
+        go_tiny(*case, data, [clients[i] for i in order], **STALE),
+    )
     assert gap(a.server, b.server) < close(case[0])
-    assert [{order.index(c) for c in r.clients} for r in a.records] == [set(r.clients) for r in b.records]
+    assert [{order.index(c) for c in r.clients} for r in a.records] == [
+        set(r.clients) for r in b.records
+    ]
 
 
 @pytest.mark.parametrize("execution", ["batched", "gram"])
@@ -122,22 +150,44 @@ def add(down, _state, data, _ctx):
 
 
 TOY = Method(
-    name="toy", paper="", summary="", hparams=(), defaults=Defaults(1, None, 2, "iid"), paper_count=None,
-    init=lambda ctx: {"w": torch.zeros(1, dtype=ctx.env.dtype)}, fit=add, uploads=whole_server,
-    predict=lambda _down, _own, _data, x, _ctx: x, executions=("sequential",),
-)  # fmt: skip
+    name="toy",
+    paper="",
+    summary="",
+    hparams=(),
+    defaults=Defaults(1, None, 2, "iid"),
+    paper_count=None,
+    init=lambda ctx: {"w": torch.zeros(1, dtype=ctx.env.dtype)},
+    fit=add,
+    uploads=whole_server,
+    predict=lambda _down, _own, _data, x, _ctx: x,
+    executions=("sequential",),
+)
 
 
 def toy(features, durations, **rule):
     """The run of clients a, b, ... with so many rows each of one feature, which take so long; w after each step."""
-    x = torch.tensor([d for rows, d in features for _ in range(rows)], dtype=torch.float64).reshape(-1, 1, 1)
+    x = torch.tensor([d for rows, d in features for _ in range(rows)], dtype=torch.float64).reshape(
+        -1, 1, 1
+    )
     start, names = np.cumsum([0, *(rows for rows, _ in features)]), tuple("abc"[: len(features)])
-    clients = [Client(name, np.arange(*start[i : i + 2]), np.array([0])) for i, name in enumerate(names)]
+    clients = [
+        Client(name, np.arange(*start[i : i + 2]), np.array([0])) for i, name in enumerate(names)
+    ]
     steps: list[float] = []
     timing = TimingRule("by hand", names, durations, **{"buffer": 1, **rule})
-    spec = TrainingRun(TOY, Data(x, torch.zeros(len(x), dtype=torch.int64), 1), clients, 4, dtype=torch.float64,
-                       timing=timing, execution="sequential", eval_every=4)  # fmt: skip
-    calls = RunCallbacks(on_round=lambda _g, _r, _m, _t, snap: steps.append(float(snap().tensors["server/w"])))
+    spec = TrainingRun(
+        TOY,
+        Data(x, torch.zeros(len(x), dtype=torch.int64), 1),
+        clients,
+        4,
+        dtype=torch.float64,
+        timing=timing,
+        execution="sequential",
+        eval_every=4,
+    )
+    calls = RunCallbacks(
+        on_round=lambda _g, _r, _m, _t, snap: steps.append(float(snap().tensors["server/w"]))
+    )
     return run(spec, {}, callbacks=calls), steps
 
 
@@ -151,9 +201,21 @@ def test_two_clients_by_hand():
     w3 = 3.0 + 8.0 / math.sqrt(3.0)
     assert steps == pytest.approx([1.0, 3.0, w3, w3 + 4.0 / math.sqrt(2.0)], abs=1e-14)
     # Broadcasts: two at 0, a's at 1, 2 and b's at 2.5; whoever is in training at the end has got one too.
-    assert [(r.clients, r.diagnostics["simulated_time"], r.diagnostics["staleness_max"], r.traffic.down, r.traffic.up)
-            for r in out.records] == [((0,), 1.0, 0.0, 2, 1), ((0,), 2.0, 0.0, 1, 1), ((1,), 2.5, 2.0, 1, 1),
-                                      ((0,), 3.0, 1.0, 1, 1)]  # fmt: skip
+    assert [
+        (
+            r.clients,
+            r.diagnostics["simulated_time"],
+            r.diagnostics["staleness_max"],
+            r.traffic.down,
+            r.traffic.up,
+        )
+        for r in out.records
+    ] == [
+        ((0,), 1.0, 0.0, 2, 1),
+        ((0,), 2.0, 0.0, 1, 1),
+        ((1,), 2.5, 2.0, 1, 1),
+        ((0,), 3.0, 1.0, 1, 1),
+    ]
     assert toy([(1, 1.0), (3, 8.0)], (1.0, 2.5), power=0.0)[1] == [1.0, 3.0, 11.0, 15.0]
     # Half the step: 0.5; 0.5 + (0.5 + 1) / 2 = 1.25; 1.25 + 4 / sqrt(3); and (1.25 + 1) / 2 / sqrt(2) on top.
     w3 = 1.25 + 4.0 / math.sqrt(3.0)
@@ -177,19 +239,30 @@ def test_updates_of_different_ages_share_a_buffer_by_their_rows():
     assert [r.diagnostics["staleness_mean"] for r in out.records] == [0.0, 0.0, 1.0, 0.5]
 
 
-DRAWS = [SamplingRule(), SamplingRule("weighted"), SamplingRule(dropout=0.4), SamplingRule(available=0.6)]
+DRAWS = [
+    SamplingRule(),
+    SamplingRule("weighted"),
+    SamplingRule(dropout=0.4),
+    SamplingRule(available=0.6),
+]
 
 
 @examples(200, 2000)
 @given(
-    st.integers(1, 12), st.integers(1, 6), st.integers(1, 5), st.sampled_from(DURATIONS), st.sampled_from(DRAWS),
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from(DURATIONS),
+    st.sampled_from(DRAWS),
     st.integers(0, 9),
-)  # fmt: skip
+)
 def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling, seed):
     names, rows = NumberedNames(clients), np.arange(1.0, clients + 1)
     sampler = ClientSampler(names, np.arange(clients), seed, rows, sampling)
     rule = TimingRule(durations, buffer=buffer)
-    schedule = Schedule(rule, sampler, min(concurrency, clients), rule.of_clients(names, rows, seed))
+    schedule = Schedule(
+        rule, sampler, min(concurrency, clients), rule.of_clients(names, rows, seed)
+    )
     begun, ended, clock = Counter(), Counter(), 0.0
     for round_ in range(8):
         arrived, began = schedule.fill_buffer(round_)
@@ -198,20 +271,29 @@ def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling
         clock = schedule.clock
         if sampling.available == 1.0 and sampling.dropout == 0.0:
             assert len(arrived) == min(buffer, clients)
-            assert max(Counter(began).values(), default=1) == 1  # nobody begins twice with one model
+            assert (
+                max(Counter(began).values(), default=1) == 1
+            )  # nobody begins twice with one model
         begun.update((c, round_) for c in began)
         ended.update(arrived.items())
         in_training = [one.client for one in schedule._heap]
         assert len(in_training) == len(set(in_training)) <= min(concurrency, clients)
-        assert not ended - begun  # every update is of a client that began, with that model, and comes once
+        assert (
+            not ended - begun
+        )  # every update is of a client that began, with that model, and comes once
         again = Schedule(rule, sampler, schedule.concurrency, schedule.durations)
         again.take_up(json.loads(json.dumps(schedule.to_json())))
         assert sorted(again._heap) == sorted(schedule._heap)
 
 
 def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
-    out = go_tiny("fedavg", {"opt": "sgd", "bn": False}, rounds=12, timing=TimingRule(buffer=2),
-                  sampling=SamplingRule(dropout=0.5))  # fmt: skip
+    out = go_tiny(
+        "fedavg",
+        {"opt": "sgd", "bn": False},
+        rounds=12,
+        timing=TimingRule(buffer=2),
+        sampling=SamplingRule(dropout=0.5),
+    )
     assert all(len(r.clients) == 2 for r in out.records)
     received, sent = (sum(getattr(r.traffic, k) for r in out.records) for k in ("down", "up"))
     assert received > 1.3 * sent  # a broadcast for everyone who began
@@ -245,7 +327,9 @@ def test_variances_of_batchnorm_stay_variances(name):
 def test_uploads_that_are_no_updates_of_the_broadcast_are_refused():
     odd = replace(TOY, fit=lambda down, state, data, ctx: ({}, {"v": down["w"]}), uploads=None)
     x = Data(torch.ones(2, 1, 1), torch.zeros(2, dtype=torch.int64), 1)
-    spec = TrainingRun(odd, x, [Client("a", np.arange(2), np.array([0]))], timing=TimingRule(buffer=1))
+    spec = TrainingRun(
+        odd, x, [Client("a", np.arange(2), np.array([0]))], timing=TimingRule(buffer=1)
+    )
     with pytest.raises(FedcacheError, match="--asynchronous"):
         run(spec, {})
 
@@ -277,7 +361,10 @@ def test_a_file_of_durations_names_the_clients_that_train(tmp_path):
     assert rule.of_clients("abc", np.array([1.0, 1.0, 0.0]), 0)([1], 0) == [2.5]  # c cannot train
     with pytest.raises(FedcacheError, match="--client-durations"):
         rule.of_clients("a", np.ones(1), 0)
-    assert TimingRule("rows").of_clients("abc", np.array([1.0, 2.0, 3.0]), 0)([0, 2], 4) == [0.5, 1.5]
+    assert TimingRule("rows").of_clients("abc", np.array([1.0, 2.0, 3.0]), 0)([0, 2], 4) == [
+        0.5,
+        1.5,
+    ]
 
 
 def test_half_normal_durations_are_those_of_a_client_and_a_round():
@@ -305,7 +392,9 @@ def test_the_draws_of_a_step_are_numbered_and_no_client_of_its_buffer_begins_aga
             asked.append((round_, draw, count, sorted(busy)))
             return [(c, False) for c in range(6) if c not in busy][:count]
 
-    schedule = Schedule(TimingRule(buffer=3), First(), 2, lambda clients, round_: [1.0 + c for c in clients])
+    schedule = Schedule(
+        TimingRule(buffer=3), First(), 2, lambda clients, round_: [1.0 + c for c in clients]
+    )
     assert schedule.fill_buffer(0) == ({0: 0, 1: 0, 2: 0}, [0, 1, 2, 3])
     assert schedule.clock == 4.0
     assert schedule.fill_buffer(1) == ({0: 1, 3: 0, 1: 1}, [0, 1, 2])

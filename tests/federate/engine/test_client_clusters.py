@@ -48,10 +48,15 @@ def test_a_round_has_clients_of_so_many_clusters_alone(clients, how, draw):
     count = draw.draw(st.integers(1, clients))
     each, asked = draw.draw(st.integers(1, count)), draw.draw(st.integers(1, clients))
     eligible = draw.draw(st.sets(st.integers(0, clients - 1), min_size=1))
-    rule = SamplingRule(how, draw.draw(st.sampled_from([1.0, 0.7])), clusters=ClusterRule(count, each))
+    rule = SamplingRule(
+        how, draw.draw(st.sampled_from([1.0, 0.7])), clusters=ClusterRule(count, each)
+    )
     made = sampler(clients, rule, eligible)
-    of = {int(made.by_name[p]): k for k, some in enumerate(made.rule.clusters.places(made.names, made.by_name, 3))
-          for p in some}  # fmt: skip
+    of = {
+        int(made.by_name[p]): k
+        for k, some in enumerate(made.rule.clusters.places(made.names, made.by_name, 3))
+        for p in some
+    }
     assert of.keys() == eligible
     for round_ in range(4):
         found = made.drawn(round_, asked)
@@ -71,10 +76,15 @@ def test_clusters_are_of_names_whatever_the_order_of_clients(names, asked, each)
     rule, rows = SamplingRule(clusters=ClusterRule(4, each)), np.ones(8)
     made = ClientSampler(names, np.arange(8), 3, rows, rule)
     known = ClientSampler(sorted(names), np.arange(8), 3, rows, rule)
-    assert sorted(names[c] for c in made.drawn(2, asked)) == [sorted(names)[c] for c in known.drawn(2, asked)]
+    assert sorted(names[c] for c in made.drawn(2, asked)) == [
+        sorted(names)[c] for c in known.drawn(2, asked)
+    ]
     some = np.array([c for c in made.by_name if names[c] not in "ab"])
     both = [
-        {frozenset(names[int(who[p])] for p in cluster) - {"a", "b"} for cluster in rule.clusters.places(names, who, 3)}
+        {
+            frozenset(names[int(who[p])] for p in cluster) - {"a", "b"}
+            for cluster in rule.clusters.places(names, who, 3)
+        }
         for who in (made.by_name, some)
     ]
     assert both[0] - {frozenset()} == both[1]
@@ -104,7 +114,12 @@ def test_executions_agree_on_rounds_of_clusters(trust, uneven):
     one, other = (go("fedavg", execution=e, **how) for e in ("sequential", "batched"))
     assert difference(one, other) < 1e-10
     rounds = [set(r.clients) for r in one.records]
-    assert all(found <= cluster for found in rounds for cluster in ({0}, {1, 2}, set(range(3, 9))) if found & cluster)
+    assert all(
+        found <= cluster
+        for found in rounds
+        for cluster in ({0}, {1, 2}, set(range(3, 9)))
+        if found & cluster
+    )
     assert {1, 2, 5} == {*map(len, rounds)}, "of six clients five are drawn, and of fewer all"
 
 
@@ -146,7 +161,9 @@ def test_a_file_names_the_clusters_of_clients(tmp_path):
     assert (rule.count, rule.words()["clusters_per_round"]) == (2, 1)
     assert str(rule.words()["client_clusters"]).startswith("sha256:")
     assert [p.tolist() for p in rule.places("abc", np.arange(3), 0)] == [[0, 1], [2]]
-    assert [p.tolist() for p in rule.places("abc", np.array([0, 1]), 9)] == [[0, 1]]  # c cannot train
+    assert [p.tolist() for p in rule.places("abc", np.array([0, 1]), 9)] == [
+        [0, 1]
+    ]  # c cannot train
     assert [p.tolist() for p in rule.places("abcd", np.arange(3), 0)] == [[0, 1], [2]]  # nor can d
     with pytest.raises(FedcacheError, match="'d'"):
         rule.places("abcd", np.arange(4), 0)
@@ -158,12 +175,16 @@ def test_a_file_is_parsed_once_while_it_says_the_same(tmp_path, monkeypatch):
     """Its options are parsed several times in a command, and 10^6 lines take seconds."""
     path, read = tmp_path / "clusters.csv", []
     real = client_clusters.lines_of_clients
-    monkeypatch.setattr(client_clusters, "lines_of_clients", lambda *words: read.append(1) or real(*words))
+    monkeypatch.setattr(
+        client_clusters, "lines_of_clients", lambda *words: read.append(1) or real(*words)
+    )
     path.write_text("client,cluster\na,x\nb,y\n")
     rules = [parse_clusters(str(path), each) for each in (1, 2, 1)]
     assert [rule.per_round for rule in rules] == [1, 2, 1]
     assert len(read) == 1
-    path.write_text("client,cluster\na,x\nb,x\n")  # as long as before, and perhaps in the same tick of the clock
+    path.write_text(
+        "client,cluster\na,x\nb,x\n"
+    )  # as long as before, and perhaps in the same tick of the clock
     assert parse_clusters(str(path), 1).count == 1
     assert len(read) == 2
 
@@ -186,9 +207,13 @@ def test_a_file_without_clusters_is_refused_by_line(tmp_path, text, why):
 
 @pytest.mark.parametrize(
     ("count", "each", "named"),
-    [("0", 1, "--client-clusters 0"), ("2.5", 1, "--client-clusters 2.5"), ("3", 4, "--clusters-per-round 4"),
-     (None, 2, "--clusters-per-round")],
-)  # fmt: skip
+    [
+        ("0", 1, "--client-clusters 0"),
+        ("2.5", 1, "--client-clusters 2.5"),
+        ("3", 4, "--clusters-per-round 4"),
+        (None, 2, "--clusters-per-round"),
+    ],
+)
 def test_numbers_of_clusters_that_cannot_be_are_refused(count, each, named):
     with pytest.raises(FedcacheError, match=named):
         parse_clusters(count, each)

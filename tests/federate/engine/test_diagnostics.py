@@ -45,7 +45,8 @@ def test_only_the_corrected_bound_falls_with_rows():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((500, 5, 10, 1537), "1537"), ((0, 5, 10, 10), "rows"), ((500, 5, 10, 10, 1.0), "delta")]
+    ("arguments", "message"),
+    [((500, 5, 10, 1537), "1537"), ((0, 5, 10, 10), "rows"), ((500, 5, 10, 10, 1.0), "delta")],
 )
 def test_a_bound_that_says_nothing_is_refused(arguments, message):
     with pytest.raises(FedcacheError, match=message) as info:
@@ -116,10 +117,16 @@ def test_fusion_similarity_by_loops():
 def test_one_backbone_has_all_the_similarity():  # T-X8
     fused, owned = normal(4, 5, 6).abs(), torch.ones(4, 5, dtype=torch.bool)
     assert fusion_similarity(normal(1, 4, 5, 6, seed=1).abs(), fused, owned).tolist() == [[1.0] * 4]
-    assert fusion_similarity(2 * fused[None], fused, owned, "none").numpy() == pytest.approx(np.ones((1, 4)))
+    assert fusion_similarity(2 * fused[None], fused, owned, "none").numpy() == pytest.approx(
+        np.ones((1, 4))
+    )
     owned[2] = False
-    assert fusion_similarity(fused[None], fused, owned).isnan().tolist() == [[False, False, True, False]]
-    assert fusion_similarity(-fused[None], fused, owned).isnan().all(), "no share of a negative whole"
+    assert fusion_similarity(fused[None], fused, owned).isnan().tolist() == [
+        [False, False, True, False]
+    ]
+    assert fusion_similarity(-fused[None], fused, owned).isnan().all(), (
+        "no share of a negative whole"
+    )
     with pytest.raises(FedcacheError, match="'column'"):
         fusion_similarity(fused[None], fused, owned, "columns")
 
@@ -160,10 +167,14 @@ def image_tower(name):
             return model
         if row.provider == "open_clip":
             config = open_clip.get_model_config(row.architecture)
-            return open_clip.CLIP(**{k: config[k] for k in ("embed_dim", "vision_cfg", "text_cfg")}).visual
+            return open_clip.CLIP(
+                **{k: config[k] for k in ("embed_dim", "vision_cfg", "text_cfg")}
+            ).visual
         if row.provider == "glyph_clip":
             return glyph_clip.build().visual
-        if row.provider == "tflite_file":  # norms are folded into the layers before them, which leaves their biases
+        if (
+            row.provider == "tflite_file"
+        ):  # norms are folded into the layers before them, which leaves their biases
             layers = torchvision.models.mobilenet_v2(weights=None).features
             for layer in layers.modules():
                 if isinstance(layer, torch.nn.BatchNorm2d):

@@ -62,12 +62,20 @@ def test_unknown_names_are_guessed():
 def test_a_text_start_needs_text_and_a_linear_head():
     data, clients = federation()
     without = Data(data.x, data.y, data.classes)
-    refused(lambda: go("fedavg", {"head": "linear", "init": "text"}, without, clients), code=Exit.STORE)
+    refused(
+        lambda: go("fedavg", {"head": "linear", "init": "text"}, without, clients), code=Exit.STORE
+    )
     with pytest.raises(FedcacheError, match="head=mlp"):
         go("fedavg", {"init": "text"})
     start = go("fedavg", {"head": "linear", "epochs": 0}, rounds=1).server
     assert gap(start["W"], data.text) < 1e-15  # auto: a linear head on features with text
-    assert gap(go("fedavg", {"head": "linear", "epochs": 0}, without, clients, rounds=1).server["W"], data.text) > 0.01
+    assert (
+        gap(
+            go("fedavg", {"head": "linear", "epochs": 0}, without, clients, rounds=1).server["W"],
+            data.text,
+        )
+        > 0.01
+    )
 
 
 def test_data_that_does_not_fit_is_refused():
@@ -87,9 +95,14 @@ def test_batches_hold_every_row_once(n, batch, drop, bn):
         assert 1 not in sizes
 
 
-@pytest.mark.parametrize(("n", "paper_", "plain", "linear"), [
-    (1, [], [1], [1]), (65, [32, 33], [32, 32, 1], [32, 32, 1]), (34, [32, 2], [32, 2], [32, 2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "paper_", "plain", "linear"),
+    [
+        (1, [], [1], [1]),
+        (65, [32, 33], [32, 32, 1], [32, 32, 1]),
+        (34, [32, 2], [32, 2], [32, 2]),
+    ],
+)
 def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, paper_, plain, linear):
     # Table 7 of FedPCL has BatchNorm; a linear head has none, whatever the switch says.
     for words, expected in (({}, paper_), ({"bn": False}, plain), ({"head": "linear"}, linear)):
@@ -125,13 +138,22 @@ def test_pairs_of_views_differ():
     real = rows.mask() > 0
     assert (a != b)[real].all()
     assert set(a[real].tolist()) == set(b[real].tolist()) == {1, 2, 3}
-    assert drawn_views(stack_clients(data.x[:, :2], data.y, [clients[0].train], 0), ctx, 0, 2) == (1, 0)
-    assert drawn_views(stack_clients(data.x[:, :1], data.y, [clients[0].train], 0), ctx, 0, 2) == (0, 0)
+    assert drawn_views(stack_clients(data.x[:, :2], data.y, [clients[0].train], 0), ctx, 0, 2) == (
+        1,
+        0,
+    )
+    assert drawn_views(stack_clients(data.x[:, :1], data.y, [clients[0].train], 0), ctx, 0, 2) == (
+        0,
+        0,
+    )
 
 
 def test_pooling_is_weighted_uniform_summed_or_stacked():
     pool = UploadPool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"}, 3)
-    for client, value, weight in ((7, 4.0, 3.0), (2, 1.0, 1.0)):  # as they come; stacks are in client order
+    for client, value, weight in (
+        (7, 4.0, 3.0),
+        (2, 1.0, 1.0),
+    ):  # as they come; stacks are in client order
         pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight, client)
     # mean (1 * 1 + 3 * 4) / 4 = 3.25, uniform 2.5, sum 5, stack [1, 4]
     found = {n: t.flatten().tolist() for n, t in pool.done().items()}
@@ -149,7 +171,9 @@ def test_pooling_is_in_float64():
 def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
     # a client's D x D sum, their total, and two copies for the solver; a grid also keeps sums and one decomposition
     load, execution = Load(1000, 5, width=64, points=points), ExecutionPlan("sequential", 1)
-    closed, model = (forecast(load, execution, opt="sgd", stacked=False, closed=c).server for c in (True, False))
+    closed, model = (
+        forecast(load, execution, opt="sgd", stacked=False, closed=c).server for c in (True, False)
+    )
     assert closed - model == matrices * 64 * 64 * 8
 
 
@@ -157,7 +181,9 @@ def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
 def test_the_forecast_counts_what_an_optimiser_keeps_of_each_client_at_once(opt, copies):
     # weights, gradient, a temporary; momentum of sgd, two moments of Adam
     def working(head_bytes, chunk):
-        return forecast(Load(head_bytes, 9, width=64), ExecutionPlan("batched", chunk), opt=opt, stacked=False).working
+        return forecast(
+            Load(head_bytes, 9, width=64), ExecutionPlan("batched", chunk), opt=opt, stacked=False
+        ).working
 
     assert working(1000, 7) - working(0, 7) == copies * 7 * 1000
 
@@ -173,10 +199,20 @@ FEW = (50,) * 100
         ("adam", 2_200_000, {}, "sequential"),  # three of them fill what a chunk may
         ("sgd", 535_000, {}, "batched"),  # 600 rows are more than half of 1,024 features
         ("sgd", 41_000, {"rows": FEW}, "gram"),
-        ("sgd", 41_000, {"rows": FEW, "participants": 24}, "batched"),  # matrices of three in four are for nothing
+        (
+            "sgd",
+            41_000,
+            {"rows": FEW, "participants": 24},
+            "batched",
+        ),  # matrices of three in four are for nothing
         ("adam", 41_000, {"rows": FEW}, "batched"),
         ("sgd", 41_000, {"rows": FEW, "views": 4}, "batched"),
-        ("sgd", 41_000, {"rows": (50,) * 40 + (600,) * 60}, "batched"),  # most rows are with the large
+        (
+            "sgd",
+            41_000,
+            {"rows": (50,) * 40 + (600,) * 60},
+            "batched",
+        ),  # most rows are with the large
         ("sgd", 41_000, {"rows": FEW, "points": 240}, "gram"),
     ],
 )
@@ -184,7 +220,9 @@ def test_an_execution_follows_bytes_and_optimiser(opt, head_bytes, load, expecte
     fedavg = METHODS["fedavg"]
     everybody = {"participants": 100, "width": 1024, "rows": (600,) * 100, **load}
     rows = np.array(everybody.pop("rows"))
-    plan = choose(fedavg, fedavg.resolve("paper", {"opt": opt}), Load(head_bytes, 100, 10, rows, **everybody))
+    plan = choose(
+        fedavg, fedavg.resolve("paper", {"opt": opt}), Load(head_bytes, 100, 10, rows, **everybody)
+    )
     assert plan.name == expected
     assert plan.name != "batched" or plan.chunk * head_bytes * 4 <= 32 << 20
 
@@ -194,7 +232,9 @@ def test_fairness_by_hand():
     f = fairness(np.arange(1, 41)[::-1] / 100)
     got = [f[k] for k in ("mean", "worst10", "worst20", "worst40", "best10")]
     assert got == pytest.approx([0.205, 0.025, 0.045, 0.085, 0.385])
-    assert f["var_pp2"] == f["std_pp"] ** 2 == pytest.approx((40**2 - 1) / 12)  # T-X1, uniform variance
+    assert (
+        f["var_pp2"] == f["std_pp"] ** 2 == pytest.approx((40**2 - 1) / 12)
+    )  # T-X1, uniform variance
     assert np.isnan(fairness(np.array([0.5, np.nan, 0.7]))["worst10"])
     assert fairness(np.array([0.5, np.nan, 0.7]))["mean"] == pytest.approx(0.6)
 
@@ -205,14 +245,19 @@ def test_macro_f1_is_scikit_learns():
     assert macro_f1(p, y, 5) == pytest.approx(f1_score(y, p, average="macro"))
     few = np.array([0, 0, 3, 3, 3])  # class 4 is predicted and never there; 1 and 2 are neither
     other = np.array([0, 4, 3, 3, 4])
-    assert macro_f1(other, few, 7) == pytest.approx(f1_score(few, other, average="macro", labels=np.unique(few)))
+    assert macro_f1(other, few, 7) == pytest.approx(
+        f1_score(few, other, average="macro", labels=np.unique(few))
+    )
     assert macro_f1(other, few, 7) == pytest.approx((2 / 3 + 4 / 5) / 2)
     assert np.isnan(macro_f1(np.empty(0, np.int64), np.empty(0, np.int64), 7))
 
 
 def test_features_are_prepared_as_asked():
     g = np.random.default_rng(0)
-    a, b = g.standard_normal((6, 2, 3)).astype(np.float16), 5 + g.standard_normal((6, 2, 4)).astype(np.float32)
+    a, b = (
+        g.standard_normal((6, 2, 3)).astype(np.float16),
+        5 + g.standard_normal((6, 2, 4)).astype(np.float32),
+    )
     a[4] = np.nan  # a quarantined image
     ok, train = [0, 1, 2, 3, 5], [0, 1, 3]
     made = {post: prepare([a, b], post, np.array(train)).numpy() for post in FEAT_POSTS}
@@ -222,7 +267,9 @@ def test_features_are_prepared_as_asked():
     assert np.array_equal(first, plain[:, :1], equal_nan=True)
     for part in (made["l2"][..., :3], made["l2"][..., 3:], made["l2_concat"]):
         assert np.allclose(np.linalg.norm(part[ok], axis=-1), 1)
-    assert np.array_equal(made["sign"], np.where(np.isnan(plain), np.nan, plain > 0), equal_nan=True)
+    assert np.array_equal(
+        made["sign"], np.where(np.isnan(plain), np.nan, plain > 0), equal_nan=True
+    )
     scaled = made["standardize"][train, 0]
     assert np.allclose([scaled.mean(0), scaled.std(0)], [[0.0] * 7, [1.0] * 7], atol=1e-5)
 
@@ -259,7 +306,8 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(
-    ("change", "opt"), [("renamed", "sgd"), ("with other arguments", "adam"), ("another step", "sgd")]
+    ("change", "opt"),
+    [("renamed", "sgd"), ("with other arguments", "adam"), ("another step", "sgd")],
 )
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
     assert optimiser.fused_kernels_work()
@@ -269,16 +317,30 @@ def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(
             optimiser.fused_kernels_work.cache_clear()
             KERNELS[change](patch, f"_fused_{opt}_")
             assert not optimiser.fused_kernels_work()
-            assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server) < 1e-6
+            assert (
+                gap(
+                    fused.server,
+                    go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server,
+                )
+                < 1e-6
+            )
     finally:
         optimiser.fused_kernels_work.cache_clear()
 
 
-def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(tmp_path, monkeypatch):
+def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(
+    tmp_path, monkeypatch
+):
     opened, temporary = [], feature_post.tempfile.TemporaryFile
-    monkeypatch.setattr(feature_post.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how))
+    monkeypatch.setattr(
+        feature_post.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how)
+    )
     monkeypatch.setattr(feature_post, "memory_limit", lambda: 4 * 3 * 5)
-    for width, place, files in ((5, tmp_path, []), (6, tmp_path, [{"dir": tmp_path}]), (6, None, [{"dir": tmp_path}])):
+    for width, place, files in (
+        (5, tmp_path, []),
+        (6, tmp_path, [{"dir": tmp_path}]),
+        (6, None, [{"dir": tmp_path}]),
+    ):
         feature_post._room((3, width), place)[:] = 2.0
         assert opened == files
     assert list(tmp_path.iterdir()) == [], "it has no name"

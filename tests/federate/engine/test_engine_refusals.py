@@ -45,7 +45,10 @@ def test_a_run_is_told_everything_and_has_rounds_and_clients():
 def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
     """The server of the second of three points breaks in the second round."""
     data, clients = tiny()
-    hps = [FEDAVG.resolve("paper", {**small("fedavg"), "head": "linear", "lr": lr}) for lr in (0.1, 0.2, 0.3)]
+    hps = [
+        FEDAVG.resolve("paper", {**small("fedavg"), "head": "linear", "lr": lr})
+        for lr in (0.1, 0.2, 0.3)
+    ]
     words = {"rounds": 2, "participation": 4, "dtype": torch.float64}
     alone = [run(FEDAVG, hp, data, clients, **words) for hp in (hps[0], hps[2])]
     finish = RunState.finish
@@ -91,7 +94,9 @@ def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
 
 
 def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "MemTotal: 9 kB\nMemAvailable:   7 kB\n")
+    monkeypatch.setattr(
+        Path, "read_text", lambda *_, **__: "MemTotal: 9 kB\nMemAvailable:   7 kB\n"
+    )
     assert memory_estimate.free_memory() == 7 * 1024
 
     def gone(*_, **__):
@@ -107,12 +112,17 @@ def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatc
 
 @pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'c1' holds 9")])
 def test_the_first_client_with_a_row_that_there_is_not_is_named(row, said):
-    clients = [Rows(f"c{i}", np.array(rows), np.array([3])) for i, rows in enumerate(([0, 1], [2, row]))]
+    clients = [
+        Rows(f"c{i}", np.array(rows), np.array([3])) for i, rows in enumerate(([0, 1], [2, row]))
+    ]
     assert beyond(ClientTable.of(clients, np.array([3])), 5) == said
 
 
 def test_attackers_that_share_rows_with_honest_clients_are_refused():
-    y, rows = torch.tensor([0, 1, 2, -1]), {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])}
+    y, rows = (
+        torch.tensor([0, 1, 2, -1]),
+        {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])},
+    )
     with pytest.raises(UsageError, match="--attack label-flip"):
         flipped_labels(y, rows, frozenset([0]), 3)
     assert flipped_labels(y, rows, frozenset([0, 2]), 3).tolist() == [2, 1, 0, -1]

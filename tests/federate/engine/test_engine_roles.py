@@ -30,8 +30,9 @@ def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those()
     out = go_all("solo", {"dim": 5}, own={1: LEFT, 3: ENDS})
     ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
     for client, x in ((1, data.x[..., :4]), (3, ends), (0, data.x)):
-        alone = go_all("solo", {"dim": 5}, replace(data, x=x, text=None), clients,
-                   execution="sequential")  # fmt: skip
+        alone = go_all(
+            "solo", {"dim": 5}, replace(data, x=x, text=None), clients, execution="sequential"
+        )
         assert gap(out.states[client], alone.states[client]) == 0.0
         assert out.client_accuracy[client] == alone.client_accuracy[client]
 
@@ -80,7 +81,14 @@ def test_everywhere_scores_each_model_on_all_test_rows():
     right = guess == data.y.numpy()[np.sort(union)]
     assert np.array_equal(out.client_accuracy, right.mean(1))
     assert out.accuracy == right.mean(1).mean()
-    lowest = run(replace(method, headline="min"), method.resolve(), data, clients, rounds=2, dtype=torch.float64)
+    lowest = run(
+        replace(method, headline="min"),
+        method.resolve(),
+        data,
+        clients,
+        rounds=2,
+        dtype=torch.float64,
+    )
     assert lowest.accuracy == right.mean(1).min() < out.accuracy
 
 
@@ -108,11 +116,24 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
 
     def deploy(down, _state, lanes, ctx):
         x, y = lanes.full()[0], lanes.labels(lanes.positions())
-        means = torch.stack([x[y == c].mean(0) if (y == c).any() else x[0] * 0 for c in range(ctx.env.classes)])
+        means = torch.stack(
+            [x[y == c].mean(0) if (y == c).any() else x[0] * 0 for c in range(ctx.env.classes)]
+        )
         return {**down, "probe": means}
 
-    probed = replace(METHODS["fst-cbdg"], deploy=deploy, predict=lambda down, _s, _d, x, _c: affine(x, down["probe"]))
-    a = run(METHODS["fst-cbdg"], METHODS["fst-cbdg"].resolve(), data, clients, rounds=2, dtype=torch.float64)
+    probed = replace(
+        METHODS["fst-cbdg"],
+        deploy=deploy,
+        predict=lambda down, _s, _d, x, _c: affine(x, down["probe"]),
+    )
+    a = run(
+        METHODS["fst-cbdg"],
+        METHODS["fst-cbdg"].resolve(),
+        data,
+        clients,
+        rounds=2,
+        dtype=torch.float64,
+    )
     b = run(probed, probed.resolve(), data, clients, rounds=2, dtype=torch.float64, eval_every=1)
     assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
     rows = np.concatenate([c.train for c in clients])

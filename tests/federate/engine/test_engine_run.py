@@ -76,7 +76,10 @@ def test_accuracies_are_those_of_the_predictions():
     assert out.evaluation.macro_f1 == pytest.approx(f1(data.y[union], out.predict(data.x)[union]))
     own = go_all("solo").evaluation
     each = np.split(own.predictions, np.cumsum([len(c.test) for c in clients])[:-1])
-    scores = [f1(data.y[c.test], p, labels=data.y[c.test].unique()) for c, p in zip(clients, each, strict=True)]
+    scores = [
+        f1(data.y[c.test], p, labels=data.y[c.test].unique())
+        for c, p in zip(clients, each, strict=True)
+    ]
     assert own.macro_f1 == pytest.approx(np.mean(scores))
     for d, accuracy in out.evaluation.by_domain.items():
         assert accuracy == right[union[union % 2 == d]].mean()
@@ -85,7 +88,11 @@ def test_accuracies_are_those_of_the_predictions():
 @pytest.mark.parametrize(
     ("name", "settings", "trained"),
     [
-        ("fedavg", {"dim": 5, "bn": True, "bn_mode": "local", "batch": 16}, 5 * 11 + 5 + 6 * 5 + 6 + 2 * 5),
+        (
+            "fedavg",
+            {"dim": 5, "bn": True, "bn_mode": "local", "batch": 16},
+            5 * 11 + 5 + 6 * 5 + 6 + 2 * 5,
+        ),
         ("fedavg", {"head": "linear", "reset_opt": False}, 6 * 11 + 6),
         ("ditto", {"dim": 5}, 106),
         ("fedpcl", {"dim": 5}, 70),
@@ -105,7 +112,9 @@ def test_classes_are_owned_by_training_rows():
     assert out.classes_owned[4] == 1  # it has one row
     assert max(out.classes_owned) == 3
     unknown = go("clip-zs", {}, replace(data, y=torch.where(data.y == 0, -1, data.y)), clients)
-    assert tuple(unknown.classes_owned) == tuple(len(set(data.y[c.train].tolist()) - {0}) for c in clients)
+    assert tuple(unknown.classes_owned) == tuple(
+        len(set(data.y[c.train].tolist()) - {0}) for c in clients
+    )
 
 
 def test_a_test_row_that_two_clients_hold_counts_once_globally():
@@ -124,7 +133,13 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
         ("fed3r", {}, {"execution": "gram"}, Exit.USAGE, "fed3r"),
         ("fed3r", {}, {"execution": "batchd"}, Exit.USAGE, "'batched'"),
         ("fedavg", {"opt": "adam"}, {"execution": "gram"}, Exit.USAGE, "opt=adam"),
-        ("fedpcl", {"opt": "sgd", "noise_on": "features"}, {"execution": "gram"}, Exit.USAGE, "noise_on=features"),
+        (
+            "fedpcl",
+            {"opt": "sgd", "noise_on": "features"},
+            {"execution": "gram"},
+            Exit.USAGE,
+            "noise_on=features",
+        ),
         ("fedavg", {}, {"execution": "batched", "chunk": 0}, Exit.USAGE, "chunk is 0"),
         ("fedpcl", {"batch": 1}, {}, Exit.USAGE, "--set bn=false"),  # one row has no variance
         ("fedavg", {"drop_last": True, "batch": 999}, {}, Exit.FEDERATED, "9 clients"),
@@ -153,12 +168,23 @@ def test_the_snapshot_is_not_a_view_of_the_run():
     assert held.isdisjoint(t.data_ptr() for t in saved[-1].tensors.values())
     total = sum(t.numel() * t.element_size() for t in saved[-1].tensors.values())
     assert sum(t.untyped_storage().nbytes() for t in saved[-1].tensors.values()) == total
-    assert gap(saved[-1].tensors, {f"client/{c}/{k}": t for c, s in out.states.items() for k, t in s.items()}) == 0.0
+    assert (
+        gap(
+            saved[-1].tensors,
+            {f"client/{c}/{k}": t for c, s in out.states.items() for k, t in s.items()},
+        )
+        == 0.0
+    )
 
 
 def test_classes_are_not_read_from_the_labels():
     data, clients = federation()
-    assert go("fedavg", {"head": "linear"}, replace(data, classes=C + 2, text=None), clients).server["W"].shape[0] == 8
+    assert (
+        go("fedavg", {"head": "linear"}, replace(data, classes=C + 2, text=None), clients)
+        .server["W"]
+        .shape[0]
+        == 8
+    )
 
 
 def test_personal_models_have_no_global_prediction():
@@ -167,7 +193,10 @@ def test_personal_models_have_no_global_prediction():
 
 
 def test_clients_are_sampled_without_replacement_and_anew_each_round():
-    rounds = [r.clients for r in go("fedavg", {"epochs": 0, "bn": False}, rounds=20, participation=4).records]
+    rounds = [
+        r.clients
+        for r in go("fedavg", {"epochs": 0, "bn": False}, rounds=20, participation=4).records
+    ]
     assert all(len(set(r)) == 4 and list(r) == sorted(r) for r in rounds)
     assert len(set(rounds)) > 10
     assert set().union(*rounds) == set(range(9))

@@ -47,47 +47,133 @@ def test_text_features_reach_a_client_once():
     assert max(times) > 1
     assert out.traffic.up.tolist() == [k * head for k in times]
     assert out.traffic.down.tolist() == [k * head + text * (k > 0) for k in times]
-    assert out.traffic.totals()["down"] == sum(out.traffic.down) == sum(r.down for r in out.traffic.rounds)
+    assert (
+        out.traffic.totals()["down"]
+        == sum(out.traffic.down)
+        == sum(r.down for r in out.traffic.rounds)
+    )
     assert go_all("clip-zs").traffic.down.tolist() == [text] * 9
 
 
 # Sizes of the law below: classes, features, projection, trunk, contrasted, public rows, token width, clients.
 C, D, P, H, Z, N, E, M = 3, 5, 7, 7, 4, 11, 8, 3
-LINEAR, MLP, GRAM, T = C * D + C, P * D + P + 4 * P + C * P + C, D * (D + 1) // 2 + C * D, C * D  # 4 P: BatchNorm
+LINEAR, MLP, GRAM, T = (
+    C * D + C,
+    P * D + P + 4 * P + C * P + C,
+    D * (D + 1) // 2 + C * D,
+    C * D,
+)  # 4 P: BatchNorm
 SIMCLR = (H * D + H) + (H * H + H) + (Z * H + Z)
-RESNET = 9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32  # one channel: w = 1
-RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)  # BatchNorm, the projection
+RESNET = (
+    9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32
+)  # one channel: w = 1
+RESNET += (
+    4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)
+)  # BatchNorm, the projection
 SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the projection's place
 PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
-SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon", "fedavgm", "fedadam", "fedadagrad",
-                      "fedyogi", "feddyn", "fedlc"), MLP)  # fmt: skip
+SAME = dict.fromkeys(
+    (
+        "fedavg",
+        "fedprox",
+        "pfedme",
+        "perfedavg",
+        "ditto",
+        "moon",
+        "fedavgm",
+        "fedadam",
+        "fedadagrad",
+        "fedyogi",
+        "feddyn",
+        "fedlc",
+    ),
+    MLP,
+)
 BODY = P * D + P + 4 * P  # with BatchNorm's scale, shift and statistics
 PLAIN = MLP - 4 * P  # without
-SAME |= {"scaffold": 2 * MLP - 2 * P, "fedrep": BODY, "fedper": BODY, "lg-fedavg": C * P + C, "fedntd": LINEAR}
+SAME |= {
+    "scaffold": 2 * MLP - 2 * P,
+    "fedrep": BODY,
+    "fedper": BODY,
+    "lg-fedavg": C * P + C,
+    "fedntd": LINEAR,
+}
 SAME |= {"fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
-SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0, "lp-plus-plus": LINEAR, "fedclip": 2 * D * (D + 1)}
-NETWORK = PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)  # fedtpg
-SAME |= {"promptfl": PROMPT, "pfedprompt": PROMPT, "fedtpg": NETWORK, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
+SAME |= {
+    "fedavg-scratch": SCRATCH,
+    "local-supervised": 0,
+    "lp-plus-plus": LINEAR,
+    "fedclip": 2 * D * (D + 1),
+}
+NETWORK = (
+    PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)
+)  # fedtpg
+SAME |= {
+    "promptfl": PROMPT,
+    "pfedprompt": PROMPT,
+    "fedtpg": NETWORK,
+    "tpfl-feat": 2 * D,
+    "atpfl-feat": 2 * D,
+}
 SAME |= {"tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL}
-SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
-UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
-      "afl": GRAM, "gda": GRAM + C, "gh-ofl": 2 * T + C, "fedncm": T + C, "fedbabu": BODY, "fednova": MLP + 1,
-      "feddisco": MLP + 2, "ifca": PLAIN + 1, "tofa": GRAM + 9 * C,
-      "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+SAME |= dict.fromkeys(
+    ("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0
+)
+UP = {
+    **SAME,
+    "fst-cbdg": LINEAR,
+    "fed3r": GRAM,
+    "fed3r-prior": GRAM,
+    "fedcgs": GRAM + C,
+    "fedcof": T + C,
+    "afl": GRAM,
+    "gda": GRAM + C,
+    "gh-ofl": 2 * T + C,
+    "fedncm": T + C,
+    "fedbabu": BODY,
+    "fednova": MLP + 1,
+    "feddisco": MLP + 2,
+    "ifca": PLAIN + 1,
+    "tofa": GRAM + 9 * C,
+    "flesd": N * Z,
+    "flesd-head": N * Z,
+    "flesd-cc": N * Z,
+}
 PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
 ONE_SHOT = ("afl", "gda", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
-DOWN = {**SAME, "fedbabu": MLP, "fednova": MLP, "feddisco": MLP, "ifca": 2 * PLAIN + 2, "fst-cbdg": LINEAR,
-        **dict.fromkeys(ONE_SHOT, LINEAR), "gh-ofl": 2 * T + C, "tofa": GRAM + C + 9 * T,
-        "flesd": RESNET, "flesd-head": SIMCLR,
-        "flesd-cc": SIMCLR}  # fmt: skip
+DOWN = {
+    **SAME,
+    "fedbabu": MLP,
+    "fednova": MLP,
+    "feddisco": MLP,
+    "ifca": 2 * PLAIN + 2,
+    "fst-cbdg": LINEAR,
+    **dict.fromkeys(ONE_SHOT, LINEAR),
+    "gh-ofl": 2 * T + C,
+    "tofa": GRAM + C + 9 * T,
+    "flesd": RESNET,
+    "flesd-head": SIMCLR,
+    "flesd-cc": SIMCLR,
+}
 LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
 HALF_PRECISION = {"fedpft"}
 """Methods that send numbers of two bytes; all others send those of the run, here of eight."""
-TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat", "lp-plus-plus", "fedclip"}
+TEXT = {
+    "clip-zs",
+    "fst-cbdg",
+    "tip-local",
+    "fed-tip-proto",
+    "tpfl-feat",
+    "atpfl-feat",
+    "lp-plus-plus",
+    "fedclip",
+}
 
 
 # The test of a method that is not listed has its own number, worked out by hand.
-@pytest.mark.parametrize("name", [name for name in tried(METHODS) if name in UP or name in PER_CLASS])
+@pytest.mark.parametrize(
+    "name", [name for name in tried(METHODS) if name in UP or name in PER_CLASS]
+)
 def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
     method = METHODS[name]
     data, clients = federation(sizes=(N, 13, 17), classes=C, width=D, per_client=C, tests=2)
@@ -98,7 +184,11 @@ def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
         how = {**hp, "opt": "sgd"} if execution == "gram" and "opt" in hp else hp
         out = run(method, how, data, clients, rounds=3, execution=execution, dtype=torch.float64)
         rounds, first = len(out.records), int("public" in method.reads(hp))
-        down = DOWN.get(name, D * sum(owned)) * rounds if name not in LATER else LATER[name] * (rounds - 1)
+        down = (
+            DOWN.get(name, D * sum(owned)) * rounds
+            if name not in LATER
+            else LATER[name] * (rounds - 1)
+        )
         once = T * (name in TEXT)
         up = [rounds * (UP[name] if name in UP else o * PER_CLASS[name]) for o in owned]
         assert out.traffic.up.tolist() == [0] * first + up[first:]
@@ -113,7 +203,11 @@ def test_bytes_are_those_of_the_numbers_of_every_round(dtype, size):
     out = go("fedavg", {"head": "linear"}, dtype=dtype)
     assert len(out.traffic.rounds) == 3
     for counted in out.traffic.rounds:
-        assert (counted.up_bytes, counted.down_bytes) == (size * counted.up, size * counted.down) != (0, 0)
+        assert (
+            (counted.up_bytes, counted.down_bytes)
+            == (size * counted.up, size * counted.down)
+            != (0, 0)
+        )
 
 
 def test_traffic_is_written_of_all_clients_that_sent_or_received_anything():

@@ -39,7 +39,9 @@ class LastFirst(Executor):
                     upload = point.fit_one(down, client)
                     pipeline.add(upload, client)
                     sent[client] = point.upload_size(upload)
-                traffic.append(point.finish(ids, down, point.pooled(pipeline, ids), [sent[c] for c in ids]))
+                traffic.append(
+                    point.finish(ids, down, point.pooled(pipeline, ids), [sent[c] for c in ids])
+                )
             except FedcacheError as error:
                 self.batch.failed[g] = error
                 traffic.append(None)

@@ -49,7 +49,11 @@ FEW = [case for case in DRAWN if case[0] in ("fedavg", "fedpcl", "ditto", "fed3r
 
 
 @pytest.mark.slow
-@served([case for case in FEW if not METHODS[case[0]].one_shot], ["sequential", "batched", "gram"], in_turn=True)
+@served(
+    [case for case in FEW if not METHODS[case[0]].one_shot],
+    ["sequential", "batched", "gram"],
+    in_turn=True,
+)
 def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
     trial = trial_of_case(case, execution)
     data, clients = trial.federation()
@@ -57,15 +61,27 @@ def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
     with pretended_gpu():
         for first, second in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):
             kept = []
-            trial.run((data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]()))
-            snapshot = kept[0]._replace(tensors={k: t.cpu() for k, t in kept[0].tensors.items()})  # as a file has it
+            trial.run(
+                (data.to(first), clients),
+                rounds=3,
+                on_round=lambda *a, kept=kept: kept.append(a[-1]()),
+            )
+            snapshot = kept[0]._replace(
+                tensors={k: t.cpu() for k, t in kept[0].tensors.items()}
+            )  # as a file has it
             rest = trial.run((data.to(second), clients), rounds=3, state=snapshot)
             assert difference(whole, on_cpu(rest)) <= trial.closeness
 
 
 WAYS = {
-    **{rule: {"trust": TrustPolicy(parse_rule(rule))} for rule in ("median", "trimmed:0.3", "geomedian", "krum")},
-    **{name: {"trust": TrustPolicy(attack=parse_attack(f"{name}:0.4"))} for name in ("alie", "gaussian", "mimic")},
+    **{
+        rule: {"trust": TrustPolicy(parse_rule(rule))}
+        for rule in ("median", "trimmed:0.3", "geomedian", "krum")
+    },
+    **{
+        name: {"trust": TrustPolicy(attack=parse_attack(f"{name}:0.4"))}
+        for name in ("alie", "gaussian", "mimic")
+    },
     "labels": {"trust": TrustPolicy(attack=parse_attack("label-flip:0.4"))},
     "bounds": {"trust": TrustPolicy(on_bad="reject", max_norm=5.0, max_share=0.4)},
     "noise": {"trust": TrustPolicy(privacy=Privacy(1.0, 0.5, seed=0))},

@@ -79,7 +79,9 @@ def test_only_clients_that_are_there_are_drawn(tmp_path):
     trace.write_text("client,first,last\nb,1,2\nd,2,3\nb,4,4\n\n")
     rule = parse_sampling("uniform", str(trace), 0.0)
     assert drawn(rule, 5) == [[1], [1, 3], [3], [1], []]
-    assert rule.words() == {"availability": f"sha256:{hashlib.sha256(trace.read_bytes()).hexdigest()}"}
+    assert rule.words() == {
+        "availability": f"sha256:{hashlib.sha256(trace.read_bytes()).hexdigest()}"
+    }
     found = drawn(parse_sampling("uniform", "0.25", 0.0), 4000, participation=4)
     assert abs(np.mean([len(r) for r in found]) - 1.0) < 5 * (4 * 0.25 * 0.75 / 4000) ** 0.5
     with pytest.raises(FedcacheError, match="'b'"):
@@ -114,11 +116,15 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
     one = {"rounds": 1, "participation": None, "execution": execution}
     settings = {} if method == "fed3r" else {"bn": False}  # else a client of one row rests
     with_loss = go(method, settings, sampling=SamplingRule(dropout=0.5), **one)
-    sampler = ClientSampler([c.name for c in clients], np.arange(9), 0, None, SamplingRule(dropout=0.5))
+    sampler = ClientSampler(
+        [c.name for c in clients], np.arange(9), 0, None, SamplingRule(dropout=0.5)
+    )
     lost = sampler.lost(0, None)
     assert 0 < len(lost) < 9
     assert list(with_loss.records[0].clients) == [c for c in range(9) if c not in lost]
-    kept = [Client(c.name, c.train[:0] if i in lost else c.train, c.test) for i, c in enumerate(clients)]
+    kept = [
+        Client(c.name, c.train[:0] if i in lost else c.train, c.test) for i, c in enumerate(clients)
+    ]
     assert gap(with_loss.server, go(method, settings, data, kept, **one).server) == 0.0
     assert all(with_loss.traffic.up[lost] == 0)
     assert all(with_loss.traffic.down[lost] == with_loss.traffic.down[sampler.sample(0, None)[0]])
@@ -136,7 +142,9 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\n" + "".join(f"client-{i},2,3\n" for i in range(9)))
     rule = parse_sampling("uniform", str(trace), 0.0)
-    late = go("fedavg", {"init": "shared"}, rounds=1, sampling=rule, execution=execution, trust=trust)
+    late = go(
+        "fedavg", {"init": "shared"}, rounds=1, sampling=rule, execution=execution, trust=trust
+    )
     begun = go("fedavg", {"init": "shared", "epochs": 0}, rounds=1, execution=execution)
     assert gap(late.server, begun.server) < 1e-12
     assert late.records[0].clients == ()
@@ -150,7 +158,9 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
 def test_a_trace_that_leaves_clients_out_says_how_many_it_has(tmp_path):
     trace = tmp_path / "trace.csv"
     for named, warnings in ((range(9), 0), ((1, 1, 4), 1)):
-        trace.write_text("client,first,last\n" + "".join(f"client-{i},1,{5 + k}\n" for k, i in enumerate(named)))
+        trace.write_text(
+            "client,first,last\n" + "".join(f"client-{i},1,{5 + k}\n" for k, i in enumerate(named))
+        )
         data, clients = federation()
         rule = parse_sampling("uniform", str(trace), 0.0)
         out = go("fedavg", {"bn": False}, data, clients, rounds=1, sampling=rule)

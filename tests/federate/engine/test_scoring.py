@@ -14,7 +14,9 @@ from fedcache.federate.partition.client_table import Client, ClientTable
 STACKED = [
     name
     for name, m in METHODS.items()
-    if m.protocol(m.resolve()) != "global" and "batched" in m.executions and not m.needs & {"pixels", "text tower"}
+    if m.protocol(m.resolve()) != "global"
+    and "batched" in m.executions
+    and not m.needs & {"pixels", "text tower"}
 ]
 
 
@@ -33,7 +35,9 @@ def test_models_that_are_scored_together_say_what_each_says_alone(method, monkey
     table, asked = shared(clients), []
     together = evaluate.models_together
     monkeypatch.setattr(evaluate, "models_together", lambda *a: asked.append(a[2]) or together(*a))
-    few = {"epochs": 2, "probe_epochs": 2} if method == "min-local" else {}  # its own 200 take half a minute
+    few = (
+        {"epochs": 2, "probe_epochs": 2} if method == "min-local" else {}
+    )  # its own 200 take half a minute
     many = go(method, few, data, table).evaluation
     monkeypatch.setattr(evaluate, "CLIENTS", 1)
     alone = go(method, few, data, table).evaluation
@@ -54,7 +58,9 @@ def test_equal_models_are_scored_once(monkeypatch):
     table = ClientTable.of([Client(c.name, c.train, COMMON) for c in clients], COMMON)
     scored = []
     plain = evaluate.predict_rows
-    monkeypatch.setattr(evaluate, "predict_rows", lambda *a: scored.append(a[3] if len(a) > 3 else 1) or plain(*a))
+    monkeypatch.setattr(
+        evaluate, "predict_rows", lambda *a: scored.append(a[3] if len(a) > 3 else 1) or plain(*a)
+    )
     monkeypatch.setattr(evaluate, "CLIENTS", 3)
     go("fedrep", {"init": "shared"}, data, table, rounds=1, participation=2)
     assert sum(scored) == 3  # of two clients that took part, and of the seven others

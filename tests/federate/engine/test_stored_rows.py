@@ -88,7 +88,9 @@ def test_rows_are_those_of_the_whole(store, backbone, post, data):
         assert torch.equal(x[first:last], y[first:last])
         assert torch.equal(x[first:last, 0, 2:5], y[first:last, 0, 2:5])
         assert torch.equal(take_rows(x, index), take_rows(y, index))
-        assert torch.equal(FeatureColumns(x).cut(((1, 3), (5, 8))), FeatureColumns(y).cut(((1, 3), (5, 8))))
+        assert torch.equal(
+            FeatureColumns(x).cut(((1, 3), (5, 8))), FeatureColumns(y).cut(((1, 3), (5, 8)))
+        )
         (one,), (other,) = (cut_out(source, None, [index.numpy()]) for source in (x, y))
         assert torch.equal(one.x, other.x)
 
@@ -121,10 +123,14 @@ def test_rows_from_all_over_are_gathered_in_parts_that_may_stay(store, monkeypat
         assert torch.equal(rows[index, 0], whole[index, 0])
         assert len(released) >= 3
     assert torch.equal(rows.take(order), whole[order, 0])
-    assert max(gathered) <= 2 * (N // 4 + 4) * size, "each part is within what may stay, beside what stayed"
+    assert max(gathered) <= 2 * (N // 4 + 4) * size, (
+        "each part is within what may stay, beside what stayed"
+    )
     released.clear()
     for start in range(0, N, 2):  # neighbours are gathered at once
-        assert torch.equal(rows[order.sort().values[start : start + 2], 0], whole[start : start + 2, 0])
+        assert torch.equal(
+            rows[order.sort().values[start : start + 2], 0], whole[start : start + 2, 0]
+        )
     assert len(released) <= 2 * 4 * 4
 
 
@@ -166,18 +172,39 @@ def test_every_chunk_is_verified_before_a_row_is_read(tmp_path, damage):
         files[1].write_bytes(files[0].read_bytes())
     else:
         files[1].unlink()
-    refused(lambda: map_rows(Store.open(store.path).reader(*store.arrays)), "chunk 1", code=Exit.CORRUPT)
+    refused(
+        lambda: map_rows(Store.open(store.path).reader(*store.arrays)), "chunk 1", code=Exit.CORRUPT
+    )
 
 
 @pytest.mark.parametrize("post", ["none", "l2"])
-def test_a_command_gives_the_same_result_whatever_memory_it_may_use(store, tmp_path, monkeypatch, post):
-    words = ("train", "--method", "fedavg", "--store", store.path, "--backbones", "half", "--scheme", "iid",
-             "--clients", 4, "--rounds", 2, "--set", f"feat_post={post}")  # fmt: skip
+def test_a_command_gives_the_same_result_whatever_memory_it_may_use(
+    store, tmp_path, monkeypatch, post
+):
+    words = (
+        "train",
+        "--method",
+        "fedavg",
+        "--store",
+        store.path,
+        "--backbones",
+        "half",
+        "--scheme",
+        "iid",
+        "--clients",
+        4,
+        "--rounds",
+        2,
+        "--set",
+        f"feat_post={post}",
+    )
     found, in_memory = [], []
     for budget in ("1G", "0"):
         monkeypatch.setenv("FEDCACHE_MEMORY", budget)
         read = []
-        monkeypatch.setattr(features, "stored_rows", lambda *a, kept=read: kept.append(stored_rows(*a)) or kept[-1])
+        monkeypatch.setattr(
+            features, "stored_rows", lambda *a, kept=read: kept.append(stored_rows(*a)) or kept[-1]
+        )
         ok(*words, "--runs", tmp_path / budget)
         (result,) = (tmp_path / budget).rglob("result.json")
         (model,) = (tmp_path / budget).rglob("seed-0.safetensors")

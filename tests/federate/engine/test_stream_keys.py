@@ -28,7 +28,9 @@ ROWS = np.arange(3.0, 3.0 + M)
 
 
 def hashed(*key):
-    return int.from_bytes(hashlib.blake2b("\0".join(map(str, key)).encode(), digest_size=16).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b("\0".join(map(str, key)).encode(), digest_size=16).digest(), "little"
+    )
 
 
 def stream(*key):
@@ -36,7 +38,9 @@ def stream(*key):
 
 
 def sampler(rule=UNIFORM, clients=M):
-    return ClientSampler(NumberedNames(clients), np.arange(clients), SEED, ROWS if clients == M else None, rule)
+    return ClientSampler(
+        NumberedNames(clients), np.arange(clients), SEED, ROWS if clients == M else None, rule
+    )
 
 
 def client_rng(axes=1, *, memo=None, clients=NAMES):
@@ -132,13 +136,18 @@ def test_the_draws_of_clients_in_a_round(clients):
         assert row[:n].tolist() == stream(SEED, "batch", 2, name, 4).permutation(n).tolist()
     once = rng.each("split", lambda g, i: g.random(3), every_round=False)
     assert once.tolist() == [stream(SEED, "split", -1, name).random(3).tolist() for name in clients]
-    assert rng.generator("mixture", 0, 1).random() == stream(SEED, "mixture", 2, clients[0], 1).random()
+    assert (
+        rng.generator("mixture", 0, 1).random()
+        == stream(SEED, "mixture", 2, clients[0], 1).random()
+    )
 
 
 @pytest.mark.parametrize("axes", [0, 1, 2])
 def test_the_first_weights_of_clients(axes):
     names = NAMES if axes else NAMES[:1]
-    own, common = (client_rng(axes, clients=names).uniform("init", independent=i) for i in (True, False))
+    own, common = (
+        client_rng(axes, clients=names).uniform("init", independent=i) for i in (True, False)
+    )
     streams = [stream(SEED, "init", -1, name) for name in names]
     for shape in ((2, 3), (4,)):  # drawn one after the other
         wanted = np.stack([g.uniform(-1.0, 1.0, shape) for g in streams])

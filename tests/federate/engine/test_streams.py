@@ -9,18 +9,31 @@ from hypothesis import strategies as st
 from fedcache.federate.engine.context import MANY, generator, generators, key_hash, seed_states
 
 
-@given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), min_size=1, max_size=20))
+@given(
+    st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), min_size=1, max_size=20)
+)
 @settings(max_examples=60)
 def test_states_are_those_of_numpys_seed_sequence(words):
     found = seed_states(np.array(words, np.uint32).T)
     for state, w in zip(found, words, strict=True):
         entropy = sum(word << 32 * i for i, word in enumerate(w))
-        assert state.tolist() == np.random.SeedSequence(entropy).generate_state(4, np.uint64).tolist()
+        assert (
+            state.tolist() == np.random.SeedSequence(entropy).generate_state(4, np.uint64).tolist()
+        )
 
 
 def test_a_seed_means_the_same_draws_in_every_process():
     # Two runs in one process cannot see a stream keyed by hash(), which every process salts anew.
-    assert generator(0, "batch", 1, "client-0", 2).permutation(8).tolist() == [2, 3, 6, 5, 1, 0, 7, 4]
+    assert generator(0, "batch", 1, "client-0", 2).permutation(8).tolist() == [
+        2,
+        3,
+        6,
+        5,
+        1,
+        0,
+        7,
+        4,
+    ]
 
 
 def test_many_streams_are_the_single_ones():

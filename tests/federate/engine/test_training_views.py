@@ -16,9 +16,12 @@ from fedcache.federate.engine.views import training_views
 from fedcache.federate.methods import METHODS
 
 METHODS_OF_THE_TABLE = {
-    "fedavg": {}, "fedrep": {"e_h": 2, "epochs": None}, "fedpcl": {"proto_view": "aug"}, "pfedme": {"eta": 0.2},
+    "fedavg": {},
+    "fedrep": {"e_h": 2, "epochs": None},
+    "fedpcl": {"proto_view": "aug"},
+    "pfedme": {"eta": 0.2},
     "perfedavg": {"adapt_steps": 0, "beta": 0.1},
-}  # fmt: skip
+}
 SMALL = {"batch": 16, "epochs": 2}
 
 
@@ -40,7 +43,10 @@ def test_training_on_the_augmented_view_is_training_on_its_rows(method):
     assert center.fidelity == "exact"
     if drawn.server:
         assert all(gap(drawn.server[k], expected.server[k]) < 1e-12 for k in drawn.server)
-        assert max(gap(drawn.server[k].double(), center.server[k].double()) for k in drawn.server) > 1e-4
+        assert (
+            max(gap(drawn.server[k].double(), center.server[k].double()) for k in drawn.server)
+            > 1e-4
+        )
     assert drawn.states.keys() == expected.states.keys()
     for client, mine in drawn.states.items():
         assert all(gap(mine[k], expected.states[client][k]) < 1e-12 for k in mine)
@@ -49,11 +55,15 @@ def test_training_on_the_augmented_view_is_training_on_its_rows(method):
 def test_tests_read_the_plain_image():
     data, clients = federation(views=2)
     hp = {**SMALL, "train_view": "aug"}
-    noise = torch.randn(data.x[:, 0].shape, generator=torch.Generator().manual_seed(0), dtype=data.x.dtype)
+    noise = torch.randn(
+        data.x[:, 0].shape, generator=torch.Generator().manual_seed(0), dtype=data.x.dtype
+    )
     lost = replace(data, x=torch.stack([noise, data.x[:, 1]], 1))  # the plain images are noise
     good, bad = (go("fedavg", hp, d, clients) for d in (data, lost))
     assert gap(good.server, bad.server) == 0.0  # trained alike
-    assert bad.predict(lost.x[:, :1]).tolist() != good.predict(data.x[:, :1]).tolist()  # and scored on what view 0 is
+    assert (
+        bad.predict(lost.x[:, :1]).tolist() != good.predict(data.x[:, :1]).tolist()
+    )  # and scored on what view 0 is
     rows = bad.evaluation.rows
     assert bad.evaluation.predictions.tolist() == bad.predict(lost.x[rows, :1]).tolist()
 
@@ -63,10 +73,14 @@ def test_an_epoch_draws_one_augmentation_of_each_row_and_never_the_plain_one():
     data, clients = federation(views=4)
     ctx = lanes("fedavg", {"train_view": "aug"}, lead=(1,), who=[clients[0].name])
     rows = stack_clients(data.x, data.y, [clients[0].train], 1)
-    first, again, other, inner = (training_views(rows, ctx, *key)[0] for key in ((0,), (0,), (1,), (0, "inner")))
+    first, again, other, inner = (
+        training_views(rows, ctx, *key)[0] for key in ((0,), (0,), (1,), (0, "inner"))
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert not torch.equal(first, inner)  # Per-FedAvg's two batches show a row in views of their own
+    assert not torch.equal(
+        first, inner
+    )  # Per-FedAvg's two batches show a row in views of their own
     assert set(first.flatten().tolist()) == {1, 2, 3}
 
 
@@ -86,10 +100,19 @@ def test_one_view_twice_is_what_two_views_are_where_images_have_one():
     # Released FedPCL, whose two draws of a digit are equal (D-08) and whose noisy image is shown twice (D-20).
     data, clients = federation()
     official = {**METHODS["fedpcl"].resolve("official"), "batch": 16, "dim": 5}
-    one, two, twice = (go("fedpcl", {**official, "views": v}, data, clients) for v in ("1", "2", "twice"))
+    one, two, twice = (
+        go("fedpcl", {**official, "views": v}, data, clients) for v in ("1", "2", "twice")
+    )
     assert all(gap(two.server[k], twice.server[k]) == 0 for k in two.server)
-    assert gap(one.server["sets"], twice.server["sets"]) > 1e-4  # its candidates are 2B embeddings, not B
+    assert (
+        gap(one.server["sets"], twice.server["sets"]) > 1e-4
+    )  # its candidates are 2B embeddings, not B
     noisy, clients = federation(views=2)
-    drawn = go("fedpcl", {**official, "views": "twice", "train_view": "aug", "proto_view": "aug"}, noisy, clients)
+    drawn = go(
+        "fedpcl",
+        {**official, "views": "twice", "train_view": "aug", "proto_view": "aug"},
+        noisy,
+        clients,
+    )
     only = go("fedpcl", {**official, "views": "twice"}, swapped(noisy, [1]), clients)
     assert all(gap(drawn.server[k], only.server[k]) < 1e-12 for k in only.server)

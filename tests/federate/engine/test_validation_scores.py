@@ -15,7 +15,9 @@ from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.row_lists import RowLists
 
-ONE_EACH = one_of_each([*cases(), ("perfedavg", {"adapt_on": "test"})], lambda case: (case[0], case[1].get("adapt_on")))
+ONE_EACH = one_of_each(
+    [*cases(), ("perfedavg", {"adapt_on": "test"})], lambda case: (case[0], case[1].get("adapt_on"))
+)
 
 
 def pytest_generate_tests(metafunc):
@@ -33,10 +35,14 @@ def tables(clients) -> tuple[ClientTable, ClientTable, ClientTable]:
 
 
 @served(tried(ONE_EACH), ["sequential", "batched", "gram"], in_turn=True)
-def test_validation_is_the_test_of_a_run_with_the_rows_exchanged_and_the_run_stays_what_it_was(case, execution):
+def test_validation_is_the_test_of_a_run_with_the_rows_exchanged_and_the_run_stays_what_it_was(
+    case, execution
+):
     data, clients = wide() if execution == "gram" else tiny(views=4)
     both, plain, exchanged = tables(clients)
-    made, alone, other = (go_tiny(*case, data, t, execution=execution, chunk=2) for t in (both, plain, exchanged))
+    made, alone, other = (
+        go_tiny(*case, data, t, execution=execution, chunk=2) for t in (both, plain, exchanged)
+    )
     assert difference(made, alone) == 0.0
     assert alone.evaluation.validation is None
     assert made.evaluation.predictions.tolist() == alone.evaluation.predictions.tolist()
@@ -55,7 +61,9 @@ def test_rows_that_all_clients_share_are_scored_as_shared_test_rows_are(method):
     table = ClientTable.of(own, np.unique(np.concatenate([c.test[:2] for c in clients])))
     left = np.setdiff1d(rows, table.common)
     made = go(method, {}, data, replace(table, validation=Validation(left, None)))
-    other = go(method, {}, data, ClientTable.of([Client(c.name, c.train, left) for c in clients], left))
+    other = go(
+        method, {}, data, ClientTable.of([Client(c.name, c.train, left) for c in clients], left)
+    )
     found = made.evaluation.validation
     assert np.array_equal(found.client_accuracy, other.client_accuracy, equal_nan=True)
     assert found.accuracy == other.accuracy
@@ -68,7 +76,9 @@ def test_the_pooled_figure_weighs_clients_by_their_rows():
     own = [Client(c.name, c.train, c.test[:1]) for c in clients]
     lists = [c.test[1 : 2 + i % 4] for i, c in enumerate(clients)]
     table = ClientTable.of(own, np.unique(np.concatenate([c.test[:1] for c in clients])))
-    made = go("fedrep", {}, data, replace(table, validation=Validation.of_clients(RowLists.of(lists))))
+    made = go(
+        "fedrep", {}, data, replace(table, validation=Validation.of_clients(RowLists.of(lists)))
+    )
     found = made.evaluation.validation
     assert len({len(rows) for rows in lists}) > 1
     right = (found.predictions == data.y.numpy()[found.rows]).sum()
@@ -80,7 +90,9 @@ def test_a_client_without_validation_rows_is_not_scored_on_them():
     data, clients = federation()
     both, _, _ = tables(clients)
     lists = [both.validation.own[i] if i else both.validation.rows[:0] for i in range(len(clients))]
-    made = go_all("solo", {}, data, replace(both, validation=Validation.of_clients(RowLists.of(lists))))
+    made = go_all(
+        "solo", {}, data, replace(both, validation=Validation.of_clients(RowLists.of(lists)))
+    )
     accuracy = made.evaluation.validation.client_accuracy
     assert np.isnan(accuracy).tolist() == [True] + [False] * (len(clients) - 1)
 
@@ -108,18 +120,29 @@ def test_the_models_of_drawn_clients_alone_are_scored_on_validation_rows():
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_method_that_learns_from_what_it_is_scored_on_learns_from_no_test_row_to_be_chosen(together, monkeypatch):
+def test_a_method_that_learns_from_what_it_is_scored_on_learns_from_no_test_row_to_be_chosen(
+    together, monkeypatch
+):
     data, clients = federation()
     if not together:
         monkeypatch.setattr("fedcache.federate.engine.evaluate.CLIENTS", 1)
-    rows = [np.unique(np.concatenate([c.test[part] for c in clients])) for part in (slice(3), slice(3, None))]
+    rows = [
+        np.unique(np.concatenate([c.test[part] for c in clients]))
+        for part in (slice(3), slice(3, None))
+    ]
     rows[1] = np.setdiff1d(rows[1], rows[0])
     y = data.y.clone()
-    y[rows[1]] = (y[rows[1]] + 1) % data.classes  # so that what is learnt of the ones is wrong of the others
+    y[rows[1]] = (
+        y[rows[1]] + 1
+    ) % data.classes  # so that what is learnt of the ones is wrong of the others
     data = replace(data, y=y)
-    plain, other = (ClientTable.of([Client(c.name, c.train, own) for c in clients], own) for own in rows)
+    plain, other = (
+        ClientTable.of([Client(c.name, c.train, own) for c in clients], own) for own in rows
+    )
     how = {"adapt_on": "test", "adapt_steps": 3, "alpha": 5.0}
-    made = go("perfedavg", how, data, replace(plain, validation=Validation(rows[1], None))).evaluation
+    made = go(
+        "perfedavg", how, data, replace(plain, validation=Validation(rows[1], None))
+    ).evaluation
     expected = go("perfedavg", how, data, other).evaluation
     assert made.validation.predictions.tolist() == expected.predictions.tolist()
     assert made.validation.accuracy == expected.accuracy

@@ -63,7 +63,9 @@ def test_every_method_is_the_sequential_run(case):
     data, clients = tiny(views=4)
     method = METHODS[case[0]]
     hp = method.resolve("paper", case[1])
-    spec = TrainingRun(method, fitted(method, data), clients, 2, participation=2, execution="sequential")
+    spec = TrainingRun(
+        method, fitted(method, data), clients, 2, participation=2, execution="sequential"
+    )
     made, workers = over_workers(spec, hp)
     same(made, run(spec, hp))
     assert workers.most
@@ -77,12 +79,18 @@ def test_sums_of_many_clients_travel_in_place_of_their_uploads(monkeypatch):
     spec = TrainingRun(METHODS["fed3r"], data, clients, execution="sequential")
     made, workers = over_workers(spec, hp)
     same(made, run(spec, hp))
-    assert workers.most == 4  # two for each worker, of the pieces that 120 clients of three rows make
+    assert (
+        workers.most == 4
+    )  # two for each worker, of the pieces that 120 clients of three rows make
 
 
 @pytest.mark.parametrize(
     "trust",
-    [TrustPolicy(on_bad="reject"), TrustPolicy(max_norm=5.0, on_bad="reject"), TrustPolicy(max_share=0.3)],
+    [
+        TrustPolicy(on_bad="reject"),
+        TrustPolicy(max_norm=5.0, on_bad="reject"),
+        TrustPolicy(max_share=0.3),
+    ],
     ids=["reject", "norm", "share"],
 )
 def test_what_looks_at_uploads_looks_at_them_here(trust):
@@ -96,5 +104,7 @@ def test_an_asynchronous_server_gets_the_same_updates_from_workers():
     data, clients = tiny()
     hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1})
     timing = parse_timing(2, 1.0, 0.5, None)
-    spec = TrainingRun(METHODS["fedavg"], data, clients, 5, participation=3, timing=timing, execution="sequential")
+    spec = TrainingRun(
+        METHODS["fedavg"], data, clients, 5, participation=3, timing=timing, execution="sequential"
+    )
     same(over_workers(spec, hp)[0], run(spec, hp))

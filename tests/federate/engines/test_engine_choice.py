@@ -43,7 +43,10 @@ def test_wrong_engines_are_refused_before_any_work(command, monkeypatch, install
     alone = fedcache(*command, "--ray-address", "10.0.0.1:6379", "--json")
     assert (alone.code, "--engine ray" in alone.err) == (Exit.USAGE, True)
     for word in ("10.0.0.1", "ray://10.0.0.1:10001", "h:0"):
-        assert fedcache(*command, "--engine", "ray", "--ray-address", word, "--json").code == Exit.USAGE, word
+        assert (
+            fedcache(*command, "--engine", "ray", "--ray-address", word, "--json").code
+            == Exit.USAGE
+        ), word
     monkeypatch.undo()
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     missing = fedcache(*command, "--engine", "ray", "--json")
@@ -114,7 +117,9 @@ def clumsy(installed, monkeypatch) -> list[Clumsy]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoders", [0, 2])
-def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clumsy, monkeypatch, decoders):
+def test_tasks_computed_twice_and_in_any_order_make_the_same_store(
+    tmp_path, clumsy, monkeypatch, decoders
+):
     images = folder(tmp_path / "shapes")
     (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--json")
@@ -122,7 +127,9 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clu
     local = fedcache(*words, "--workers", 0, "--store", whole)
     assert local.code == Exit.QUARANTINED
     make_spec = chunk_tasks.make_spec
-    monkeypatch.setattr(extraction_run, "make_spec", lambda *a: replace(make_spec(*a), decoders=decoders))
+    monkeypatch.setattr(
+        extraction_run, "make_spec", lambda *a: replace(make_spec(*a), decoders=decoders)
+    )
     done = fedcache(*words, "--engine", "ray", "--store", apart)
     assert done.code == Exit.QUARANTINED, done.err
     assert content(apart) == content(whole)
@@ -162,7 +169,9 @@ def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
         writers: Any = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
         batches = plan_batches(writers, 101, 4)
         made = plan_tasks(writers, batches, 101, 4)
-        assert sorted(c for r in made for c in r.chunks) == sorted((k, c) for k, w in writers.items() for c in w.left)
+        assert sorted(c for r in made for c in r.chunks) == sorted(
+            (k, c) for k, w in writers.items() for c in w.left
+        )
         assert [b for r in made for b in r.batches] == batches  # each batch once, in order
         for r in made:
             for key, chunk in r.chunks:
@@ -176,9 +185,13 @@ def writer(tmp_path: Path) -> Iterator[Any]:
     from toy_store import samples
 
     store = Store.create(
-        tmp_path / "s.zarr", samples(20), dataset={"slug": "toy", "digest": "0" * 64, "template": None}
+        tmp_path / "s.zarr",
+        samples(20),
+        dataset={"slug": "toy", "digest": "0" * 64, "template": None},
     )
-    with store.writer("a", shape=(20, 1, 3), dtype="float32", chunk_rows=8, recipe={"backbone": "a"}, how={}) as made:
+    with store.writer(
+        "a", shape=(20, 1, 3), dtype="float32", chunk_rows=8, recipe={"backbone": "a"}, how={}
+    ) as made:
         yield made
 
 

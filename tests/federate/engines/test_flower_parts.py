@@ -53,14 +53,29 @@ def store_at(path: Path) -> Store:
     y = draw.integers(0, C, ROWS)
     centre = draw.standard_normal((C, D))
     x = (centre[y] + 0.9 * draw.standard_normal((ROWS, D))).astype(np.float32)
-    return Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), text={"mine": centre}, path=path)
+    return Store.from_arrays(
+        {"mine": x}, labels=y, classes=list("abcd"), text={"mine": centre}, path=path
+    )
 
 
 def shards(place: Path) -> Path:
     """Three shards of one store, of different sizes, the first without one class."""
     store = store_at(place / "whole.zarr")
-    made = ok("partition", "--store", store.path, "--scheme", "dirichlet", "--clients", 3, "--alpha", 0.7, "--seed", 4,
-              "--name", "three")  # fmt: skip
+    made = ok(
+        "partition",
+        "--store",
+        store.path,
+        "--scheme",
+        "dirichlet",
+        "--clients",
+        3,
+        "--alpha",
+        0.7,
+        "--seed",
+        4,
+        "--name",
+        "three",
+    )
     assert any(0 in client["counts"] for client in made.data["clients"])
     ok("shard", "--store", store.path, "-p", "three", "--out", place / "sites")
     return place / "sites"
@@ -85,16 +100,25 @@ def plan(method: str, **words: Any) -> Plan:
 
 
 def together(asked: Plan, grid: FakeGrid, tmp_path: Path, heard: Heard | None = None) -> list[Run]:
-    return federate(dataclasses.replace(asked, runs=str(tmp_path / "runs")), grid, Home(tmp_path), heard or Silent())
+    return federate(
+        dataclasses.replace(asked, runs=str(tmp_path / "runs")),
+        grid,
+        Home(tmp_path),
+        heard or Silent(),
+    )
 
 
 def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
-    config = TrainConfig(method=method, **{"rounds": 2, "execution": "sequential", **words}, clients_from=str(sites))
+    config = TrainConfig(
+        method=method, **{"rounds": 2, "execution": "sequential", **words}, clients_from=str(sites)
+    )
     return train(config, Home(tmp_path), runs=tmp_path / "alone")
 
 
 @pytest.mark.parametrize("method", tried(OVER_SITES))
-def test_sites_give_the_result_of_one_process(method: str, grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
+def test_sites_give_the_result_of_one_process(
+    method: str, grid: FakeGrid, sites: Path, tmp_path: Path
+) -> None:
     (run,) = together(plan(method), grid, tmp_path)
     reference = alone(method, sites, tmp_path)
     # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
@@ -105,7 +129,9 @@ def test_sites_give_the_result_of_one_process(method: str, grid: FakeGrid, sites
     assert run.result["federation"]["missed"] == []
 
 
-@pytest.mark.parametrize("words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}])
+@pytest.mark.parametrize(
+    "words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}]
+)
 def test_sampling_scoring_and_types_are_those_of_one_process(
     words: dict[str, Any], grid: FakeGrid, sites: Path, tmp_path: Path
 ) -> None:
@@ -116,8 +142,12 @@ def test_sampling_scoring_and_types_are_those_of_one_process(
 
 
 @pytest.mark.slow
-def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
-    runs = together(plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path)
+def test_a_grid_and_its_seeds_travel_in_one_message_each_way(
+    grid: FakeGrid, sites: Path, tmp_path: Path
+) -> None:
+    runs = together(
+        plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path
+    )
     assert [kind for kind, _ in grid.log] == ["facts", "fit", "score"]
     for run, lr in zip(runs, (0.1, 0.01), strict=True):
         reference = alone("fedavg", sites, tmp_path, seeds="0,1", rounds=1, set={"lr": lr})
@@ -144,10 +174,16 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 @pytest.mark.slow
 @pytest.mark.cases(100)
-@given(shape=shapes, kind=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]), seed=st.integers(0, 99))
+@given(
+    shape=shapes,
+    kind=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]),
+    seed=st.integers(0, 99),
+)
 def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: int) -> None:
     draw = np.random.default_rng(seed)
-    values = torch.from_numpy(np.asarray((draw.standard_normal(shape) * (draw.random(shape) < 0.5)).astype(kind)))
+    values = torch.from_numpy(
+        np.asarray((draw.standard_normal(shape) * (draw.random(shape) < 0.5)).astype(kind))
+    )
     trees = [{"a": values}, {"b": values, "c": torch.ones(1)}]
     back = unpack(pack(SiteMessage({"round": 3, "x": None}, trees)))
     assert back.words == {"round": 3, "x": None}
@@ -200,7 +236,9 @@ BAD = {
 
 @pytest.mark.parametrize("why", BAD)
 def test_the_gate_stands_before_every_upload(why: str, grid: FakeGrid, tmp_path: Path) -> None:
-    grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
+    grid.meddle[102] = lambda kind, n, packed: (
+        changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
+    )
     (run,) = together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
     (missed,) = run.result["federation"]["missed"]
     assert missed["site"] == "client-0"
@@ -215,8 +253,12 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
     method: str, words: dict[str, Any], grid: FakeGrid, tmp_path: Path
 ) -> None:
     heard = Heard()
-    grid.meddle[102] = lambda kind, _n, packed: changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
-    grid.meddle[101] = lambda kind, n, packed: PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
+    grid.meddle[102] = lambda kind, _n, packed: (
+        changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
+    )
+    grid.meddle[101] = lambda kind, n, packed: (
+        PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
+    )
     (run,) = together(plan(method, **words), grid, tmp_path, heard)
     missed = run.result["federation"]["missed"]
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
@@ -234,20 +276,28 @@ def test_secure_sums_have_nothing_to_leave_out() -> None:
 @pytest.mark.slow
 def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path: Path) -> None:
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
-    grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind != "facts" and n > 1 else packed
+    grid.meddle[100] = lambda kind, n, packed: (
+        "its node went away" if kind != "facts" and n > 1 else packed
+    )
     (run,) = together(plan("fedavg", rounds=3), grid, tmp_path, heard)
     assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
     again = grid_of(sites, tmp_path / "state")
-    (whole,) = together(plan("fedavg", rounds=3), again, tmp_path)  # what lacked a site is not what was asked for
+    (whole,) = together(
+        plan("fedavg", rounds=3), again, tmp_path
+    )  # what lacked a site is not what was asked for
     assert not whole.reused
     assert whole.result["accuracy"] == alone("fedavg", sites, tmp_path, rounds=3).result["accuracy"]
     assert together(plan("fedavg", rounds=3), again, tmp_path)[0].reused
 
 
 @pytest.mark.slow
-def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites: Path, tmp_path: Path) -> None:
+def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(
+    sites: Path, tmp_path: Path
+) -> None:
     grid, asked = grid_of(sites, tmp_path / "state"), plan("fedpcl", rounds=3, quorum=3)
-    grid.meddle[100] = lambda kind, n, packed: "its node went away" if (kind, n) == ("fit", 2) else packed
+    grid.meddle[100] = lambda kind, n, packed: (
+        "its node went away" if (kind, n) == ("fit", 2) else packed
+    )
     with pytest.raises(FedcacheError, match="2 of 3 sites"):
         together(asked, grid, tmp_path)
     heard, grid = Heard(), grid_of(sites, tmp_path / "state")
@@ -302,7 +352,10 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(
     grid.meddle[100] = damage
     (run,) = together(plan("scaffold", rounds=3), grid, tmp_path, heard)
     missed = run.result["federation"]["missed"]
-    assert [m["round"] for m in missed] == [3, 3]  # neither fitted nor scored with what is not its own
+    assert [m["round"] for m in missed] == [
+        3,
+        3,
+    ]  # neither fitted nor scored with what is not its own
     assert all("held after round 2" in m["why"] for m in missed)
 
 
@@ -317,7 +370,9 @@ def test_a_site_that_comes_late_joins(grid: FakeGrid, tmp_path: Path) -> None:
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
 
 
-def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(grid: FakeGrid, tmp_path: Path) -> None:
+def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(
+    grid: FakeGrid, tmp_path: Path
+) -> None:
     heard = Heard()
     grid.hidden = {101: 4}
     (run,) = together(plan("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
@@ -326,13 +381,18 @@ def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(grid: FakeG
 
 
 @pytest.mark.slow
-def test_features_of_another_recipe_are_refused_by_digest(grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
+def test_features_of_another_recipe_are_refused_by_digest(
+    grid: FakeGrid, sites: Path, tmp_path: Path
+) -> None:
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((40, D)).astype(np.float16), draw.integers(0, C, 40)
     other = Store.from_arrays(
-        {"mine": x}, labels=y, classes=list("abcd"),
-        text={"mine": draw.standard_normal((C, D))}, path=tmp_path / "other.zarr",
-    )  # fmt: skip
+        {"mine": x},
+        labels=y,
+        classes=list("abcd"),
+        text={"mine": draw.standard_normal((C, D))},
+        path=tmp_path / "other.zarr",
+    )
     heard = Heard()
     grid.sites[99] = ShardSite(other.path, tmp_path / "s", "stranger")
     for late in ({}, {99: 3}):
@@ -348,11 +408,17 @@ def test_features_of_another_recipe_are_refused_by_digest(grid: FakeGrid, sites:
 def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
     stores = [store_at(tmp_path / f"{i}.zarr") for i in range(3)]
     named = zip("cab", stores, strict=True)
-    grid = FakeGrid({i: ShardSite(store.path, tmp_path / name, name) for i, (name, store) in enumerate(named)})
+    grid = FakeGrid(
+        {i: ShardSite(store.path, tmp_path / name, name) for i, (name, store) in enumerate(named)}
+    )
     (run,) = together(plan("fedncm"), grid, tmp_path)
     assert (run.result["clients"], run.result["dataset"]["rows"]) == (["a", "b", "c"], 3 * ROWS)
     with pytest.raises(FedcacheError):  # its client has no name
-        together(plan("fedncm", sites=1), FakeGrid({0: ShardSite(stores[0].path, tmp_path / "x")}), tmp_path)
+        together(
+            plan("fedncm", sites=1),
+            FakeGrid({0: ShardSite(stores[0].path, tmp_path / "x")}),
+            tmp_path,
+        )
 
 
 @pytest.mark.parametrize(
@@ -368,7 +434,9 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: 
         ({"method": "fedavg", "quorum": 4}, "--quorum 4"),
     ],
 )
-def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words: dict[str, Any], why: str) -> None:
+def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(
+    words: dict[str, Any], why: str
+) -> None:
     with pytest.raises(FedcacheError, match=why) as caught:
         plan(**words)
     assert caught.value.code is Exit.USAGE
@@ -385,7 +453,12 @@ def test_without_keys_nothing_leaves_the_machine() -> None:
 
 def test_an_app_is_its_plan(tmp_path: Path) -> None:
     asked = plan(
-        "fedavg", sweep={"lr": ("0.1", "0.01")}, set={"epochs": 2}, backbones=("a", "b"), seeds="0-2", start_with=2
+        "fedavg",
+        sweep={"lr": ("0.1", "0.01")},
+        set={"epochs": 2},
+        backbones=("a", "b"),
+        seeds="0-2",
+        start_with=2,
     )
     write_app(asked, tmp_path / "app")
     read = read_app(tmp_path / "app").plan
@@ -396,7 +469,9 @@ def test_an_app_is_its_plan(tmp_path: Path) -> None:
         write_app(asked, tmp_path / "mine")
 
 
-def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_says_what_is_missing(
+    tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app")
     assert fedcache("flower", "app", "--method", "central").code == 2
     assert fedcache("flower", "server").code == 2  # neither keys nor --insecure
@@ -406,7 +481,14 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
 
     monkeypatch.setattr("fedcache.federate.engines.flower.processes.version", absent)
     for words in (
-        ("site", "--shard", next(sites.glob("*.zarr")), "--superlink", "127.0.0.1:8000", "--insecure"),
+        (
+            "site",
+            "--shard",
+            next(sites.glob("*.zarr")),
+            "--superlink",
+            "127.0.0.1:8000",
+            "--insecure",
+        ),
         ("server", "--insecure"),
     ):
         done = fedcache("flower", *words)
@@ -414,9 +496,13 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
         assert "fedcache[flower]" in done.err
 
 
-def test_a_refusal_says_which_file_and_not_where_it_lies(grid: FakeGrid, sites: Path, tmp_path: Path) -> None:
+def test_a_refusal_says_which_file_and_not_where_it_lies(
+    grid: FakeGrid, sites: Path, tmp_path: Path
+) -> None:
     harmed = sorted(sites.glob("*.zarr"))[0]
-    chunk = next(p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts)
+    chunk = next(
+        p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts
+    )
     raw = bytearray(chunk.read_bytes())
     raw[9] ^= 1
     chunk.write_bytes(raw)
@@ -425,7 +511,11 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(grid: FakeGrid, sites: 
     said = [line for line in heard.lines if "features/" in line or chunk.name in line]
     assert said
     assert not any(str(tmp_path) in line for line in heard.lines)
-    told = refused(FedcacheError(Exit.CORRUPT, "/home/me/s.zarr/c/0 is damaged; see https://a.org/b/c.", "rm /srv/x/y"))
+    told = refused(
+        FedcacheError(
+            Exit.CORRUPT, "/home/me/s.zarr/c/0 is damaged; see https://a.org/b/c.", "rm /srv/x/y"
+        )
+    )
     assert told.words["refused"]["message"] == "0 is damaged; see https://a.org/b/c."
     assert told.words["refused"]["hint"] == "rm y"
 
@@ -443,7 +533,8 @@ def sent(**changed: Any) -> PackedMessage:
 def at_rows(*rows: int) -> PackedMessage:
     """A good message which says at which rows its array belongs."""
     return PackedMessage(
-        GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (len(rows),), np.array(rows, "<i4").tobytes())}
+        GOOD.words,
+        {"0": RAW, "0/rows": RawTensor("int32", (len(rows),), np.array(rows, "<i4").tobytes())},
     )
 
 
@@ -462,13 +553,17 @@ MALFORMED = {
 
 
 def test_a_bad_upload_ends_the_run_where_that_is_asked_for(grid: FakeGrid, tmp_path: Path) -> None:
-    grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD["W is nan"]) if kind == "fit" else packed
+    grid.meddle[102] = lambda kind, n, packed: (
+        changed(packed, BAD["W is nan"]) if kind == "fit" else packed
+    )
     with pytest.raises(FedcacheError, match=r"Round 1.*client-0") as caught:
         together(plan("fedavg", on_bad_update="fail", set={"head": "linear"}), grid, tmp_path)
     assert caught.value.code is Exit.FEDERATED
 
 
-def test_a_server_ends_with_whoever_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_ends_with_whoever_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[Process] = []
 
     def wait(process: Process, *_rest: object) -> None:
@@ -476,7 +571,9 @@ def test_a_server_ends_with_whoever_waits_for_it(tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr(network, "program", lambda _name: "sleep")
-    monkeypatch.setattr(network, "start", lambda name, _command, *rest: start(name, ["sleep", "60"], *rest))
+    monkeypatch.setattr(
+        network, "start", lambda name, _command, *rest: start(name, ["sleep", "60"], *rest)
+    )
     monkeypatch.setattr(network, "wait_for_port", wait)
     with pytest.raises(KeyboardInterrupt):
         network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")

@@ -60,7 +60,9 @@ def test_an_app_of_flower_ends_with_the_process_that_started_it() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone kills a process whose parent ends")
 def test_a_program_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
-    run = subprocess.Popen([sys.executable, "-c", STARTS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", STARTS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert run.stdout is not None
     pid = int(run.stdout.readline())
     last = time.monotonic() + 200

@@ -39,7 +39,9 @@ SECOND = ("gram", "class_square", "class_gram", "square", "scale")
 
 def times(factor: float) -> Callable[[Tree], Tree]:
     """Every number that is no count, so many times larger; 16 bits hold no more than their largest."""
-    return lambda up: {k: t if k == "count" or not t.is_floating_point() else t * factor for k, t in up.items()}
+    return lambda up: {
+        k: t if k == "count" or not t.is_floating_point() else t * factor for k, t in up.items()
+    }
 
 
 def turned(up: Tree) -> Tree:
@@ -94,11 +96,36 @@ METHODS: dict[str, Mapping[str, Any]] = {
 TRAINED: dict[str, Mapping[str, Any]] = {
     name: {} if name == "fedrep" else {"epochs": 1}
     for name in (
-        "fedavg", "fednova", "feddyn", "scaffold", "ifca", "fedadam", "fedprox", "fedavgm", "fedadagrad", "fedyogi",
-        "feddisco", "fedntd", "moon", "fedlc", "fedbabu", "fedper", "fedrep", "lg-fedavg", "ditto", "pfedme",
-        "perfedavg", "fedpcl", "fedclip", "lp-plus-plus", "fst-cbdg", "atpfl-feat", "tpfl-feat", "fedproto",
+        "fedavg",
+        "fednova",
+        "feddyn",
+        "scaffold",
+        "ifca",
+        "fedadam",
+        "fedprox",
+        "fedavgm",
+        "fedadagrad",
+        "fedyogi",
+        "feddisco",
+        "fedntd",
+        "moon",
+        "fedlc",
+        "fedbabu",
+        "fedper",
+        "fedrep",
+        "lg-fedavg",
+        "ditto",
+        "pfedme",
+        "perfedavg",
+        "fedpcl",
+        "fedclip",
+        "lp-plus-plus",
+        "fst-cbdg",
+        "atpfl-feat",
+        "tpfl-feat",
+        "fedproto",
     )
-}  # fmt: skip
+}
 """Method that trains in rounds -> its settings."""
 
 LISTED = {case.split()[0] for case in METHODS} | TRAINED.keys()
@@ -123,8 +150,22 @@ def stores(place: Path) -> Path:
     centre = 2.0 * draw.standard_normal((C, D)) + 0.5
     x = (centre[y] + 0.6 * draw.standard_normal((len(y), D))).astype(np.float32)
     text = (centre / np.linalg.norm(centre, axis=1, keepdims=True)).astype(np.float32)
-    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), text={"mine": text}, path=place / "all.zarr")
-    ok("partition", "--store", store.path, "--scheme", "iid", "--clients", SITES, "--seed", 2, "--name", "six")
+    store = Store.from_arrays(
+        {"mine": x}, labels=y, classes=list("abcd"), text={"mine": text}, path=place / "all.zarr"
+    )
+    ok(
+        "partition",
+        "--store",
+        store.path,
+        "--scheme",
+        "iid",
+        "--clients",
+        SITES,
+        "--seed",
+        2,
+        "--name",
+        "six",
+    )
     ok("shard", "--store", store.path, "-p", "six", "--out", place / "sites")
     return place / "sites"
 
@@ -141,7 +182,11 @@ def lying(lie: Callable[[Tree], Tree]) -> Callable[[str, int, PackedMessage], Pa
         if kind != "fit":
             return packed
         message = unpack(packed)
-        return pack(SiteMessage(json.loads(json.dumps(message.words)), [lie(dict(tree)) for tree in message.trees]))
+        return pack(
+            SiteMessage(
+                json.loads(json.dumps(message.words)), [lie(dict(tree)) for tree in message.trees]
+            )
+        )
 
     return meddle
 
@@ -158,7 +203,11 @@ def run_of(
 def run_on(
     grid: FakeGrid, case: str, place: Path, *, quorum: int = 1, rounds: int = 3, **words: Any
 ) -> tuple[Run, list[str]]:
-    settings = {"feat_post": "none", **(METHODS.get(case) or TRAINED.get(case, {})), **words.pop("set", {})}
+    settings = {
+        "feat_post": "none",
+        **(METHODS.get(case) or TRAINED.get(case, {})),
+        **words.pop("set", {}),
+    }
     config = TrainConfig(
         method=case.split()[0],
         rounds=rounds,
@@ -167,7 +216,8 @@ def run_on(
         **words,
     )
     asked = dataclasses.replace(
-        Plan(config, sites=len(grid.sites), wait=0.01, quorum=quorum).checked(), runs=str(place / "runs")
+        Plan(config, sites=len(grid.sites), wait=0.01, quorum=quorum).checked(),
+        runs=str(place / "runs"),
     )
     heard = Heard()
     (run,) = federate(asked, grid, Home(place), heard)
@@ -216,13 +266,17 @@ def test_no_huge_upload_makes_the_model_one_that_honest_sites_cannot_train_from(
 
 
 @pytest.mark.parametrize("method", ["fednova", "feddyn", "scaffold"])
-def test_no_lie_that_grows_over_the_rounds_ends_a_method(method: str, sites: Path, tmp_path: Path) -> None:
+def test_no_lie_that_grows_over_the_rounds_ends_a_method(
+    method: str, sites: Path, tmp_path: Path
+) -> None:
     for name, lie in GROWING.items():
         run, _ = run_of(method, sites, tmp_path / name, lie, rounds=12)
         assert {m["site"] for m in run.result["federation"]["missed"]} <= {"client-2"}
 
 
-def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(
+    sites: Path, tmp_path: Path
+) -> None:
     grid = grid_of(sites, tmp_path / "state")
     first, second, third = sorted(grid.sites)[:3]
     grid.sites = {node: grid.sites[node] for node in (first, second, third)}
@@ -258,7 +312,8 @@ def test_a_robust_rule_stays_within_three_points_of_an_honest_federation(
 
 
 @pytest.mark.parametrize(
-    ("case", "words"), [("fedncm", {"max_row_norm": 20.0}), ("fedcof", {"set": {"feat_post": "l2"}})]
+    ("case", "words"),
+    [("fedncm", {"max_row_norm": 20.0}), ("fedcof", {"set": {"feat_post": "l2"}})],
 )
 def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(
     case: str, words: dict[str, Any], sites: Path, tmp_path: Path
@@ -274,12 +329,18 @@ def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(
 def drowning(up: Tree) -> Tree:
     """Statistics of rows that exist: all are one vector that is a billion times longer than those of the others."""
     n, row = float(up["count"].sum()), torch.full((D,), 1e9, dtype=torch.float64)
-    return {**up, "class_sum": up["count"].unsqueeze(-1) * row, "gram": n * gram(row.unsqueeze(0))} | (
-        {"sum": n * row} if "sum" in up else {}
-    )
+    return {
+        **up,
+        "class_sum": up["count"].unsqueeze(-1) * row,
+        "gram": n * gram(row.unsqueeze(0)),
+    } | ({"sum": n * row} if "sum" in up else {})
 
 
-ALMOST_FREE = {"fed3r with a bias": {"lam": 0.01}, "fedcgs": {"gamma_shrink": 1e-6}, "gh-ofl lda": {"shrink": 0.0}}
+ALMOST_FREE = {
+    "fed3r with a bias": {"lam": 0.01},
+    "fedcgs": {"gamma_shrink": 1e-6},
+    "gh-ofl lda": {"shrink": 0.0},
+}
 """Case -> settings under which its system is hardly regularised."""
 
 
@@ -297,7 +358,9 @@ def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(
     assert accuracy(run) > accuracy(honest) - 0.03
 
 
-def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(sites: Path, tmp_path: Path) -> None:
+def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(
+    sites: Path, tmp_path: Path
+) -> None:
     grid = grid_of(sites, tmp_path / "state")
     for node in grid.sites:
         grid.meddle[node] = lying(drowning)
@@ -306,7 +369,9 @@ def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(site
     assert caught.value.code is Exit.FEDERATED
 
 
-def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites: Path, tmp_path: Path) -> None:
+def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(
+    sites: Path, tmp_path: Path
+) -> None:
     with pytest.raises(FedcacheError, match="5 of 6 sites"):
         run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES)
 
@@ -315,7 +380,11 @@ WATCHED = ("fed3r", "fedncm", "gh-ofl qda", "fedpft full", "fedavg", "scaffold")
 
 
 def test_where_bad_uploads_end_the_run_the_site_is_named(sites: Path, tmp_path: Path) -> None:
-    for case, lie in (("fednova", times(1e9)), ("scaffold", times(1e9)), ("fed3r with a bias", drowning)):
+    for case, lie in (
+        ("fednova", times(1e9)),
+        ("scaffold", times(1e9)),
+        ("fed3r with a bias", drowning),
+    ):
         with pytest.raises(FedcacheError, match=r"Round 1: .*'client-2'") as caught:
             run_of(case, sites, tmp_path / case, lie, on_bad_update="fail")
         assert caught.value.code is Exit.FEDERATED

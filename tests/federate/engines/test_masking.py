@@ -47,11 +47,17 @@ def secure(method: str, **words: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", tried(SUMMED))
-def test_sums_alone_give_the_result_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
+def test_sums_alone_give_the_result_of_one_process(
+    method: str, sites: Path, tmp_path: Path
+) -> None:
     bound = BOUNDS.get(method, 64.0)
-    (run,) = together(secure(method, secure_bound=bound), grid_of(sites, tmp_path / "state"), tmp_path)
+    (run,) = together(
+        secure(method, secure_bound=bound), grid_of(sites, tmp_path / "state"), tmp_path
+    )
     reference = alone(method, sites, tmp_path)
-    assert run.result["accuracy"]["mean"] == pytest.approx(reference.result["accuracy"]["mean"], abs=1e-9)
+    assert run.result["accuracy"]["mean"] == pytest.approx(
+        reference.result["accuracy"]["mean"], abs=1e-9
+    )
     assert run.result["federation"]["missed"] == []
     assert run.result["digest"] != reference.result["digest"]
 
@@ -76,10 +82,14 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
         assert caught.value.code is Exit.USAGE
 
 
-def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites: Path, tmp_path: Path) -> None:
+def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(
+    sites: Path, tmp_path: Path
+) -> None:
     with pytest.raises(FedcacheError, match="too few sites"):
         together(secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path)
-    masking = masking_of({"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0)
+    masking = masking_of(
+        {"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0
+    )
     with pytest.raises(FedcacheError, match="--secure-bound 4"):
         masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0)
     for bad in (float("nan"), float("inf")):
@@ -89,7 +99,9 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
 
 def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites: Path, tmp_path: Path) -> None:
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
-    grid.meddle[100] = lambda kind, number, packed: "its node went away" if kind == "fit" and number == 1 else packed
+    grid.meddle[100] = lambda kind, number, packed: (
+        "its node went away" if kind == "fit" and number == 1 else packed
+    )
     (run,) = together(secure("fedavg"), grid, tmp_path, heard)
     assert [m["round"] for m in run.result["federation"]["missed"]] == [1]
     assert heard.said("round 1 goes on without site")
@@ -100,7 +112,10 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path
         message = unpack(packed)
         if kind != "fit":
             return packed
-        words = {**message.words, "jobs": [{**job, "round": job["round"] + 1} for job in message.words["jobs"]]}
+        words = {
+            **message.words,
+            "jobs": [{**job, "round": job["round"] + 1} for job in message.words["jobs"]],
+        }
         return pack(SiteMessage(words, message.trees))
 
     grid: FakeGrid = grid_of(sites, tmp_path / "state")
@@ -111,15 +126,21 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path
 
 
 def masking_of(
-    expected: dict[str, UploadTensor], rules: dict[str, Any], down: dict[str, torch.Tensor], *, scale: float = 10.0,
+    expected: dict[str, UploadTensor],
+    rules: dict[str, Any],
+    down: dict[str, torch.Tensor],
+    *,
+    scale: float = 10.0,
     bound: float = 8.0,
-) -> Masking:  # fmt: skip
+) -> Masking:
     method = dataclasses.replace(METHODS["fedavg"], pool=lambda _hp: rules)
     return Masking.of(method, {}, expected, down, scale, bound)
 
 
 @given(rows=st.lists(st.integers(1, 500), min_size=3, max_size=9), seed=st.integers(0, 99))
-def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows: list[int], seed: int) -> None:
+def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(
+    rows: list[int], seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=draw)  # noqa: E731
     expected = {
@@ -144,12 +165,18 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows: list
     step = 2 * masking.bound / levels_for(len(rows))
     assert levels_for(len(rows)) * len(rows) < MODULUS
     vectors = [masking.vector(up, down, float(n)) for up, n in zip(ups, rows, strict=True)]
-    total = sum(((v / step).round() * step for v in vectors), torch.zeros(masking.size, dtype=torch.float64))
+    total = sum(
+        ((v / step).round() * step for v in vectors), torch.zeros(masking.size, dtype=torch.float64)
+    )
     found = masking.sums(total, down, [float(n) for n in rows])
     worst = len(rows) * step * max(rows)
     means = sum(n * up["W"].double() for n, up in zip(rows, ups, strict=True))
-    assert torch.allclose(found["W"][0], means, atol=worst + 1e-4 * max(rows), rtol=0)  # and float32's own rounding
-    assert torch.allclose(found["even"][0], sum(up["even"].double() for up in ups), atol=worst, rtol=0)
+    assert torch.allclose(
+        found["W"][0], means, atol=worst + 1e-4 * max(rows), rtol=0
+    )  # and float32's own rounding
+    assert torch.allclose(
+        found["even"][0], sum(up["even"].double() for up in ups), atol=worst, rtol=0
+    )
     assert torch.allclose(found["sum"][0], sum(up["sum"] for up in ups), atol=worst, rtol=0)
     assert torch.equal(found["count"][0].long(), sum(up["count"] for up in ups))
 

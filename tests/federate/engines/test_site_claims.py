@@ -43,11 +43,31 @@ from fedcache.store.store import Store
 C, D, SITES, LIAR = 4, 8, 6, "client-3"
 
 GOOD = SiteFacts(
-    name="north", number=None, train=30, test=10, owned=2, tests="ab", classes=("a", "b", "c", "d"), domains=("x",),
-    keys=("mine-1",), backbones=("mine",), recipes=(digest_of({"backbone": "mine"}),),
-    made_from=('{"backbone":"mine"}',), widths=(8,), views=1, text="", templates=(),
-    feat_post="none", dataset="cd", parent="", slug="s", rows=50, ok=45, code="ef", version="1",
-)  # fmt: skip
+    name="north",
+    number=None,
+    train=30,
+    test=10,
+    owned=2,
+    tests="ab",
+    classes=("a", "b", "c", "d"),
+    domains=("x",),
+    keys=("mine-1",),
+    backbones=("mine",),
+    recipes=(digest_of({"backbone": "mine"}),),
+    made_from=('{"backbone":"mine"}',),
+    widths=(8,),
+    views=1,
+    text="",
+    templates=(),
+    feat_post="none",
+    dataset="cd",
+    parent="",
+    slug="s",
+    rows=50,
+    ok=45,
+    code="ef",
+    version="1",
+)
 
 
 def shards(place: Path) -> Path:
@@ -62,17 +82,28 @@ def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Pat
 
 def federated(grid: FakeGrid, tmp_path: Path, heard: Silent | None = None, **words: Any) -> Run:
     terms = {f.name for f in dataclasses.fields(Plan)}
-    train = {"method": "fedavg", "rounds": 3, "set": {"head": "linear", "lr": 0.1, "opt": "sgd", "epochs": 2},
-             **{k: v for k, v in words.items() if k not in terms}}  # fmt: skip
+    train = {
+        "method": "fedavg",
+        "rounds": 3,
+        "set": {"head": "linear", "lr": 0.1, "opt": "sgd", "epochs": 2},
+        **{k: v for k, v in words.items() if k not in terms},
+    }
     rest = {k: v for k, v in words.items() if k in terms}
-    asked = Plan(TrainConfig(**train), **{"sites": SITES, "wait": 0.01, "runs": str(tmp_path / "runs"), **rest})
+    asked = Plan(
+        TrainConfig(**train),
+        **{"sites": SITES, "wait": 0.01, "runs": str(tmp_path / "runs"), **rest},
+    )
     (run,) = federate(asked.checked(), grid, Home(tmp_path), heard or Silent())
     return run
 
 
 def node_of(grid: FakeGrid, name: str) -> int:
     """The node of the shard of a client."""
-    return next(n for n, site in grid.sites.items() if Store.open(site.path).dataset["shard"]["client"] == name)
+    return next(
+        n
+        for n, site in grid.sites.items()
+        if Store.open(site.path).dataset["shard"]["client"] == name
+    )
 
 
 def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float = 1.0) -> FakeGrid:
@@ -84,7 +115,10 @@ def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float =
         words = json.loads(json.dumps(message.words))
         if kind == "facts":
             words["facts"] |= claim
-        trees = [{k: t * factor for k, t in tree.items()} if kind == "fit" else tree for tree in message.trees]
+        trees = [
+            {k: t * factor for k, t in tree.items()} if kind == "fit" else tree
+            for tree in message.trees
+        ]
         return pack(SiteMessage(words, trees))
 
     grid.meddle[node_of(grid, LIAR)] = meddle
@@ -100,23 +134,45 @@ def without_liar(sites: Path, tmp_path: Path, **words: Any) -> float:
 
 def rows(claim: Any) -> dict[str, Any]:
     """A claim of so many training rows, with a store that is large enough for it."""
-    return {"train": claim, "rows": claim, "ok": claim, "test": 0, "owned": 1} if claim != 10 else {"train": 10}
+    return (
+        {"train": claim, "rows": claim, "ok": claim, "test": 0, "owned": 1}
+        if claim != 10
+        else {"train": 10}
+    )
 
 
 WRONG = [
-    {"train": 10**18}, {"train": -1}, {"train": math.nan}, {"train": True}, {"train": "9"},
-    {"views": 0}, {"widths": [2**40]}, {"widths": list(range(1, 200))}, {"classes": "abcd"},
-    {"classes": ["a"] * 100_001}, {"name": "a/b"}, {"name": "north\u202e"}, {"owned": 5},
-    {"train": 45, "test": 1}, {"ok": 51}, {"keys": []}, {"templates": ["x" * 10_001]}, {"made_from": []},
-]  # fmt: skip
+    {"train": 10**18},
+    {"train": -1},
+    {"train": math.nan},
+    {"train": True},
+    {"train": "9"},
+    {"views": 0},
+    {"widths": [2**40]},
+    {"widths": list(range(1, 200))},
+    {"classes": "abcd"},
+    {"classes": ["a"] * 100_001},
+    {"name": "a/b"},
+    {"name": "north\u202e"},
+    {"owned": 5},
+    {"train": 45, "test": 1},
+    {"ok": 51},
+    {"keys": []},
+    {"templates": ["x" * 10_001]},
+    {"made_from": []},
+]
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
-facts = st.fixed_dictionaries({}, optional={f.name: json_values for f in dataclasses.fields(SiteFacts)})
+facts = st.fixed_dictionaries(
+    {}, optional={f.name: json_values for f in dataclasses.fields(SiteFacts)}
+)
 
 
 @pytest.mark.slow
@@ -133,18 +189,23 @@ def test_whatever_a_node_says_is_facts_or_a_refusal(words: Any) -> None:
 
 
 raw = st.builds(
-    RawTensor, st.sampled_from(["float32", "int64", "bool", "object", ""]),
+    RawTensor,
+    st.sampled_from(["float32", "int64", "bool", "object", ""]),
     st.lists(st.integers(-2, 3) | st.sampled_from([2**31, 2**63, 2**70]), max_size=3).map(tuple),
     st.binary(max_size=24),
-)  # fmt: skip
-entry = st.fixed_dictionaries({"at": st.sampled_from(["0", "1", "x"]) | json_values, "shape": json_values})
+)
+entry = st.fixed_dictionaries(
+    {"at": st.sampled_from(["0", "1", "x"]) | json_values, "shape": json_values}
+)
 shaped = st.fixed_dictionaries(
     {
         "at": st.sampled_from(["0", "1"]),
         "shape": st.lists(st.integers(0, 3) | st.sampled_from([2**63, 2**70]), max_size=3),
     }
 )
-trees = json_values | st.lists(st.dictionaries(st.text(max_size=3), entry | shaped, max_size=2), max_size=2)
+trees = json_values | st.lists(
+    st.dictionaries(st.text(max_size=3), entry | shaped, max_size=2), max_size=2
+)
 
 
 @pytest.mark.slow
@@ -166,7 +227,9 @@ def test_whatever_a_node_sends_is_a_message_or_malformed(
 @pytest.mark.slow
 @examples(200, 2000)
 @given(told=json_values, outline=json_values, number=json_values)
-def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told: Any, outline: Any, number: Any) -> None:
+def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(
+    told: Any, outline: Any, number: Any
+) -> None:
     job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
     for said in (told, {"id": "a1", "round": number, "outline": outline}):
         try:
@@ -179,7 +242,9 @@ def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told: Any, outl
 def test_what_a_site_holds_is_what_most_of_them_say() -> None:
     job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
     for client, width in enumerate((3, 3, 2**40)):
-        job.answered(client, {"id": "a1", "round": 1, "outline": {"W": [2, width], "rows/q": [client, 2]}})
+        job.answered(
+            client, {"id": "a1", "round": 1, "outline": {"W": [2, width], "rows/q": [client, 2]}}
+        )
     assert {k: tuple(t.shape) for k, t in job.outline.items()} == {"W": (2, 3)}
 
 
@@ -190,7 +255,9 @@ def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack() -> None:
         assert error.code is Exit(known)
 
 
-def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sites: Path, tmp_path: Path) -> None:
+def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(
+    sites: Path, tmp_path: Path
+) -> None:
     heard = Heard()
     run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, heard)
     assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
@@ -203,18 +270,28 @@ def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sit
 @pytest.mark.slow
 def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites: Path, tmp_path: Path) -> None:
     """A million rows, all of them right: the site is refused, and what sites score themselves is marked."""
-    grid = claiming(sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99})
+    grid = claiming(
+        sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99}
+    )
     run = federated(grid, tmp_path)
     assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path) < 1.0
     assert "rows to be scored on" in run.result["federation"]["missed"][0]["why"]
     assert "accuracy" in run.result["federation"]["claimed"]
 
 
-def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites: Path, tmp_path: Path) -> None:
+def test_a_name_is_that_of_the_first_node_and_another_is_refused(
+    sites: Path, tmp_path: Path
+) -> None:
     for late in (False, True):
-        grid, heard, place = grid_of(sites, tmp_path / f"state{late}"), Heard(), tmp_path / str(late)
+        grid, heard, place = (
+            grid_of(sites, tmp_path / f"state{late}"),
+            Heard(),
+            tmp_path / str(late),
+        )
         grid.sites[900], grid.hidden = grid.sites[node_of(grid, LIAR)], {900: 3} if late else {}
-        grid.meddle[900] = lambda kind, _n, packed: packed if kind == "facts" else "it must not be asked"
+        grid.meddle[900] = lambda kind, _n, packed: (
+            packed if kind == "facts" else "it must not be asked"
+        )
         run = federated(grid, place, heard)
         assert heard.said(f"site {LIAR!r} is refused")
         assert (
@@ -227,13 +304,20 @@ def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites: Path, tm
 def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
     text = torch.arange(6.0).reshape(3, 2)
     digest = sha256_hex(text.numpy().tobytes())
-    answers = {1: "gone", 2: SiteMessage({}, [{"text": text + 1}]), 3: SiteMessage({}, [{"text": text.long()}]),
-               4: SiteMessage({}, []), 5: SiteMessage({}, [{"text": text}])}  # fmt: skip
+    answers = {
+        1: "gone",
+        2: SiteMessage({}, [{"text": text + 1}]),
+        3: SiteMessage({}, [{"text": text.long()}]),
+        4: SiteMessage({}, []),
+        5: SiteMessage({}, [{"text": text}]),
+    }
 
     class Transport:
         bytes_up = bytes_down = 0
 
-        def ask(self, _kind: str, messages: Mapping[int, SiteMessage], _timeout: float) -> dict[int, Any]:
+        def ask(
+            self, _kind: str, messages: Mapping[int, SiteMessage], _timeout: float
+        ) -> dict[int, Any]:
             return {node: answers[node] for node in messages}
 
     said: list[str] = []
@@ -247,11 +331,17 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
 
 
 RULES = ("median", "trimmed:0.2", "geomedian", "krum", "nnm+median", "clip:1.0")
-MATRIX = [(rule, claim, factor) for rule in RULES for claim, factor in ((10, -5.0), (10**9, 1.0), (10**9, -5.0))]
+MATRIX = [
+    (rule, claim, factor)
+    for rule in RULES
+    for claim, factor in ((10, -5.0), (10**9, 1.0), (10**9, -5.0))
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "claim", "factor"), [*MATRIX, ("median", 2**63, -5.0), ("median", math.nan, -5.0)])
+@pytest.mark.parametrize(
+    ("rule", "claim", "factor"), [*MATRIX, ("median", 2**63, -5.0), ("median", math.nan, -5.0)]
+)
 def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
     rule: str, claim: Any, factor: float, sites: Path, tmp_path: Path
 ) -> None:
@@ -266,10 +356,17 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
 @pytest.mark.slow
 def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites: Path, tmp_path: Path) -> None:
     heard, capped = Heard(), Heard()
-    federated(claiming(sites, tmp_path / "state", rows(10**9)), tmp_path, heard, max_rows_per_client=10**10)
+    federated(
+        claiming(sites, tmp_path / "state", rows(10**9)),
+        tmp_path,
+        heard,
+        max_rows_per_client=10**10,
+    )
     assert heard.said(f"({LIAR!r}) has 1,000,000,000 rows")
     how = {"max_rows_per_client": 10**10, "max_share": 0.2}
-    run = federated(claiming(sites, tmp_path / "capped", rows(10**9)), tmp_path / "c", capped, **how)
+    run = federated(
+        claiming(sites, tmp_path / "capped", rows(10**9)), tmp_path / "c", capped, **how
+    )
     assert capped.said("--max-share 0.2")
     assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path) - 0.03
 
@@ -290,7 +387,9 @@ def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
 
 
 @pytest.mark.slow
-def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(sites: Path, tmp_path: Path) -> None:
+def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
+    sites: Path, tmp_path: Path
+) -> None:
     def pair(state: Path) -> FakeGrid:
         grid = claiming(sites, state, {"views": 2})
         grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), *grid.meddle)}
@@ -307,7 +406,9 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
 
 
 @pytest.mark.slow
-def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(
+    sites: Path, tmp_path: Path
+) -> None:
     """It loses the first answer, one at the start, and is no reason for the others to wait."""
 
     def silent(until: float) -> FakeGrid:
@@ -323,19 +424,29 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
     run = federated(never, tmp_path / "n", rounds=6)
     assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path, rounds=6)
     for grid, asked in ((once_lost, 2), (never, 3)):
-        assert sum(node_of(grid, LIAR) in nodes for kind, nodes in grid.log if kind == "facts") == asked
+        assert (
+            sum(node_of(grid, LIAR) in nodes for kind, nodes in grid.log if kind == "facts")
+            == asked
+        )
 
 
 @pytest.mark.slow
-def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites: Path, tmp_path: Path) -> None:
+def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(
+    sites: Path, tmp_path: Path
+) -> None:
     given: list[float] = []
 
     class Patient(FakeGrid):
-        def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+        def ask(
+            self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
+        ) -> dict[int, SiteMessage | str]:
             given.extend([timeout] if kind == "facts" else [])
             return super().ask(kind, messages, timeout)
 
-    for wait, at_most in ((0.01, 60.0), (90.0, 90.0)):  # a minute, in which an app starts, or as long as sites may take
+    for wait, at_most in (
+        (0.01, 60.0),
+        (90.0, 90.0),
+    ):  # a minute, in which an app starts, or as long as sites may take
         given.clear()
         where = tmp_path / str(wait)
         federated(Patient(grid_of(sites, where / "state").sites), where, wait=wait, timeout=600.0)

@@ -29,15 +29,34 @@ def features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of a shard, labels, and which of them test."""
     store = Store.open(path)
     (key,) = store.arrays
-    return store.reader(key).all()[:, 0], store.samples.label, np.flatnonzero(store.samples.split == 1)
+    return (
+        store.reader(key).all()[:, 0],
+        store.samples.label,
+        np.flatnonzero(store.samples.split == 1),
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedncm"])
-def test_the_server_saves_the_model_that_a_run_in_process_saves(method: str, sites: Path, tmp_path: Path) -> None:
+def test_the_server_saves_the_model_that_a_run_in_process_saves(
+    method: str, sites: Path, tmp_path: Path
+) -> None:
     settings = {"fedavg": {"head": "linear", "lr": 0.1, "opt": "sgd"}}.get(method, {})
-    run = federated(grid_of(sites, tmp_path / "state"), tmp_path, method=method, set=settings, rounds=2)
+    run = federated(
+        grid_of(sites, tmp_path / "state"), tmp_path, method=method, set=settings, rounds=2
+    )
     words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
-    here = ok("train", "--method", method, "--clients-from", sites, "--rounds", 2, *words, "--participation", "all")
+    here = ok(
+        "train",
+        "--method",
+        method,
+        "--clients-from",
+        sites,
+        "--rounds",
+        2,
+        *words,
+        "--participation",
+        "all",
+    )
     far, near = load_seed(run.path), load_seed(Path(here.data["path"]))
     assert far.facts.recipes == near.facts.recipes
     assert far.facts.classes == near.facts.classes == ("a", "b", "c", "d")
@@ -48,11 +67,15 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method: str, sit
 
 
 @pytest.mark.parametrize("method", ["fedproto", "ditto", "solo"])
-def test_a_site_keeps_the_model_that_it_was_scored_with(method: str, sites: Path, tmp_path: Path) -> None:
+def test_a_site_keeps_the_model_that_it_was_scored_with(
+    method: str, sites: Path, tmp_path: Path
+) -> None:
     grid = grid_of(sites, tmp_path / "state")
     run = federated(grid, tmp_path, method=method, set={}, rounds=2)
     assert load_seed(run.path).clients == []  # no client's model is at the server
-    for name, claimed in zip(run.result["clients"], run.result["accuracy"]["per_client"], strict=True):
+    for name, claimed in zip(
+        run.result["clients"], run.result["accuracy"]["per_client"], strict=True
+    ):
         site = grid.sites[node_of(grid, name)]
         (file,) = (site.state / "models").glob("*.safetensors")
         model = SavedModel.load(file)
@@ -61,7 +84,9 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method: str, sites: Path
         predictor = Predictor((model,))
         guess = predictor.predicted(predictor.scores(x[test]))
         assert float((guess == label[test]).mean()) == claimed
-    out = ok("predict", file, "--store", site.path)  # the file alone is enough, and its one client need not be named
+    out = ok(
+        "predict", file, "--store", site.path
+    )  # the file alone is enough, and its one client need not be named
     assert len(out.data["rows"]) == len(x)
 
 

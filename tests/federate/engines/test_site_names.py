@@ -34,7 +34,9 @@ def grid(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Fake
     return grid_of(shutil.copytree(once(shards), tmp_path / "sites"), tmp_path / "state")
 
 
-def run(grid: FakeGrid, place: Path, names: SiteNames | None, heard: Heard | None = None, **words: Any) -> Run:
+def run(
+    grid: FakeGrid, place: Path, names: SiteNames | None, heard: Heard | None = None, **words: Any
+) -> Run:
     train = TrainConfig(method=words.pop("method", "fed3r"), rounds=words.pop("rounds", 1))
     asked = Plan(train, **{"sites": 3, "wait": 0.01, "runs": str(place / "runs"), **words})
     made: list[Run] = federate(asked.checked(), grid, Home(place), heard or Heard(), names)
@@ -63,7 +65,9 @@ def test_another_key_does_not_get_a_name_in_a_later_run(grid: FakeGrid, tmp_path
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_has_a_name_gets_it_whoever_comes_first(late: bool, grid: FakeGrid, tmp_path: Path) -> None:
+def test_who_has_a_name_gets_it_whoever_comes_first(
+    late: bool, grid: FakeGrid, tmp_path: Path
+) -> None:
     names, heard = table(tmp_path / "server"), Heard()
     run(grid, tmp_path / "first", names)
     grid.sites = {IMPOSTOR: grid.sites[OWNER], **grid.sites}
@@ -74,7 +78,9 @@ def test_who_has_a_name_gets_it_whoever_comes_first(late: bool, grid: FakeGrid, 
     assert any("belongs to another key" in line for line in heard.lines)
 
 
-def test_a_site_that_is_started_again_has_its_name_by_its_key(grid: FakeGrid, tmp_path: Path) -> None:
+def test_a_site_that_is_started_again_has_its_name_by_its_key(
+    grid: FakeGrid, tmp_path: Path
+) -> None:
     names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
@@ -82,7 +88,9 @@ def test_a_site_that_is_started_again_has_its_name_by_its_key(grid: FakeGrid, tm
     assert run(grid, tmp_path / "later", names).result["federation"]["missed"] == []
 
 
-def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid: FakeGrid, tmp_path: Path) -> None:
+def test_without_keys_names_are_bound_for_one_run_and_that_is_said(
+    grid: FakeGrid, tmp_path: Path
+) -> None:
     heard = Heard()
     run(grid, tmp_path / "first", None, heard)
     assert any("in this run alone: sites have no keys here" in line for line in heard.lines)
@@ -90,8 +98,12 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid: FakeGri
     assert run(grid, tmp_path / "later", None).result["federation"]["missed"] == []
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw.replace(b"key of 100", b"key of 900"), lambda raw: raw[:-9]])
-def test_a_damaged_table_is_refused(damage: Callable[[bytes], bytes], grid: FakeGrid, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw.replace(b"key of 100", b"key of 900"), lambda raw: raw[:-9]]
+)
+def test_a_damaged_table_is_refused(
+    damage: Callable[[bytes], bytes], grid: FakeGrid, tmp_path: Path
+) -> None:
     names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
     assert names.path is not None
@@ -104,7 +116,10 @@ def test_a_damaged_table_is_refused(damage: Callable[[bytes], bytes], grid: Fake
 @examples(25, 300)
 @given(
     st.lists(
-        st.tuples(st.booleans(), st.dictionaries(st.sampled_from("abcd"), st.sampled_from("xyz"), max_size=3)),
+        st.tuples(
+            st.booleans(),
+            st.dictionaries(st.sampled_from("abcd"), st.sampled_from("xyz"), max_size=3),
+        ),
         max_size=8,
     )
 )
@@ -155,9 +170,15 @@ def test_only_a_server_with_keys_tells_its_app_of_a_table(
     monkeypatch.setattr(f"{place}.program", str)
     monkeypatch.setattr(f"{place}.wait_for_port", lambda *_words: None)
     monkeypatch.setenv(VARIABLE, "/of/another/server")
-    start_superlink(Address("127.0.0.1", 18000), Keys(tmp_path / "keys") if secure else None, tmp_path / "server")
+    start_superlink(
+        Address("127.0.0.1", 18000),
+        Keys(tmp_path / "keys") if secure else None,
+        tmp_path / "server",
+    )
     monkeypatch.setenv(VARIABLE, told[VARIABLE])
-    assert SiteNames.from_environment().path == (tmp_path / "server" / "names.json" if secure else None)
+    assert SiteNames.from_environment().path == (
+        tmp_path / "server" / "names.json" if secure else None
+    )
 
 
 def shards(place: Path) -> Path:

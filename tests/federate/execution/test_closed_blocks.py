@@ -79,7 +79,9 @@ def crowd(clients=1200, width=6):
     return federation(sizes=sizes, classes=4, width=width, per_client=2, tests=1)
 
 
-@pytest.mark.parametrize("case", [("fedncm", {}), pytest.param(("fed3r", {"bias": True}), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", [("fedncm", {}), pytest.param(("fed3r", {"bias": True}), marks=pytest.mark.slow)]
+)
 def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
     data, clients = crowd()
     fits = []

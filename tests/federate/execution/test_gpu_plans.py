@@ -16,12 +16,20 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.stored_rows import StoredRows
 from fedcache.federate.execution import gram
 from fedcache.federate.execution.choose import choose
-from fedcache.federate.execution.memory_estimate import GPU_SET, Load, forecast, free_memory, refuse_too_much
+from fedcache.federate.execution.memory_estimate import (
+    GPU_SET,
+    Load,
+    forecast,
+    free_memory,
+    refuse_too_much,
+)
 from fedcache.federate.methods import METHODS
 from fedcache.runs import training_device
 from fedcache.testing.federation import make_federation
 
-SMALL = Load(head_bytes=40_000, clients=100, outputs=10, rows=np.full(100, 50), participants=100, width=1024)
+SMALL = Load(
+    head_bytes=40_000, clients=100, outputs=10, rows=np.full(100, 50), participants=100, width=1024
+)
 GPU = replace(SMALL, device="cuda")
 
 
@@ -85,7 +93,9 @@ class Inputs:
 def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monkeypatch, stored):
     x = torch.zeros(3 << 18, 1, 4)  # 12 MiB, or 6 in float16
     data = Data(StoredRows(x.half()) if stored else x, torch.zeros(3 << 18, dtype=torch.int64), 2)
-    monkeypatch.setattr(training_device, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60)
+    monkeypatch.setattr(
+        training_device, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60
+    )
 
     inputs = Inputs(data)
     refused(
@@ -98,7 +108,9 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
 
 
 def test_features_that_fit_are_moved_to_the_gpu(monkeypatch):
-    monkeypatch.setattr(training_device, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0)
+    monkeypatch.setattr(
+        training_device, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0
+    )
     data, _ = make_federation()
 
     with pretended_gpu():

@@ -83,9 +83,13 @@ def test_scored_rows_are_multiplied_with_every_basis_also_with_one_that_comes_la
     bases = list(normal(3, 4, x.shape[-1], seed=7))
     for known in (bases[:1], bases[:1], bases[1:]):
         basis = grams.beside(1, x, tested, known)
-        torch.testing.assert_close(basis.gram[0], x[tested, 0] @ x[rows[1], 0].mT, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            basis.gram[0], x[tested, 0] @ x[rows[1], 0].mT, rtol=0, atol=1e-12
+        )
         for j, base in enumerate(known):
-            torch.testing.assert_close(basis.seen[0, j, ..., 0], x[tested, 0] @ base.mT, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                basis.seen[0, j, ..., 0], x[tested, 0] @ base.mT, rtol=0, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("columns", [10, 300])
@@ -98,7 +102,9 @@ def test_products_in_float32_are_those_of_float64_to_its_rounding(columns):
     A = normal(len(clients), 40, columns, 1, seed=6).float()
     exact = torch.stack([x[rows[c], 0] for c in clients])
     seen, total = grams.forward(clients, base), grams.back(clients, A, [1.0] * len(clients))
-    torch.testing.assert_close(seen[..., 0].double(), exact @ base[0].double().mT, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        seen[..., 0].double(), exact @ base[0].double().mT, rtol=0, atol=1e-3
+    )
     wanted = (A[..., 0].double().mT @ exact).sum(0)
     torch.testing.assert_close(total[0].double(), wanted, rtol=0, atol=1e-2)
     assert total.is_contiguous()

@@ -11,7 +11,10 @@ from fedcache.federate.execution.state_table import StateTable
 
 
 def chunk(clients, value):
-    stacked = {"W": torch.full((len(clients), 2, 3), float(value)) + torch.arange(len(clients)).view(-1, 1, 1)}
+    stacked = {
+        "W": torch.full((len(clients), 2, 3), float(value))
+        + torch.arange(len(clients)).view(-1, 1, 1)
+    }
     return Chunk(tuple(clients), stacked, [{"W": stacked["W"][j]} for j in range(len(clients))])
 
 
@@ -32,7 +35,9 @@ def test_the_same_clients_find_their_tensors_as_they_are():
     assert [float(states[c]["W"].mean()) for c in (3, 5)] == [7.0, 8.0]
 
 
-@pytest.mark.parametrize("then", ["read", "write", "another chunk", "set", "delete", "move", "rest", "held"])
+@pytest.mark.parametrize(
+    "then", ["read", "write", "another chunk", "set", "delete", "move", "rest", "held"]
+)
 def test_nothing_of_a_chunk_is_lost_whatever_comes_next(then):
     states, held = entered(3, 5, 6, 7), chunk((3, 5), 1.0)
     states.hold(held)
@@ -64,7 +69,9 @@ def test_only_tensors_that_have_their_memory_alone_are_held():
     """A view would keep what it is cut from; a tensor that clients share has no place for each of them."""
     for stacked in (torch.zeros(4, 2, 3)[:2], torch.zeros(2, 3, 2).mT, torch.zeros(1, 2, 3)):
         states = entered(3, 5)
-        states.hold(Chunk((3, 5), {"W": stacked}, [{"W": torch.ones(2, 3)}, {"W": torch.ones(2, 3)}]))
+        states.hold(
+            Chunk((3, 5), {"W": stacked}, [{"W": torch.ones(2, 3)}, {"W": torch.ones(2, 3)}])
+        )
         assert states.chunk([3, 5]) is None
         assert float(states[5]["W"].mean()) == 1.0
 

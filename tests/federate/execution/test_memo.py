@@ -23,7 +23,12 @@ def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():
     def get(key, size):
         return memo.get(key, lambda: made.append(key) or key * 2, lambda _: size)
 
-    assert [get("a", 4), get("b", 4), get("a", 4), get("c", 4)] == ["aa", "bb", "aa", "cc"]  # c displaces b
+    assert [get("a", 4), get("b", 4), get("a", 4), get("c", 4)] == [
+        "aa",
+        "bb",
+        "aa",
+        "cc",
+    ]  # c displaces b
     assert [get("a", 4), get("b", 4)] == ["aa", "bb"]
     assert made == ["a", "b", "c", "b"]
     assert [get("d", 11), get("d", 11)] == ["dd", "dd"]
@@ -34,7 +39,11 @@ def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():
 @pytest.mark.slow
 @given(
     st.lists(
-        st.tuples(st.sampled_from("ab"), st.booleans(), st.lists(st.sampled_from([(2, 3), (3,), (5, 1)]), max_size=4)),
+        st.tuples(
+            st.sampled_from("ab"),
+            st.booleans(),
+            st.lists(st.sampled_from([(2, 3), (3,), (5, 1)]), max_size=4),
+        ),
         max_size=8,
     ),
     st.sampled_from([0, 40, 10_000]),

@@ -45,7 +45,9 @@ def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
     for free, loaded, fits in ((69, True, 7), (45, True, 3), (146, False, 3)):
         assert f"At most {fits} clients" in hint(free, loaded)
     assert "At most" not in hint(34, True), "not one client fits"
-    assert "At most" not in hint(69, True, ExecutionPlan("sequential", 1)), "one at once is the least there is"
+    assert "At most" not in hint(69, True, ExecutionPlan("sequential", 1)), (
+        "one at once is the least there is"
+    )
 
 
 def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
@@ -107,7 +109,9 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
     assert memory_estimate.COPIES == 5
 
 
-def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     method = METHODS["ditto"]
     hp = method.resolve("paper", {"opt": "sgd"})
     load = Load(1 << 20, 1000, 100, np.full(1000, 4), 1000, 64, state_bytes=1 << 20)

@@ -16,7 +16,11 @@ def called(monkeypatch):
     calls = []
     for owner, name in ((GridBatch, "weighted_sum"), (UploadPipeline, "add")):
         real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name, **k: [calls.append(name), real(*a, **k)][1])
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *a, real=real, name=name, **k: [calls.append(name), real(*a, **k)][1],
+        )
     return calls
 
 

@@ -48,14 +48,22 @@ def through_json(table: StateTable) -> Snapshot:
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    return list(a) == list(b) and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+    return list(a) == list(b) and all(
+        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
+    )
 
 
 def test_a_table_gives_back_what_it_was_given(tmp_path: Path) -> None:
     table = StateTable(tmp_path / "states-0.table", 9, CPU)
     table[4], table[0] = state(1), state(2, rows=5)
     table[4] = state(3)
-    assert (list(table), len(table), 5 in table, 9 in table, -1 in table) == ([0, 4], 2, False, False, False)
+    assert (list(table), len(table), 5 in table, 9 in table, -1 in table) == (
+        [0, 4],
+        2,
+        False,
+        False,
+        False,
+    )
     assert np.int64(4) in table
     assert "4" not in table
     assert equal(table[4], state(3))
@@ -73,7 +81,10 @@ def test_a_table_gives_back_what_it_was_given(tmp_path: Path) -> None:
 @examples(40, 1000)
 @given(
     st.lists(
-        st.one_of(st.tuples(st.integers(0, 5), st.integers(1, 3)), st.sampled_from(["checkpoint", "kill"])), max_size=40
+        st.one_of(
+            st.tuples(st.integers(0, 5), st.integers(1, 3)), st.sampled_from(["checkpoint", "kill"])
+        ),
+        max_size=40,
     )
 )
 def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(
@@ -113,7 +124,9 @@ def test_a_file_is_at_most_twice_what_clients_keep(tmp_path: Path) -> None:
         table.kept()
     assert path.stat().st_size == 100 * row
     table.close()
-    table = StateTable(path, 50, CPU, saved)  # the rows between those of the checkpoint are found again
+    table = StateTable(
+        path, 50, CPU, saved
+    )  # the rows between those of the checkpoint are found again
     for client in range(50):
         table[client] = state(99)
     assert path.stat().st_size <= 100 * row
@@ -166,7 +179,9 @@ def test_a_row_that_is_cut_off_while_a_run_uses_it_is_told(tmp_path: Path) -> No
     table.close()
 
 
-def test_a_full_disk_names_the_file_and_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_file_and_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = StateTable(tmp_path / "states-0.table", 1000, CPU, expected=123_456)
 
     def full(_fd: int) -> None:
@@ -213,11 +228,23 @@ def trained(
         ended.extend({c: out.states[c] for c in out.states} for out in outs)
 
     spec = TrainingRun(
-        method, fitted(method, data), clients, ROUNDS, 5, execution=execution, eval_every=1, timing=timing
+        method,
+        fitted(method, data),
+        clients,
+        ROUNDS,
+        5,
+        execution=execution,
+        eval_every=1,
+        timing=timing,
     )
     try:
-        outs = run_points(spec, [method.resolve("paper", settings)], states=[saved],
-                          callbacks=RunCallbacks(on_round=on_round, on_done=on_done), tables=tables)  # fmt: skip
+        outs = run_points(
+            spec,
+            [method.resolve("paper", settings)],
+            states=[saved],
+            callbacks=RunCallbacks(on_round=on_round, on_done=on_done),
+            tables=tables,
+        )
     except StoppedError:
         outs = []
     return outs, snapshots, ended
@@ -233,7 +260,11 @@ def trained(
     ],
 )
 def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
-    name: str, execution: str, timing: TimingRule | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    execution: str,
+    timing: TimingRule | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (plain,), _, (held,) = trained(name, execution, [], timing=timing)
     monkeypatch.setattr(memory_estimate, "STATES", 0)
@@ -250,4 +281,6 @@ def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
             (r.accuracy, r.diagnostics) for r in plain.records
         ]
     monkeypatch.setattr(memory_estimate, "STATES", 1 << 30)  # back into memory
-    assert gap(trained(name, execution, tables, saved=stopped, timing=timing)[2][0], dict(held)) == 0.0
+    assert (
+        gap(trained(name, execution, tables, saved=stopped, timing=timing)[2][0], dict(held)) == 0.0
+    )

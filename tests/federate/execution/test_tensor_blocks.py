@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.federate.execution.gram_states import ClientStates
-from fedcache.federate.execution.tensor_blocks import ALIGNED, BLOCK_BYTES, LARGE_BYTES, TensorBlocks
+from fedcache.federate.execution.tensor_blocks import (
+    ALIGNED,
+    BLOCK_BYTES,
+    LARGE_BYTES,
+    TensorBlocks,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8, torch.float16)
 
@@ -44,7 +49,9 @@ def test_small_tensors_share_blocks_and_large_ones_have_their_own():
     large = blocks.copy(torch.zeros(LARGE_BYTES // 4 + 1))
     assert large.untyped_storage().nbytes() == large.nbytes
     most = [blocks.copy(torch.zeros(LARGE_BYTES // 4)) for _ in range(BLOCK_BYTES // LARGE_BYTES)]
-    assert len({t.untyped_storage().data_ptr() for t in most}) == 2  # the first has small ones in it: one does not fit
+    assert (
+        len({t.untyped_storage().data_ptr() for t in most}) == 2
+    )  # the first has small ones in it: one does not fit
     assert [float(t[0]) for t in small] == [0, 1, 2]
 
 

@@ -77,7 +77,11 @@ def test_fourier_features_are_a_gaussian_kernel():
 
 def test_a_class_that_nobody_has_is_never_predicted():
     wider = replace(DATA, classes=8, text=None)
-    for name, words in (("fedncm", {"metric": "cos"}), ("fedncm", {"metric": "euclid"}), ("fedpft", {"epochs": 1})):
+    for name, words in (
+        ("fedncm", {"metric": "cos"}),
+        ("fedncm", {"metric": "euclid"}),
+        ("fedpft", {"epochs": 1}),
+    ):
         assert int(go_all(name, words, wider, CLIENTS).predict(-DATA.x).max()) < 6
 
 

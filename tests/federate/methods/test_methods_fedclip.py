@@ -16,7 +16,9 @@ STEP = {"opt": "sgd", "lr": 0.3, "momentum": 0.0, "epochs": 1, "batch": 100, "sc
 
 def gate_of(p):
     """The released gate of these weights."""
-    layers = nn.Sequential(nn.Linear(11, 11), nn.Tanh(), nn.Linear(11, 11), nn.Softmax(dim=1)).double()
+    layers = nn.Sequential(
+        nn.Linear(11, 11), nn.Tanh(), nn.Linear(11, 11), nn.Softmax(dim=1)
+    ).double()
     with torch.no_grad():
         for at, name in ((0, "A"), (2, "B")):
             layers[at].weight.copy_(p[f"{name}.W"])
@@ -31,7 +33,10 @@ def released_loss(layers, x, y, text, scale):
     texts = text[y] / text[y].norm(dim=1, keepdim=True)
     per_image = scale * image @ texts.t()
     truth = torch.arange(len(x))
-    return (nn.functional.cross_entropy(per_image, truth) + nn.functional.cross_entropy(per_image.t(), truth)) / 2
+    return (
+        nn.functional.cross_entropy(per_image, truth)
+        + nn.functional.cross_entropy(per_image.t(), truth)
+    ) / 2
 
 
 def test_three_rounds_of_the_released_optimiser():
@@ -43,8 +48,12 @@ def test_three_rounds_of_the_released_optimiser():
         total = dict.fromkeys(fedclip.NAMES, 0.0)
         for client in group:
             layers = gate_of(want)
-            solver = torch.optim.Adam(layers.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2)
-            released_loss(layers, DATA.x[client.train, 0], DATA.y[client.train], DATA.text, 10.0).backward()
+            solver = torch.optim.Adam(
+                layers.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2
+            )
+            released_loss(
+                layers, DATA.x[client.train, 0], DATA.y[client.train], DATA.text, 10.0
+            ).backward()
             solver.step()
             for at, name in ((0, "A"), (2, "B")):
                 for tensor, word in ((layers[at].weight, "W"), (layers[at].bias, "b")):

@@ -45,7 +45,9 @@ def test_one_gaussian_is_the_fixed_point_of_em(cov, reg):  # T-K10
     z = np.random.default_rng(0).standard_normal((40, 5)) @ np.diag([1, 2, 3, 0.5, 0.1]) + 3.0
     ours = fitted(z, 1, cov, reg)
     em = GaussianMixture(1, covariance_type=cov, reg_covar=reg).fit(z)
-    theirs = em.covariances_[0] if cov == "full" else np.diag(np.broadcast_to(em.covariances_[0], 5))
+    theirs = (
+        em.covariances_[0] if cov == "full" else np.diag(np.broadcast_to(em.covariances_[0], 5))
+    )
     assert np.allclose(ours.mean, em.means_, atol=1e-12)
     assert np.allclose(covariance(ours.scale[0], cov, 5), theirs, rtol=1e-9)
     assert ours.weight.tolist() == [1.0]
@@ -54,11 +56,15 @@ def test_one_gaussian_is_the_fixed_point_of_em(cov, reg):  # T-K10
 @COVS
 def test_merged_moments_are_those_of_all_rows(cov):  # T-K11
     g = np.random.default_rng(1)
-    samples = [g.standard_normal((n, 4)) * g.uniform(0.5, 2.0, 4) + g.standard_normal(4) for n in (30, 1, 7, 120)]
+    samples = [
+        g.standard_normal((n, 4)) * g.uniform(0.5, 2.0, 4) + g.standard_normal(4)
+        for n in (30, 1, 7, 120)
+    ]
     reg = 1e-9 if cov == "full" else 0.0  # the one row has no Cholesky factor otherwise
     parts = [fitted(z, 1, cov, reg) for z in samples]
     each = Gaussians(
-        *(np.concatenate([getattr(p, k) for p in parts]) for k in ("mean", "scale")), np.array([30, 1, 7, 120])
+        *(np.concatenate([getattr(p, k) for p in parts]) for k in ("mean", "scale")),
+        np.array([30, 1, 7, 120]),
     )
     mean, scale = pooled(each, cov)
     want_mean, want = moments(np.concatenate(samples), cov)
@@ -69,7 +75,9 @@ def test_merged_moments_are_those_of_all_rows(cov):  # T-K11
 @COVS
 def test_em_finds_two_clusters(cov):
     g = np.random.default_rng(2)
-    z = np.concatenate([g.standard_normal((300, 3)) * 0.1 - 2, g.standard_normal((100, 3)) * 0.4 + 2])
+    z = np.concatenate(
+        [g.standard_normal((300, 3)) * 0.1 - 2, g.standard_normal((100, 3)) * 0.4 + 2]
+    )
     made = fitted(z, 2, cov)
     order = made.mean[:, 0].argsort()
     assert np.allclose(made.weight[order], [0.75, 0.25], atol=1e-6)
@@ -83,8 +91,14 @@ def test_em_finds_two_clusters(cov):
 def test_drawn_rows_have_the_moments_of_the_mixture(cov):
     g = np.random.default_rng(3)
     L = np.tril(g.standard_normal((3, 3)))[np.tril_indices(3)]
-    scale = {"spherical": [[0.5], [2.0]], "diag": [[1, 2, 3], [0.1, 0.2, 0.3]], "full": [L, 2.0 * L]}[cov]
-    mixture = Gaussians(np.array([[0.0, 1.0, 2.0], [5.0, -5.0, 0.0]]), np.array(scale, float), np.array([3.0, 1.0]))
+    scale = {
+        "spherical": [[0.5], [2.0]],
+        "diag": [[1, 2, 3], [0.1, 0.2, 0.3]],
+        "full": [L, 2.0 * L],
+    }[cov]
+    mixture = Gaussians(
+        np.array([[0.0, 1.0, 2.0], [5.0, -5.0, 0.0]]), np.array(scale, float), np.array([3.0, 1.0])
+    )
     z = mixture.rows(g.standard_normal((40_000, 3)), g, cov)
     share, mean = np.array([0.75, 0.25]), 0.75 * mixture.mean[0] + 0.25 * mixture.mean[1]
     want = sum(
@@ -135,10 +149,15 @@ def one_class(parts, cov, k_mix=1):
     who, D = [f"c{i}" for i in range(len(parts))], parts[0].shape[1]
     ends = np.cumsum([len(z) for z in parts])
     trains = [np.arange(e - len(z), e) for e, z in zip(ends, parts, strict=True)]
-    x, y = torch.from_numpy(np.concatenate(parts))[:, None], torch.zeros(int(ends[-1]), dtype=torch.int64)
+    x, y = (
+        torch.from_numpy(np.concatenate(parts))[:, None],
+        torch.zeros(int(ends[-1]), dtype=torch.int64),
+    )
     ctx = lanes("fedpft", settings, classes=1, width=D, lead=(len(who),), who=who)
     _, up = fedpft.fit({}, {}, stack_clients(x, y, trains, 1), ctx)
-    return fedpft.draw(up, lanes("fedpft", settings, classes=1, width=D, who=("/server",)))[0].numpy()
+    return fedpft.draw(up, lanes("fedpft", settings, classes=1, width=D, who=("/server",)))[
+        0
+    ].numpy()
 
 
 @pytest.mark.slow
@@ -175,7 +194,11 @@ def test_a_feature_that_is_not_finite_names_its_client(k_mix):
 
 
 def test_features_beyond_sixteen_bits_are_refused():
-    refused(lambda: go("fedpft", {}, replace(DATA, x=1e6 * DATA.x, text=None), CLIENTS), "65504", code=Exit.FEDERATED)
+    refused(
+        lambda: go("fedpft", {}, replace(DATA, x=1e6 * DATA.x, text=None), CLIENTS),
+        "65504",
+        code=Exit.FEDERATED,
+    )
 
 
 def test_no_more_gaussians_are_sent_than_a_class_has_rows():

@@ -27,13 +27,22 @@ def network(settings=None):
 
 def block(p, name, width):
     """torch's layers with the parameters of one block: (norm of queries, of keys, attention, feed-forward)."""
-    layers = nn.LayerNorm(E), nn.LayerNorm(width), nn.MultiheadAttention(E, 4, kdim=width, vdim=width)
+    layers = (
+        nn.LayerNorm(E),
+        nn.LayerNorm(width),
+        nn.MultiheadAttention(E, 4, kdim=width, vdim=width),
+    )
     wide, first, last = nn.LayerNorm(E), nn.Linear(E, 8 * E), nn.Linear(4 * E, E)
     for layer in (*layers, wide, first, last):
         layer.double()
     attention = layers[2]
-    names = [(layers[0], "query", ("gain", "shift")), (wide, "wide", ("gain", "shift")), (first, "A", "Wb"),
-             (last, "B", "Wb"), (attention.out_proj, "O", "Wb")]  # fmt: skip
+    names = [
+        (layers[0], "query", ("gain", "shift")),
+        (wide, "wide", ("gain", "shift")),
+        (first, "A", "Wb"),
+        (last, "B", "Wb"),
+        (attention.out_proj, "O", "Wb"),
+    ]
     names += [(layers[1], "key", ("gain", "shift"))] * (f"{name}.key.gain" in p)
     with torch.no_grad():
         for layer, part, (weight, bias) in names:
@@ -41,8 +50,11 @@ def block(p, name, width):
             layer.bias.copy_(p[f"{name}.{part}.{bias}"])
         each = [p[f"{name}.{k}.W"] for k in "QKV"]
         if attention.in_proj_weight is None:
-            for own, W in zip((attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight), each,
-                              strict=True):  # fmt: skip
+            for own, W in zip(
+                (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight),
+                each,
+                strict=True,
+            ):
                 own.copy_(W)
         else:
             attention.in_proj_weight.copy_(torch.cat(each))
@@ -61,7 +73,9 @@ def test_the_network_is_torchs_layers(depth):
     g = torch.Generator().manual_seed(1)
     p = {k: t + 0.3 * torch.randn(t.shape, generator=g, dtype=t.dtype) for k, t in p.items()}
     queries, keys, attention, feed_forward = block(p, "cross", 11)
-    x = attention(queries(p["queries"]), keys(texts), keys(texts))[0]  # nothing is added to the first attention
+    x = attention(queries(p["queries"]), keys(texts), keys(texts))[
+        0
+    ]  # nothing is added to the first attention
     v = x + feed_forward(x)
     for i in range(depth):
         queries, _, attention, feed_forward = block(p, f"self{i}", E)
@@ -104,7 +118,9 @@ def test_equal_names_have_equal_contexts_and_features_and_count_once():
     ctx, p, texts = network()
     one = fedtpg.context(p, texts[:1], ctx)
     assert gap(fedtpg.context(p, texts[:1].expand(5, -1), ctx), one) < 1e-12
-    assert gap(fedtpg.context(p, texts[[0, 0, 1, 1]], ctx), fedtpg.context(p, texts[:2], ctx)) < 1e-12
+    assert (
+        gap(fedtpg.context(p, texts[[0, 0, 1, 1]], ctx), fedtpg.context(p, texts[:2], ctx)) < 1e-12
+    )
     assert gap(fedtpg.context(p, texts[:2], ctx), one) > 1e-3  # other names, another context
     same = replace(ctx, env=replace(ctx.env, names=("dog",) * 6))
     T = fedtpg.deploy(p, {}, None, same)["T"]
@@ -140,8 +156,12 @@ def test_a_network_of_constants_is_promptfls_prompt():
     ctx = context("fedtpg", FEW, towers=data.towers, names=data.names)
     p = fedtpg.init(ctx)
     v = torch.linspace(-1, 1, E, dtype=torch.float64)
-    p |= {k: torch.zeros_like(p[k]) for k in ("cross.B.W", "cross.B.b", "cross.O.W")} | {"cross.O.b": v}
-    learnt = METHODS["promptfl"].deploy({"ctx": v.expand(2, E)}, {}, None, replace(ctx, hp={**ctx.hp, "csc": False}))
+    p |= {k: torch.zeros_like(p[k]) for k in ("cross.B.W", "cross.B.b", "cross.O.W")} | {
+        "cross.O.b": v
+    }
+    learnt = METHODS["promptfl"].deploy(
+        {"ctx": v.expand(2, E)}, {}, None, replace(ctx, hp={**ctx.hp, "csc": False})
+    )
     assert gap(fedtpg.deploy(p, {}, None, ctx)["T"], learnt["T"]) < 1e-12
 
 

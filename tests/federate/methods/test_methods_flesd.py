@@ -72,7 +72,9 @@ def test_the_ensemble_is_the_mean_of_exponentials_up_to_one_constant():
     rows = Ensemble(R, None, 0.5).rows(torch.arange(6))
     assert torch.allclose(rows * math.exp(1 / 0.5), expected)
     assert torch.allclose(expected, expected.T)
-    assert torch.allclose(expected.diagonal(), torch.full((6,), math.exp(1 / 0.5), dtype=torch.float64))
+    assert torch.allclose(
+        expected.diagonal(), torch.full((6,), math.exp(1 / 0.5), dtype=torch.float64)
+    )
     assert float(expected.min()) >= math.exp(-1 / 0.5)
     q = Ensemble(R, None, 0.5).targets(torch.arange(6), torch.arange(6))
     assert torch.allclose(q, expected / expected.sum(-1, keepdim=True))
@@ -82,7 +84,9 @@ def test_rotated_representations_give_the_same_targets():
     R = torch.stack([units(s, 6, 4) for s in range(2)])
     turn = torch.linalg.qr(units(9, 4, 4))[0]
     i = torch.arange(6)
-    assert torch.allclose(Ensemble(R, None, 0.1).targets(i, i), Ensemble(R @ turn, None, 0.1).targets(i, i))
+    assert torch.allclose(
+        Ensemble(R, None, 0.1).targets(i, i), Ensemble(R @ turn, None, 0.1).targets(i, i)
+    )
 
 
 def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
@@ -99,8 +103,12 @@ def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
 def test_sparse_similarities_keep_the_largest_of_each_row():
     R = units(0, 1, 6, 4)
     M = R[0] @ R[0].T
-    kept = torch.stack([torch.where(row >= row.sort().values[-2], row, torch.zeros(6).double()) for row in M])
-    assert torch.allclose(Ensemble(R, None, 0.1, 2 / 6).rows(torch.arange(6)), torch.exp((kept - 1) / 0.1))
+    kept = torch.stack(
+        [torch.where(row >= row.sort().values[-2], row, torch.zeros(6).double()) for row in M]
+    )
+    assert torch.allclose(
+        Ensemble(R, None, 0.1, 2 / 6).rows(torch.arange(6)), torch.exp((kept - 1) / 0.1)
+    )
 
 
 def test_the_released_count_of_kept_similarities_has_the_rows_own_beside_it():
@@ -116,7 +124,9 @@ def test_the_released_count_of_kept_similarities_has_the_rows_own_beside_it():
 
 
 def test_a_query_may_be_left_out_of_its_anchors():
-    q = Ensemble(units(0, 1, 6, 4), None, 0.1).targets(torch.tensor([2]), torch.arange(6), exclude_self=True)
+    q = Ensemble(units(0, 1, 6, 4), None, 0.1).targets(
+        torch.tensor([2]), torch.arange(6), exclude_self=True
+    )
     assert float(q[0, 2]) == 0.0
     assert float(q.sum()) == pytest.approx(1.0)
 
@@ -126,17 +136,23 @@ def test_a_query_may_be_left_out_of_its_anchors():
 
 def server(hp, public, views=1):
     draws = ClientRng(0, 0, ("/server",), 0, torch.float64, torch.device("cpu"))
-    env = RunConstants(3, public.shape[-1], views, 1, None, torch.float64, torch.device("cpu"), public=public)
+    env = RunConstants(
+        3, public.shape[-1], views, 1, None, torch.float64, torch.device("cpu"), public=public
+    )
     return Ctx((), hp, env, draws, (), 0)
 
 
 def settled(**settings):
-    return METHODS["flesd-head"].resolve("paper", {**small("flesd-head"), "anchors": "all", **settings})
+    return METHODS["flesd-head"].resolve(
+        "paper", {**small("flesd-head"), "anchors": "all", **settings}
+    )
 
 
 def weights(hp, width, seed=0):
     g = np.random.default_rng(seed)
-    return contrastive.encoder_of(hp).init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)), width)
+    return contrastive.encoder_of(hp).init(
+        lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)), width
+    )
 
 
 def test_a_student_that_is_the_only_client_has_nothing_to_learn():
@@ -145,9 +161,14 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn():
     w, ctx = weights(hp, 6), server(hp, public)
     R = distil.unit(w, public[:, 0], ctx)
     i = torch.arange(9)
-    assert float(similarity_divergence(R, R, Ensemble(R[None], None, 0.2).targets(i, i), even(9), 0.2)) < 1e-12
+    assert (
+        float(similarity_divergence(R, R, Ensemble(R[None], None, 0.2).targets(i, i), even(9), 0.2))
+        < 1e-12
+    )
     after = distil.distil(w, Ensemble(R[None], None, 0.2), ctx)
-    assert gap(after, w) < 1e-9  # one step: Adam blows rounding errors up, and would find a direction in them
+    assert (
+        gap(after, w) < 1e-9
+    )  # one step: Adam blows rounding errors up, and would find a direction in them
 
 
 def test_a_cold_queue_takes_no_step_until_it_is_full():
@@ -163,11 +184,16 @@ def test_a_cold_queue_takes_no_step_until_it_is_full():
     assert moved[True, 12] > 0.0
 
 
-@pytest.mark.parametrize(("name", "encoder", "wrong", "right"), [("flesd", "conv", None, (8, 8)),
-                                                                  ("flesd-head", "mlp", (8, 8), None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "encoder", "wrong", "right"),
+    [("flesd", "conv", None, (8, 8)), ("flesd-head", "mlp", (8, 8), None)],
+)
 def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right):
     ctx = server({**METHODS[name].resolve(), "encoder": encoder}, units(3, 12, 1, 6))
-    refused(lambda: METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=wrong))), f"encoder={encoder}")
+    refused(
+        lambda: METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=wrong))),
+        f"encoder={encoder}",
+    )
     METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=right)))
 
 
@@ -185,10 +211,14 @@ def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
 
 
 def test_what_is_watched_of_clients_does_not_depend_on_the_order_in_which_they_entered():
-    losses = [torch.tensor([1.0, 1.0, n, 1.0], dtype=torch.float64) for n in (0.1, 0.7, 1e16, -1e16)]
+    losses = [
+        torch.tensor([1.0, 1.0, n, 1.0], dtype=torch.float64) for n in (0.1, 0.7, 1e16, -1e16)
+    ]
     states = {c: {"loss": loss} for c, loss in enumerate(losses)}
-    watched = [METHODS["fedavg-simclr"].diagnose({}, dict(order), {}, None) for order in (
-        states.items(), reversed(states.items()))]  # fmt: skip
+    watched = [
+        METHODS["fedavg-simclr"].diagnose({}, dict(order), {}, None)
+        for order in (states.items(), reversed(states.items()))
+    ]
     assert watched[0] == watched[1]
 
 
@@ -213,7 +243,10 @@ def test_flesd_cc_is_flesd_head_in_one_round():
     [
         ({}, 6 * 5 // 2),
         ({"sim_topk_percent": 50.0}, 2 * 6 * 3),
-        ({"sim_topk_percent": 49.0, "sim_topk_own": True}, 2 * 6 * 2),  # int(.49 * 6), beside the row's own, always 1
+        (
+            {"sim_topk_percent": 49.0, "sim_topk_own": True},
+            2 * 6 * 2,
+        ),  # int(.49 * 6), beside the row's own, always 1
     ],
 )
 def test_matrices_travel_by_halves_or_by_their_largest(settings, scalars):
@@ -234,7 +267,9 @@ def test_clients_of_other_backbones_and_trunks_distil_into_one_student():
     assert out.states[3]["t.W"].shape == (9, 11)
     assert {c for c, state in out.states.items() if "t.W" in state} == {2, 3}
     assert out.server["t.W"].shape == (7, 11)
-    before = go("flesd-head", {}, data, clients, own=own, participation=None, rounds=1).states[2]["t.W"]
+    before = go("flesd-head", {}, data, clients, own=own, participation=None, rounds=1).states[2][
+        "t.W"
+    ]
     assert gap(before, out.states[2]["t.W"]) > 0.0  # it goes on from its own encoder
 
 
@@ -256,4 +291,6 @@ def test_a_narrow_trunk_has_one_gradient_in_either_memory_format(channels):
         h, _ = e.trunk(p, x.contiguous(memory_format=layout), training=False)
         found.append(torch.autograd.grad(h.square().sum(), [p[n] for n in names]))
     for plain, last in zip(*found, strict=True):
-        torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max()))
+        torch.testing.assert_close(
+            last, plain, rtol=1e-4, atol=1e-4 * float(plain.detach().abs().max())
+        )

@@ -30,7 +30,9 @@ CPU = torch.device("cpu")
 
 def server(hp, public, image=None):
     draws = ClientRng(0, 0, ("/server",), 0, torch.float64, CPU)
-    env = RunConstants(3, public.shape[-1], 1, 1, None, torch.float64, CPU, public=public, image=image)
+    env = RunConstants(
+        3, public.shape[-1], 1, 1, None, torch.float64, CPU, public=public, image=image
+    )
     return Ctx((), hp, env, draws, (), 0)
 
 
@@ -60,7 +62,9 @@ def released(w, target, ctx, *, momentum_while_filling):
     leaves = [student[n].requires_grad_() for n in names]
     adam = torch.optim.Adam(leaves, lr=hp["esd_lr"], weight_decay=hp["wd"])
     size, batch = hp["queue"], hp["esd_batch"]
-    keys = torch.full((size, encoder.proj), torch.nan, dtype=torch.float64)  # noise, which must not be used
+    keys = torch.full(
+        (size, encoder.proj), torch.nan, dtype=torch.float64
+    )  # noise, which must not be used
     places, pointer = torch.zeros(size, dtype=torch.long), 0
     rows = len(ctx.public)
     data = ClientData(ctx.public, None, torch.arange(rows), (rows,))
@@ -97,7 +101,9 @@ def test_official_distillation_is_the_released_loop(ema, filling):
     hp = official(esd_epochs=3, queue=8, zeta=0.7, esd_lr=0.01, augment="cifar", ema=ema)
     ctx = server(hp, public, (6, 6))
     w = fresh(simclr.encoder_of(hp))
-    teachers = [distillation.unit(fresh(simclr.encoder_of(hp), s), public[:, 0], ctx) for s in (1, 2)]
+    teachers = [
+        distillation.unit(fresh(simclr.encoder_of(hp), s), public[:, 0], ctx) for s in (1, 2)
+    ]
     target = Ensemble(torch.stack(teachers), None, hp["tau_T"], own=True)
     ours = distillation.distil(w, target, ctx)
     theirs = released(w, target, ctx, momentum_while_filling=filling)
@@ -105,7 +111,12 @@ def test_official_distillation_is_the_released_loop(ema, filling):
     assert gap(ours, theirs) < 1e-10
     other = released(w, target, ctx, momentum_while_filling=not filling)
     assert gap(ours, other) > 1e-6
-    for key, value in (("key_mode", "eval"), ("ema", "after"), ("esd_drop_last", False), ("queue_warm", True)):
+    for key, value in (
+        ("key_mode", "eval"),
+        ("ema", "after"),
+        ("esd_drop_last", False),
+        ("queue_warm", True),
+    ):
         changed = distillation.distil(w, target, replace(ctx, hp={**hp, key: value}))
         assert gap(changed, theirs) > 1e-6, key
 
@@ -116,12 +127,22 @@ def test_official_distillation_is_the_released_loop(ema, filling):
         {"esd_drop_last": True, "esd_batch": 9, "anchors": "all"},  # no batch is full
         {"anchors": "queue", "queue": 10},  # more than the 8 public rows
         {"anchors": "queue", "queue": 6, "esd_batch": 5},  # no whole number of batches
-        {"anchors": "queue", "queue_warm": False, "queue": 6, "esd_batch": 3, "esd_drop_last": True},  # no step is left
+        {
+            "anchors": "queue",
+            "queue_warm": False,
+            "queue": 6,
+            "esd_batch": 3,
+            "esd_drop_last": True,
+        },  # no step is left
     ],
 )
 def test_public_rows_that_cannot_serve_are_refused(settings):
     data, clients = federation(sizes=(8, 20, 20))
-    refused(lambda: go_tiny("flesd", settings, data, clients, rounds=1, participation=None), "8 public rows", "--set ")
+    refused(
+        lambda: go_tiny("flesd", settings, data, clients, rounds=1, participation=None),
+        "8 public rows",
+        "--set ",
+    )
 
 
 # -- BatchNorm of two views (D-92)
@@ -132,16 +153,30 @@ def test_public_rows_that_cannot_serve_are_refused(settings):
 def test_each_view_by_itself_is_a_model_called_twice(how, same):
     data = fitted(METHODS["flesd"], tiny()[0])
     hp = METHODS["fedavg-simclr"].resolve(
-        "paper", {**small("fedavg-simclr"), "encoder": "conv", "channels": 64, "proj": 8, "simclr": "one_way"}
+        "paper",
+        {
+            **small("fedavg-simclr"),
+            "encoder": "conv",
+            "channels": 64,
+            "proj": 8,
+            "simclr": "one_way",
+        },
     )
-    ctx = replace(server({**hp, "bn_views": how}, data.x, data.image), env=RunConstants(
-        3, 48, 1, 1, None, torch.float64, CPU, image=(8, 8)))  # fmt: skip
+    ctx = replace(
+        server({**hp, "bn_views": how}, data.x, data.image),
+        env=RunConstants(3, 48, 1, 1, None, torch.float64, CPU, image=(8, 8)),
+    )
     encoder = simclr.encoder_of(hp)
     p = fresh(encoder)
     net = torchvision_of(encoder, p)
     net.train()
-    x, x2 = (torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (1, 2))
-    value, updates = simclr.loss(p, {"x": x, "x2": x2, "w": torch.full((5,), 0.2, dtype=torch.float64)}, {}, ctx)
+    x, x2 = (
+        torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
+        for s in (1, 2)
+    )
+    value, updates = simclr.loss(
+        p, {"x": x, "x2": x2, "w": torch.full((5,), 0.2, dtype=torch.float64)}, {}, ctx
+    )
     z, z2 = (encoder.project(p, net(v)) for v in (x, x2))
     wanted = nn.functional.cross_entropy(z @ z2.T / hp["tau"], torch.arange(5))
     assert (abs((value - wanted).item()) < 1e-10) is same
@@ -164,7 +199,10 @@ def torchvision_of(encoder, p):
     for s in range(4):
         for b in range(len(getattr(net, f"layer{s + 1}"))):
             here = f"layer{s + 1}.{b}"
-            names += [(f"t.{s}.{b}.{x}", f"{here}.conv{i}", f"{here}.bn{i}") for i, x in enumerate(letters, 1)]
+            names += [
+                (f"t.{s}.{b}.{x}", f"{here}.conv{i}", f"{here}.bn{i}")
+                for i, x in enumerate(letters, 1)
+            ]
             if f"{here}.downsample.0.weight" in state:
                 names.append((f"t.{s}.{b}.skip", f"{here}.downsample.0", f"{here}.downsample.1"))
     used = {"gain": "weight", "shift": "bias", "mean": "running_mean", "var": "running_var"}
@@ -218,9 +256,13 @@ def test_a_residual_trunk_is_torchvisions(kind, stem, count, training):
 
 def test_auto_takes_the_policy_of_the_data_set():
     hp = METHODS["flesd"].resolve("official")
-    assert policy_of(hp, (32, 32)) == Policy("resized", area=0.2, jitter=0.8, hue=0.2, grey=0.2, blur=0.0)
+    assert policy_of(hp, (32, 32)) == Policy(
+        "resized", area=0.2, jitter=0.8, hue=0.2, grey=0.2, blur=0.0
+    )
     for side in (64, 224):
-        assert policy_of(hp, (side, side)) == Policy("resized", area=0.2, jitter=0.8, hue=0.4, grey=0.5, blur=0.5)
+        assert policy_of(hp, (side, side)) == Policy(
+            "resized", area=0.2, jitter=0.8, hue=0.4, grey=0.5, blur=0.5
+        )
     supervised = METHODS["local-supervised"].resolve("official")
     assert policy_of(supervised, (32, 32)) == Policy("padded")
     assert policy_of(supervised, (64, 64)) == Policy("resized", area=0.08)
@@ -228,8 +270,16 @@ def test_auto_takes_the_policy_of_the_data_set():
 
 
 def test_single_values_change_a_policy():
-    settings = {"augment": "cifar", "jitter": "0.1", "hue": "0", "grey": "1", "blur": "0.25", "crop": "padded",
-                "crop_area": "0.5", "flip": "false"}  # fmt: skip
+    settings = {
+        "augment": "cifar",
+        "jitter": "0.1",
+        "hue": "0",
+        "grey": "1",
+        "blur": "0.25",
+        "crop": "padded",
+        "crop_area": "0.5",
+        "flip": "false",
+    }
     hp = METHODS["flesd"].resolve("paper", settings)
     wanted = Policy("padded", area=0.5, flip=False, jitter=0.1, hue=0.0, grey=1.0, blur=0.25)
     assert policy_of(hp, (32, 32)) == wanted
@@ -242,7 +292,10 @@ def test_single_values_change_a_policy():
 
 def test_amp_on_the_cpu_is_refused():
     data, clients = federation(sizes=(8, 20, 20))
-    refused(lambda: go_tiny("flesd", {"amp": True}, data, clients, rounds=1, participation=None), code=Exit.ENVIRONMENT)
+    refused(
+        lambda: go_tiny("flesd", {"amp": True}, data, clients, rounds=1, participation=None),
+        code=Exit.ENVIRONMENT,
+    )
 
 
 def test_amp_is_the_same_loss_in_fewer_digits():

@@ -64,11 +64,16 @@ def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
     for _ in range(2):
         made = [
             released(
-                DATA.x[c.train, 0].numpy(), DATA.y[c.train].numpy(), 12,
-                momentum=0.5, accumulate=False, bias=False, start=average,
+                DATA.x[c.train, 0].numpy(),
+                DATA.y[c.train].numpy(),
+                12,
+                momentum=0.5,
+                accumulate=False,
+                bias=False,
+                start=average,
             )
             for c in group
-        ]  # fmt: skip
+        ]
         average = [sum(s * m[i] for s, m in zip(share, made, strict=True)) for i in range(3)]
     assert far(out.server["W"], average[0]) < 1e-9 * np.abs(average[0]).max()
     assert far(out.server["alpha"], average[1]) < 1e-9 * np.abs(average[1]).max()
@@ -85,7 +90,9 @@ def test_without_iterations_a_client_sends_its_first_values():
     assert torch.equal(up["W"], doubles([[2.0, 0.0], [0.0, 1.0]]))
     assert torch.allclose(up["alpha"], torch.full((2,), 200.0, dtype=torch.float64), atol=1e-12)
     # F'F = diag(2, 1): step 4 3 / 2; sum of squares of f.t_k is 0.36 + 0.36 + 0.64 and 1: step 3 / (4 1.36).
-    step_w, step_alpha = lp_plus_plus.step_sizes(eye[[0, 0, 1]], eye[[0, 0, 1]] @ text.T, torch.tensor(3.0))
+    step_w, step_alpha = lp_plus_plus.step_sizes(
+        eye[[0, 0, 1]], eye[[0, 0, 1]] @ text.T, torch.tensor(3.0)
+    )
     assert abs(float(step_w) - 6.0) < 1e-12
     assert abs(float(step_alpha) - 3.0 / (4 * 1.36)) < 1e-12
 
@@ -93,4 +100,6 @@ def test_without_iterations_a_client_sends_its_first_values():
 def test_more_features_than_rows_have_the_same_steps():
     x, t = normal(4, 9), normal(4, 3, seed=1)
     short, _ = lp_plus_plus.step_sizes(x, t, torch.tensor(4.0))
-    assert abs(float(short) - 16.0 / np.linalg.eigvalsh(x.numpy().T @ x.numpy()).max()) < 1e-12 * float(short)
+    assert abs(
+        float(short) - 16.0 / np.linalg.eigvalsh(x.numpy().T @ x.numpy()).max()
+    ) < 1e-12 * float(short)

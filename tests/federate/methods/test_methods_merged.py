@@ -37,7 +37,9 @@ def released(group, gamma, clean, data=DATA):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("group", [CLIENTS, CLIENTS[1:4], CLIENTS[1:2]], ids=["nine", "three", "one"])
+@pytest.mark.parametrize(
+    "group", [CLIENTS, CLIENTS[1:4], CLIENTS[1:2]], ids=["nine", "three", "one"]
+)
 def test_merging_is_the_released_code(group, clean):
     out = go_all("afl", {"gamma": 0.7, "clean": clean}, DATA, group)
     assert far(out.server["W"], released(group, 0.7, clean).T) < 1e-10

@@ -33,11 +33,18 @@ LABEL = DATA.y[POOL].numpy()
 
 @pytest.mark.parametrize(
     ("name", "settings", "key"),
-    [("fed3r", {"lam": 0.0}, "lam"), ("fed3r", {"lam": 0.0, "omega": 1.0}, "lam"), ("fed3r-prior", {"lam": 0.0}, "lam"),
-     ("fedcgs", {"gamma_shrink": 0.0}, "gamma_shrink"), ("fedcof", {"gamma": 0.0}, "gamma")],
-)  # fmt: skip
+    [
+        ("fed3r", {"lam": 0.0}, "lam"),
+        ("fed3r", {"lam": 0.0, "omega": 1.0}, "lam"),
+        ("fed3r-prior", {"lam": 0.0}, "lam"),
+        ("fedcgs", {"gamma_shrink": 0.0}, "gamma_shrink"),
+        ("fedcof", {"gamma": 0.0}, "gamma"),
+    ],
+)
 def test_a_singular_system_names_the_switch_and_a_value_that_works(name, settings, key):
-    twice = replace(DATA, x=torch.cat([DATA.x, DATA.x], -1), text=torch.cat([DATA.text, DATA.text], -1))
+    twice = replace(
+        DATA, x=torch.cat([DATA.x, DATA.x], -1), text=torch.cat([DATA.text, DATA.text], -1)
+    )
     with pytest.raises(FedcacheError, match=f"{key}=0") as info:
         go_all(name, settings, twice, CLIENTS)
     assert info.value.code == Exit.FEDERATED
@@ -86,7 +93,9 @@ def test_random_features_are_one_draw_for_all_clients(seed, m):
 
 
 def test_the_bandwidth_follows_the_length_of_the_training_rows():  # D-87
-    data = replace(DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None])
+    data = replace(
+        DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None]
+    )
     holed = data.x.clone()
     holed[TEST] = torch.nan  # of training rows alone
     sigma = float(np.linalg.norm(data.x[POOL, 0].numpy(), axis=1).mean())
@@ -110,7 +119,9 @@ def test_the_mean_length_costs_every_client_a_number_each_way(participation):
 
 def test_points_of_a_grid_on_other_rows_have_their_own_bandwidth():
     method = METHODS["fed3r"]
-    data = replace(DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None])
+    data = replace(
+        DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None]
+    )
     shared, hp = GridCache(), method.resolve("paper", {"rff_dim": 30})
     for group in (CLIENTS, [*CLIENTS[:4], replace(CLIENTS[4], train=CLIENTS[5].train)]):
         how = {"rounds": 1, "participation": None, "dtype": torch.float64}
@@ -179,7 +190,9 @@ def test_an_affine_map_of_the_features_changes_no_prediction():  # T-K8
     g = np.random.default_rng(5)
     M, t = torch.from_numpy(g.standard_normal((11, 11))), torch.from_numpy(g.standard_normal(11))
     mapped = replace(DATA, x=DATA.x @ M + 3.0 * t, text=None)
-    plain, moved = (go_all("fedcgs", {"gamma_shrink": 0.0}, d, CLIENTS).predict(d.x) for d in (DATA, mapped))
+    plain, moved = (
+        go_all("fedcgs", {"gamma_shrink": 0.0}, d, CLIENTS).predict(d.x) for d in (DATA, mapped)
+    )
     assert torch.equal(plain, moved)
 
 
@@ -192,7 +205,9 @@ def test_automatic_shrinkage_is_a_thousandth_of_the_mean_diagonal():
 
 def test_a_covariance_needs_more_rows_than_means():
     data, clients = federation(sizes=(30,), per_client=3)
-    clients[0] = replace(clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()]))
+    clients[0] = replace(
+        clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()])
+    )
     refused(lambda: go("fedcgs", {}, data, clients), "3 rows", code=Exit.FEDERATED)
 
 
@@ -257,9 +272,15 @@ def test_automatic_gamma_follows_the_variance_of_the_features():
 
 @pytest.mark.parametrize(
     ("names", "gamma"),
-    [(("mobilenetv2-birds",), 0.1), (("hf:google/MobileNet_v2_1.0_224",), 0.1), (("mobilevit-s",), 1.0), ((), 1.0),
-     (("mobilenetv2-birds", "mobilenetv2-insects"), 0.1), (("mobilenetv2-birds", "glyph-clip"), 1.0)],
-)  # fmt: skip
+    [
+        (("mobilenetv2-birds",), 0.1),
+        (("hf:google/MobileNet_v2_1.0_224",), 0.1),
+        (("mobilevit-s",), 1.0),
+        ((), 1.0),
+        (("mobilenetv2-birds", "mobilenetv2-insects"), 0.1),
+        (("mobilenetv2-birds", "glyph-clip"), 1.0),
+    ],
+)
 def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
     assert METHODS["fedcof"].resolve("official")["gamma_auto"] == "backbone"
     out = go_all("fedcof", {"gamma_auto": "backbone"}, replace(DATA, backbones=names), CLIENTS)

@@ -33,7 +33,9 @@ def test_one_client_is_solo_bit_for_bit(name, opt):
     assert gap({k: whole[k] for k in alone}, alone) == 0.0
 
 
-@pytest.mark.parametrize(("name", "shared"), [("fedper", {"P.W", "P.b"}), ("lg-fedavg", {"Q.W", "Q.b"})])
+@pytest.mark.parametrize(
+    ("name", "shared"), [("fedper", {"P.W", "P.b"}), ("lg-fedavg", {"Q.W", "Q.b"})]
+)
 def test_one_part_is_the_mean_and_the_other_stays(name, shared):
     data, clients = federation()
     out = go_all(name, STEP, rounds=1)
@@ -60,11 +62,21 @@ def test_the_classifier_of_fedbabu_never_changes():
     assert not torch.equal(out.server["P.W"], begun["P.W"])
 
 
-@pytest.mark.parametrize(("tune", "moved"), [("all", {"P.W", "P.b", "Q.W", "Q.b"}), ("head", {"Q.W", "Q.b"}),
-                                             ("body", {"P.W", "P.b"})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tune", "moved"),
+    [("all", {"P.W", "P.b", "Q.W", "Q.b"}), ("head", {"Q.W", "Q.b"}), ("body", {"P.W", "P.b"})],
+)
 def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved):
     data, clients = federation()
-    how = {**STEP, "opt": "sgd", "momentum": 0.0, "wd": 0.0, "batch": 64, "tune": tune, "tune_epochs": 2}
+    how = {
+        **STEP,
+        "opt": "sgd",
+        "momentum": 0.0,
+        "wd": 0.0,
+        "batch": 64,
+        "tune": tune,
+        "tune_epochs": 2,
+    }
     out = go("fedbabu", how, rounds=2)
     plain = go("fedbabu", {**how, "tune_epochs": 0}, rounds=2)
     assert gap(out.server, plain.server) == 0.0
@@ -83,10 +95,22 @@ def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved)
     assert max(float((own[k] - p[k]).detach().abs().max()) for k in moved) < 1e-12
 
 
-@pytest.mark.parametrize(("absent", "denominator"), [(1.0, "include"), (1e-8, "include"), (1.0, "exclude")])
+@pytest.mark.parametrize(
+    ("absent", "denominator"), [(1.0, "include"), (1e-8, "include"), (1.0, "exclude")]
+)
 def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
-    settings = {"head": "linear", "init": "zero", "opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "batch": 8,
-                "tau": 0.7, "absent": absent, "denominator": denominator}  # fmt: skip
+    settings = {
+        "head": "linear",
+        "init": "zero",
+        "opt": "sgd",
+        "lr": 0.1,
+        "momentum": 0.0,
+        "wd": 0.0,
+        "batch": 8,
+        "tau": 0.7,
+        "absent": absent,
+        "denominator": denominator,
+    }
     data, clients = federation()
     client = clients[3]
     out = go_all("fedlc", settings, data, [client], rounds=1)
@@ -122,8 +146,15 @@ def test_one_model_of_ifca_is_fedavg(agg):
     def init(ctx):
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in start.items()}
 
-    b = run(replace(method, init=init), method.resolve("paper", how), data, clients, rounds=ROUNDS,
-            participation=None, dtype=torch.float64).server  # fmt: skip
+    b = run(
+        replace(method, init=init),
+        method.resolve("paper", how),
+        data,
+        clients,
+        rounds=ROUNDS,
+        participation=None,
+        dtype=torch.float64,
+    ).server
     assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
 
 
@@ -136,7 +167,9 @@ def test_clients_of_two_kinds_find_their_models():
     x = means[y] + 0.3 * g.standard_normal((len(y), means.shape[1]))
     for client in clients[3:]:
         rows = np.concatenate([client.train, client.test])
-        x[rows] = means[data.classes - 1 - y[rows]] + 0.3 * g.standard_normal((len(rows), means.shape[1]))
+        x[rows] = means[data.classes - 1 - y[rows]] + 0.3 * g.standard_normal(
+            (len(rows), means.shape[1])
+        )
     data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
     how = {"lr": 0.02, "batch": 16, "dim": 16}
     out = go_all("ifca", how, data, clients, rounds=15)

@@ -18,13 +18,28 @@ from fedcache.heads.projection import Head, logits
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_the_local_losses_of_table_5_share_their_switches(preset):
     # The rows differ by loss alone: everything about the model and its training has one value in all of them.
-    shared = ("feat_post", "dim", "bn", "opt", "lr", "wd", "momentum", "batch", "epochs", "reset_opt", "drop_last")
+    shared = (
+        "feat_post",
+        "dim",
+        "bn",
+        "opt",
+        "lr",
+        "wd",
+        "momentum",
+        "batch",
+        "epochs",
+        "reset_opt",
+        "drop_last",
+    )
     contrast = ("tau", "views", "proto_norm", "proto_drop_last", "infer_score", "init")
     plain, contrasted = ("solo", "fedavg", "fedproto"), ("supcon", "fedpcl")
     for names, keys in ((plain + contrasted, shared), (contrasted, contrast)):
         rows = [METHODS[name].resolve(preset) for name in names]
         assert all([row[k] for k in keys] == [rows[0][k] for k in keys] for row in rows)
-    norms = {names: {METHODS[name].resolve(preset)["z_norm"] for name in names} for names in (plain, contrasted)}
+    norms = {
+        names: {METHODS[name].resolve(preset)["z_norm"] for name in names}
+        for names in (plain, contrasted)
+    }
     # Eqs 8 and 9 need unit length.
     assert norms == {plain: {"none" if preset == "paper" else "l2"}, contrasted: {"l2"}}
 
@@ -34,7 +49,9 @@ def test_the_local_losses_of_table_5_share_their_switches(preset):
 
 def test_classifiers_start_alike_or_each_on_its_own():  # D-11; P is shared either way
     settings = {"dim": 8, "e_h": 0, "e_b": 0}
-    shared, independent = (go_all("fedrep", {**settings, "init": i}, rounds=1) for i in ("shared", "independent"))
+    shared, independent = (
+        go_all("fedrep", {**settings, "init": i}, rounds=1) for i in ("shared", "independent")
+    )
     assert gap(shared.server, independent.server) == 0.0
     assert gap(shared.states[0], shared.states[1]) == 0.0
     assert gap(independent.states[0], independent.states[1]) > 0.1
@@ -46,7 +63,16 @@ def test_classifiers_start_alike_or_each_on_its_own():  # D-11; P is shared eith
 def test_fedrep_is_two_phases_of_torch(opt):
     # An independent reference: torch.nn, a fresh torch.optim per phase, a loop over clients.
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {"opt": opt, "lr": 0.02, "wd": 1e-3, "batch": 16, "dim": 5, "e_h": 2, "e_b": 2, "bn": False}
+    settings = {
+        "opt": opt,
+        "lr": 0.02,
+        "wd": 1e-3,
+        "batch": 16,
+        "dim": 5,
+        "e_h": 2,
+        "e_b": 2,
+        "bn": False,
+    }
     start = go_all("fedrep", {**settings, "e_h": 0, "e_b": 0}, data, clients, rounds=1)
     out = go_all("fedrep", settings, data, clients, rounds=2)
     P = torch.nn.Linear(11, 5).double()
@@ -63,7 +89,9 @@ def test_fedrep_is_two_phases_of_torch(opt):
                 solver = (
                     torch.optim.Adam(part.parameters(), lr=0.02, weight_decay=1e-3)
                     if opt == "adam"
-                    else torch.optim.SGD(part.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
+                    else torch.optim.SGD(
+                        part.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3
+                    )
                 )
                 for epoch in range(2):
                     for rows in batches_of(c, 0, r, epoch, purpose):
@@ -83,8 +111,18 @@ def test_fedrep_is_two_phases_of_torch(opt):
 
 def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps():
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {"head": "linear", "init": "shared", "batch": 16, "epochs": 2, "K": 3, "lambda": 4.0, "lr_p": 0.07,
-                "eta": 0.1, "beta": 0.7, "inner_decay": 0.02}  # fmt: skip
+    settings = {
+        "head": "linear",
+        "init": "shared",
+        "batch": 16,
+        "epochs": 2,
+        "K": 3,
+        "lambda": 4.0,
+        "lr_p": 0.07,
+        "eta": 0.1,
+        "beta": 0.7,
+        "inner_decay": 0.02,
+    }
     server = go_all("pfedme", {**settings, "epochs": 0}, data, clients, rounds=1).server
     out = go_all("pfedme", settings, data, clients, rounds=2)
     thetas = {}
@@ -95,7 +133,10 @@ def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps():
             for rows in local_batches(c, r, 2):
                 for _ in range(3):
                     g = linear_gradient(theta, data, rows)
-                    theta = {k: t - 0.07 * (g[k] + 4.0 * (t - near[k]) + 0.02 * t) for k, t in theta.items()}
+                    theta = {
+                        k: t - 0.07 * (g[k] + 4.0 * (t - near[k]) + 0.02 * t)
+                        for k, t in theta.items()
+                    }
                 near = {k: w - 0.1 * 4.0 * (w - theta[k]) for k, w in near.items()}
             thetas[i] = theta
             ends.append(near)
@@ -113,7 +154,9 @@ def test_pfedme_deploys_either_model_of_the_same_training():
     assert (own.protocol, shared.protocol) == ("personalised", "global")
     assert shared.states == {}
     head = Head("mlp", dim=8, bn=True, z_norm=False)
-    assert torch.equal(shared.predict(data.x), logits(head, shared.server, data.x[:, 0])[0].argmax(-1))
+    assert torch.equal(
+        shared.predict(data.x), logits(head, shared.server, data.x[:, 0])[0].argmax(-1)
+    )
     for i, c in enumerate(clients):
         if i not in own.states:
             continue
@@ -124,7 +167,9 @@ def test_pfedme_deploys_either_model_of_the_same_training():
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "rate"), [("pfedme", "lr_p"), ("perfedavg", "alpha"), ("fedrep", "lr")])
+@pytest.mark.parametrize(
+    ("name", "rate"), [("pfedme", "lr_p"), ("perfedavg", "alpha"), ("fedrep", "lr")]
+)
 def test_a_run_that_explodes_names_the_rates_it_has(name, rate):
     with pytest.raises(FedcacheError, match="round 1") as info:
         go(name, {rate: 1e300, "z_norm": "none"})

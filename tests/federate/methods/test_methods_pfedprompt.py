@@ -22,7 +22,9 @@ def test_without_the_attention_it_is_promptfl_to_the_bit():
     plain = go("promptfl", FEW, data, clients, **shared)
     out = go("pfedprompt", {**FEW, "a": 0.0}, data, clients, **shared)
     loud = go("pfedprompt", {**FEW, "a": 500.0}, data, clients, **shared)
-    assert gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0  # the prompt does not see it
+    assert (
+        gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0
+    )  # the prompt does not see it
     assert np.array_equal(out.client_accuracy, plain.client_accuracy)
     assert not np.array_equal(loud.client_accuracy, plain.client_accuracy)
 
@@ -32,8 +34,10 @@ def test_hand_worked_logits():
     # weights 2, 1, 1 of 4: the labels have 1/2 each. The rows: e1/2 + e2/2, so z = (1 + 2, 2) made unit.
     eye = torch.eye(2, dtype=torch.float64)
     own = {"keys": eye[[0, 1, 1]], "label": torch.tensor([0, 1, 1])}
-    for values, want in (("labels", torch.tensor([[12.0, 2.0]])),
-                         ("features", 10 * normalize(torch.tensor([[3.0, 2.0]]), dim=-1))):  # fmt: skip
+    for values, want in (
+        ("labels", torch.tensor([[12.0, 2.0]])),
+        ("features", 10 * normalize(torch.tensor([[3.0, 2.0]]), dim=-1)),
+    ):
         hp = {"scale": 10.0, "a": 4.0, "b": float(np.log(2.0)), "values": values}
         ctx = lanes("pfedprompt", hp, classes=2, width=2)
         u = pfedprompt.predict({"T": eye}, own, None, eye[:1], ctx)

@@ -27,12 +27,18 @@ FEW = {"n_ctx": 2, "batch": 16, "epochs": 1}
 NAMES = tuple(f"class {c}" for c in range(6))
 
 
-def context(name, settings=None, *, names=NAMES, towers=None, image=SIDES, round_=0, dtype=torch.float64):
+def context(
+    name, settings=None, *, names=NAMES, towers=None, image=SIDES, round_=0, dtype=torch.float64
+):
     """A context without leading axes, with tiny towers."""
     hp = METHODS[name].resolve("paper", settings or {})
     towers = towers or TinyTowers(11, dtype)
-    env = RunConstants(6, 11, 1, 3, None, dtype, torch.device("cpu"), names=names, image=image, towers=towers)
-    return Ctx((), hp, env, ClientRng(0, round_, ("a",), 0, dtype, torch.device("cpu")), (0,), round_)
+    env = RunConstants(
+        6, 11, 1, 3, None, dtype, torch.device("cpu"), names=names, image=image, towers=towers
+    )
+    return Ctx(
+        (), hp, env, ClientRng(0, round_, ("a",), 0, dtype, torch.device("cpu")), (0,), round_
+    )
 
 
 def one_client(name, dtype=torch.float64, rows=20):
@@ -57,7 +63,9 @@ def test_vectors_stand_before_around_or_after_the_name():
         assert end.tolist() == [7, 5]
         assert sorted(index[1].tolist())[-3:] == [10, 11, 12]  # a shorter name beside it
         assert index[1, 5] == 2
-    assert slots(torch.tensor([2]), 3, 10, "middle")[0].tolist() == [[0, 10, 1, 11, 12, 2, 3, 4, 5, 6]]
+    assert slots(torch.tensor([2]), 3, 10, "middle")[0].tolist() == [
+        [0, 10, 1, 11, 12, 2, 3, 4, 5, 6]
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -68,7 +76,9 @@ def test_the_words_of_a_template_and_no_step_are_zero_shot(dtype):  # T-T1
     out = go("promptfl", {"ctx_init": "words", "epochs": 0}, data, clients, dtype=dtype)
     assert out.server["ctx"].shape == (6, E)  # "it is " has six letters
     assert torch.equal(out.predict(data.x), zero.predict(data.x))
-    ctx = context("promptfl", {"ctx_init": "words"}, dtype=dtype, towers=data.towers, names=data.names)
+    ctx = context(
+        "promptfl", {"ctx_init": "words"}, dtype=dtype, towers=data.towers, names=data.names
+    )
     assert gap(promptfl.deploy({"ctx": out.server["ctx"]}, {}, None, ctx)["T"], text) < 1e-6
 
 
@@ -92,7 +102,15 @@ def test_tpfl_without_a_visual_prompt_is_promptfl_on_live_features_bit_for_bit(s
 @pytest.mark.parametrize("csc", [False, True])  # vectors of all classes, or of each its own
 def test_one_client_is_coop_by_torchs_own_adam(csc):  # T-T3
     data, clients = one_client("promptfl")
-    settings = {"n_ctx": 3, "batch": 64, "epochs": 2, "lr": 0.02, "sched_unit": "none", "reset_opt": False, "csc": csc}
+    settings = {
+        "n_ctx": 3,
+        "batch": 64,
+        "epochs": 2,
+        "lr": 0.02,
+        "sched_unit": "none",
+        "reset_opt": False,
+        "csc": csc,
+    }
     out = go_all("promptfl", settings, data, clients)
     start = go_all("promptfl", {**settings, "lr": 0.0}, data, clients, rounds=1).server["ctx"]
     v = start.clone().requires_grad_()
@@ -101,7 +119,9 @@ def test_one_client_is_coop_by_torchs_own_adam(csc):  # T-T3
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
     for _ in range(6):  # 3 rounds of 2 epochs, one batch each
         vectors = v.expand(6, 3, E)
-        prompt = torch.stack([torch.cat([t[:1], own, t[1 : L - 3]]) for t, own in zip(tokens, vectors, strict=True)])
+        prompt = torch.stack(
+            [torch.cat([t[:1], own, t[1 : L - 3]]) for t, own in zip(tokens, vectors, strict=True)]
+        )
         solver.zero_grad()
         cross_entropy(100 * x @ data.towers.text.encode(prompt, end + 3).T, y).backward()
         solver.step()
@@ -144,7 +164,9 @@ def test_the_schedule_reaches_the_optimiser(name):
     for rounds in (1, 2):
         settings = {"opt": "sgd", "sched_rounds": 1, "lr": 0.05, "epochs": 2}
         out = go_all(name, settings, data, clients, rounds=rounds)
-        moved.append(out.server or {k: t for k, t in out.states[1].items() if not k.startswith("opt/")})
+        moved.append(
+            out.server or {k: t for k, t in out.states[1].items() if not k.startswith("opt/")}
+        )
     assert gap(*moved) < 1e-12  # a rate of zero in the second round
 
 
@@ -176,7 +198,9 @@ def test_a_visual_prompt_of_zeros_leaves_the_logits_as_they_are(template):  # T-
     logits = []
     for settings in ({"vp_template": template, "vp_size": 1}, {"vp_size": 0}):
         ctx = context("tpfl", {**FEW, **settings}, towers=data.towers, dtype=torch.float32)
-        logits.append(tpfl.predict(tpfl.deploy(tpfl.init(ctx), {}, None, ctx), {}, None, data.x[:, 0], ctx))
+        logits.append(
+            tpfl.predict(tpfl.deploy(tpfl.init(ctx), {}, None, ctx), {}, None, data.x[:, 0], ctx)
+        )
     assert torch.equal(*logits)
 
 
@@ -223,11 +247,21 @@ def test_a_visual_prompt_larger_than_the_image_is_refused():
 )
 def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     data, clients = one_client("atpfl")
-    settings = {"n_ctx": 2, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 1e-3, "sched_unit": "none", "epochs": 1,
-                **settings}  # fmt: skip
+    settings = {
+        "n_ctx": 2,
+        "batch": 64,
+        "opt": "sgd",
+        "momentum": 0.0,
+        "lr": 1e-3,
+        "sched_unit": "none",
+        "epochs": 1,
+        **settings,
+    }
     ctx = context("atpfl", settings, towers=data.towers, names=data.names)
     g = np.random.default_rng(3)
-    down = {k: t + 0.1 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in tpfl.init(ctx).items()}
+    down = {
+        k: t + 0.1 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in tpfl.init(ctx).items()
+    }
     prev = {k: t + 0.3 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in down.items()}
     rows = stack_clients(data.x, data.y, [clients[0].train], 0)
     state, up = atpfl.fit(down, {f"prev/{k}": t for k, t in prev.items()}, rows, ctx)
@@ -254,7 +288,9 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     value = cross_entropy(100 * z @ t.T, y) + mu * (pull(t, t_g, t_p) + pull(z, z_g, z_p))
     grads = torch.autograd.grad(value, list(leaf.values()))
     assert gap(up, {k: d - 1e-3 * q for (k, d), q in zip(down.items(), grads, strict=True)}) < 1e-12
-    assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0  # z_prev of its next participation
+    assert (
+        gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0
+    )  # z_prev of its next participation
 
 
 @pytest.mark.parametrize(
@@ -279,9 +315,17 @@ def test_without_the_pull_it_is_the_plain_method_bit_for_bit(pulled, plain, extr
 @pytest.mark.parametrize(
     ("settings", "first", "second"),
     [
-        ({}, 80, 200),  # 40 images trained on and 40 z_g; 40 z_prev more in the second, in the first they are z_g
+        (
+            {},
+            80,
+            200,
+        ),  # 40 images trained on and 40 z_g; 40 z_prev more in the second, in the first they are z_g
         ({"mu_aug": 0.0}, 40, 80),
-        ({"vp_template": "random_patch", "vp_size": 2}, 120, 240),  # all three with each batch, at its place
+        (
+            {"vp_template": "random_patch", "vp_size": 2},
+            120,
+            240,
+        ),  # all three with each batch, at its place
     ],
 )
 def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, first, second):
@@ -289,8 +333,16 @@ def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, firs
     data = fitted(METHODS["atpfl"], data)
     for rounds, rows in ((1, first), (2, second)):
         towers = TinyTowers(11)
-        out = go("atpfl", {**FEW, **settings, "batch": 5}, replace(data, towers=towers), clients, rounds=rounds)
-        assert towers.image.rows == rows + 2 * len(out.evaluation.rows)  # of the model, and of zero-shot beside it
+        out = go(
+            "atpfl",
+            {**FEW, **settings, "batch": 5},
+            replace(data, towers=towers),
+            clients,
+            rounds=rounds,
+        )
+        assert towers.image.rows == rows + 2 * len(
+            out.evaluation.rows
+        )  # of the model, and of zero-shot beside it
 
 
 # Who sends what, and who is scored on what.
@@ -313,7 +365,12 @@ def test_local_prompts_are_each_clients_own_and_scored_everywhere():
     data, clients = federation()
     settings = {**FEW, "lr": 0.05, "sched_unit": "none"}
     out = go_all("local-prompt", settings)
-    alone = go("local-prompt", settings, data, [clients[3], replace(clients[5], train=clients[5].train[:1])])
+    alone = go(
+        "local-prompt",
+        settings,
+        data,
+        [clients[3], replace(clients[5], train=clients[5].train[:1])],
+    )
     assert gap(out.states[3], alone.states[0]) == 0.0  # the others change nothing
     assert out.protocol == "everywhere"
     assert len(out.evaluation.predictions) == 9 * 54
@@ -336,12 +393,31 @@ def test_without_a_step_the_approximation_is_zero_shot():
 @pytest.mark.parametrize("csc", [False, True])
 def test_a_step_of_the_approximation_by_torch(csc):
     data, clients = federation(sizes=(20, 12), per_client=6)
-    settings = {"csc": csc, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "mu_aug": 3.0, "gamma_aug": 0.2,
-                "a": 0.7, "scale": 20.0, "epochs": 1, "sched_unit": "none"}  # fmt: skip
+    settings = {
+        "csc": csc,
+        "batch": 64,
+        "opt": "sgd",
+        "momentum": 0.0,
+        "lr": 0.01,
+        "mu_aug": 3.0,
+        "gamma_aug": 0.2,
+        "a": 0.7,
+        "scale": 20.0,
+        "epochs": 1,
+        "sched_unit": "none",
+    }
     saved = []
-    go_all("atpfl-feat", settings, data, clients, rounds=2,
-       on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))  # fmt: skip
-    down, prev = ({k: saved[0][f"{who}/{k}"] for k in ("u", "rho")} for who in ("server", "client/1/prev"))
+    go_all(
+        "atpfl-feat",
+        settings,
+        data,
+        clients,
+        rounds=2,
+        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors),
+    )
+    down, prev = (
+        {k: saved[0][f"{who}/{k}"] for k in ("u", "rho")} for who in ("server", "client/1/prev")
+    )
     x, y = data.x[clients[1].train, 0], data.y[clients[1].train]
 
     def features(q):

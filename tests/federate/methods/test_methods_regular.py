@@ -33,11 +33,23 @@ LIMITS = [
 @pytest.mark.parametrize(("name", "off"), LIMITS)
 @pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
 def test_without_its_term_a_method_is_fedavg_bit_for_bit(name, off, opt, head):  # T-N1, T-P1
-    shared = {"lr": 0.01, "wd": 1e-4, "batch": 16, "dim": 8, "bn": True, "z_norm": "none", "opt": opt}
+    shared = {
+        "lr": 0.01,
+        "wd": 1e-4,
+        "batch": 16,
+        "dim": 8,
+        "bn": True,
+        "z_norm": "none",
+        "opt": opt,
+    }
     shared |= {"head": head} if head in METHODS[name].hparam("head").choices else {}
     fedavg = go("fedavg", shared, **SINGLE).server
     without, held = (go(name, {**shared, **term}, **SINGLE).server for term in (off, {}))
-    assert gap({k: without[k] for k in fedavg}, fedavg) == 0.0 < gap({k: held[k] for k in fedavg}, fedavg)
+    assert (
+        gap({k: without[k] for k in fedavg}, fedavg)
+        == 0.0
+        < gap({k: held[k] for k in fedavg}, fedavg)
+    )
 
 
 # fedntd
@@ -45,7 +57,12 @@ def test_without_its_term_a_method_is_fedavg_bit_for_bit(name, off, opt, head): 
 
 def test_one_other_class_has_no_divergence():
     u, g = normal(5, 2), normal(5, 2, seed=1)
-    assert float(not_true_divergence(u, g, torch.tensor([0, 1, 1, 1, 0]), torch.full((5,), 0.2).double())) == 0.0
+    assert (
+        float(
+            not_true_divergence(u, g, torch.tensor([0, 1, 1, 1, 0]), torch.full((5,), 0.2).double())
+        )
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])  # of student and teacher alike
@@ -53,8 +70,17 @@ def test_fedntd_is_its_equation(scale):
     # Loops over rounds, clients and batches; a rate, then half of it.
     data, clients = federation()
     lr = 0.2 / scale**2
-    settings = {"lr": lr, "lr_decay": 0.5, "tau": 2.0, "beta": 0.7, "batch": 16, "epochs": 2, "wd": 0.0, "momentum": 0,
-                "logit_scale": scale}  # fmt: skip
+    settings = {
+        "lr": lr,
+        "lr_decay": 0.5,
+        "tau": 2.0,
+        "beta": 0.7,
+        "batch": 16,
+        "epochs": 2,
+        "wd": 0.0,
+        "momentum": 0,
+        "logit_scale": scale,
+    }
     out = go_all("fedntd", settings, rounds=2)
     w = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
     for r in range(2):
@@ -95,7 +121,15 @@ def test_without_variates_scaffold_is_fedavg_bit_for_bit(head):
 def test_scaffold_is_algorithm_1_with_option_2():
     # Every c_i is the mean gradient (with decay) of the client's last round, which the loop below adds up.
     data, clients = federation()
-    settings = {"head": "linear", "init": "text", "lr": 0.3, "wd": 0.01, "batch": 16, "epochs": 2, "lr_g": 0.5}
+    settings = {
+        "head": "linear",
+        "init": "text",
+        "lr": 0.3,
+        "wd": 0.01,
+        "batch": 16,
+        "epochs": 2,
+        "lr_g": 0.5,
+    }
     out = go("scaffold", settings, rounds=4, participation=5)
     x = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
     zero = {k: torch.zeros_like(t) for k, t in x.items()}
@@ -117,7 +151,9 @@ def test_scaffold_is_algorithm_1_with_option_2():
         x = {k: x[k] + 0.5 * (far[k] - x[k]) for k in x}
         c = {k: c[k] + sum(d[k] for d in change) / len(clients) for k in c}
     assert gap(out.server, {**x, **{f"c/{k}": t for k, t in c.items()}}) < 1e-12
-    assert max(gap(s, {f"c/{k}": t for k, t in own[i].items()}) for i, s in out.states.items()) < 1e-12
+    assert (
+        max(gap(s, {f"c/{k}": t for k, t in own[i].items()}) for i, s in out.states.items()) < 1e-12
+    )
 
 
 @pytest.mark.parametrize("still", [{"lr": 0.0}, {"epochs": 0}])
@@ -126,14 +162,21 @@ def test_who_does_not_move_observes_no_gradient(still):
     assert all(float(t.abs().max()) == 0.0 for s in out.states.values() for t in s.values())
     assert float(out.server["c/W"].abs().max()) == 0.0
     saved = []  # nor does it forget the ones it has
-    moved = go("scaffold", {"head": "linear"}, rounds=2, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    moved = go(
+        "scaffold",
+        {"head": "linear"},
+        rounds=2,
+        on_round=lambda _r, _m, _t, snap: saved.append(snap()),
+    )
     rests = go("scaffold", {"head": "linear", **still}, rounds=3, state=saved[-1])
     assert float(moved.server["c/W"].abs().max()) > 0.0
     assert gap(moved.server, rests.server) == 0.0
     assert all(gap(s, rests.states[i]) == 0.0 for i, s in moved.states.items())
 
 
-@pytest.mark.parametrize(("key", "value", "legal"), [("opt", "adam", "sgd"), ("momentum", "0.9", "expected 0.")])
+@pytest.mark.parametrize(
+    ("key", "value", "legal"), [("opt", "adam", "sgd"), ("momentum", "0.9", "expected 0.")]
+)
 def test_scaffold_refuses_what_option_2_is_wrong_for(key, value, legal):
     refused(lambda: METHODS["scaffold"].resolve("paper", {key: value}), legal)
 
@@ -144,7 +187,15 @@ def test_scaffold_refuses_what_option_2_is_wrong_for(key, value, legal):
 @pytest.mark.slow
 @pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
 def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(opt, head):
-    settings = {"opt": opt, "head": head, "lr": 0.01, "batch": 16, "dim": 8, "epochs": 2, "init": "shared"}
+    settings = {
+        "opt": opt,
+        "head": head,
+        "lr": 0.01,
+        "batch": 16,
+        "dim": 8,
+        "epochs": 2,
+        "init": "shared",
+    }
     free = go("ditto", {**settings, "lambda": 0.0}, **SINGLE)
     held = go("ditto", {**settings, "lambda": 0.5}, **SINGLE)
     alone = go("solo", settings, **SINGLE)
@@ -160,10 +211,19 @@ def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(opt, head):
 def test_the_pull_of_ditto_is_towards_what_was_received():
     # One full batch of plain SGD with lr lambda = 1: v - lr (g(v) + lambda (v - w)) = w - lr g(v).
     data, clients = federation()
-    settings = {"head": "linear", "opt": "sgd", "lr": 0.25, "momentum": 0.0, "wd": 0.0, "batch": 64, "lambda": 4.0}
+    settings = {
+        "head": "linear",
+        "opt": "sgd",
+        "lr": 0.25,
+        "momentum": 0.0,
+        "wd": 0.0,
+        "batch": 64,
+        "lambda": 4.0,
+    }
     received, saved = [], []
-    go_all("ditto", settings, rounds=3,
-       on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))  # fmt: skip
+    go_all(
+        "ditto", settings, rounds=3, on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors)
+    )
     start = {"W": data.text, "b": torch.zeros(data.classes, dtype=torch.float64)}
     received = [start] + [{k: s[f"server/{k}"] for k in start} for s in saved]
     for r in range(3):
@@ -192,8 +252,18 @@ def test_a_first_round_of_moon_has_nothing_to_be_pushed_from():
 
 def test_moon_is_its_equation():
     data, clients = federation()
-    settings = {"opt": "sgd", "lr": 0.2, "momentum": 0.0, "wd": 0.0, "dim": 5, "batch": 16, "epochs": 2, "mu": 3.0,
-                "bn": False, "z_norm": "l2"}  # fmt: skip
+    settings = {
+        "opt": "sgd",
+        "lr": 0.2,
+        "momentum": 0.0,
+        "wd": 0.0,
+        "dim": 5,
+        "batch": 16,
+        "epochs": 2,
+        "mu": 3.0,
+        "bn": False,
+        "z_norm": "l2",
+    }
     out = go("moon", {**settings, "tau": 0.4}, rounds=3, participation=6)
     w = go_all("moon", {**settings, "epochs": 0}, rounds=1).server
     last = {}
@@ -206,7 +276,10 @@ def test_moon_is_its_equation():
 
                 def objective(p, x=x, y=y, old=old, w=w):
                     z = project(p, x)
-                    near, far = (torch.exp(cosine_similarity(z, project(m, x), dim=-1) / 0.4) for m in (w, old))
+                    near, far = (
+                        torch.exp(cosine_similarity(z, project(m, x), dim=-1) / 0.4)
+                        for m in (w, old)
+                    )
                     contrast = -torch.log(near / (near + far)).mean()
                     return cross_entropy(z @ p["Q.W"].T + p["Q.b"], y) + 3.0 * contrast
 
@@ -215,4 +288,8 @@ def test_moon_is_its_equation():
             last[i] = p
         w = mean_of(ends, [len(clients[i].train) for i in record.clients])
     assert gap(out.server, w) < 1e-10
-    assert all(gap(out.states[i][f"last/{k}"], p[k]) < 1e-10 for i, p in last.items() for k in ("P.W", "P.b"))
+    assert all(
+        gap(out.states[i][f"last/{k}"], p[k]) < 1e-10
+        for i, p in last.items()
+        for k in ("P.W", "P.b")
+    )

@@ -17,8 +17,12 @@ from fedcache.reproduce.registry import entry
 
 def test_it_is_a_resnet_18_and_its_classifier() -> None:
     hp = METHODS["fedavg-scratch"].resolve()
-    env = RunConstants(10, 32 * 32 * 3, 1, 1, None, torch.float32, torch.device("cpu"), image=(32, 32))
-    ctx = Ctx((), hp, env, ClientRng(0, 0, ("server",), 0, torch.float32, torch.device("cpu")), (0,), 1)
+    env = RunConstants(
+        10, 32 * 32 * 3, 1, 1, None, torch.float32, torch.device("cpu"), image=(32, 32)
+    )
+    ctx = Ctx(
+        (), hp, env, ClientRng(0, 0, ("server",), 0, torch.float32, torch.device("cpu")), (0,), 1
+    )
     made = fedavg_scratch.init(ctx)
     assert fedavg_scratch.trainable(made, {}) == 11_168_832 + 512 * 10 + 10
     assert not any(n.startswith(("p1", "p2")) for n in made), "no projection"
@@ -42,7 +46,9 @@ def test_a_step_of_sgd_is_that_of_torch() -> None:
     still = go_tiny("fedavg-scratch", {**settings, "lr": 0.0}, data, [client], **keys).server
     moved = go_tiny("fedavg-scratch", settings, data, [client], **keys).server
     data = fitted(METHODS["fedavg-scratch"], data)
-    images = data.x[client.train, 0].double().reshape(4, *data.image, 3).permute(0, 3, 1, 2) / 127.5 - 1
+    images = (
+        data.x[client.train, 0].double().reshape(4, *data.image, 3).permute(0, 3, 1, 2) / 127.5 - 1
+    )
     hp = METHODS["fedavg-scratch"].resolve("paper", {"channels": 1})
     encoder = fedavg_scratch.simclr.encoder_of(hp)
     p = {k: t.clone() for k, t in still.items()}
@@ -51,10 +57,14 @@ def test_a_step_of_sgd_is_that_of_torch() -> None:
     h, _ = encoder.trunk(p, images, training=True)
     torch.nn.functional.cross_entropy(h @ p["Q.W"].T + p["Q.b"], data.y[client.train]).backward()
     for n in fedavg_scratch.trained(hp):
-        torch.testing.assert_close(moved[n], (p[n] - 0.1 * p[n].grad).detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            moved[n], (p[n] - 0.1 * p[n].grad).detach(), rtol=1e-9, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize(("name", "label"), [("fedpcl-table1", "from scratch"), ("flesd-fig2", "supervised")])
+@pytest.mark.parametrize(
+    ("name", "label"), [("fedpcl-table1", "from scratch"), ("flesd-fig2", "supervised")]
+)
 def test_their_rows_stay_on_images_and_are_ready_on_digits(name: str, label: str, own_home) -> None:
     looker = RequirementCheck(Home(own_home))
     planned = plan(entry(name), Options(on="digits", backbones=("glyph-clip",)), looker)
@@ -63,5 +73,7 @@ def test_their_rows_stay_on_images_and_are_ready_on_digits(name: str, label: str
     for p in mine:
         assert p.cell.backbones == ("pixels",)
         assert looker.missing(entry(name), p.cell) == []
-    others = [p for p in planned if "pre-trained" in p.paper.at[-1] or "SimCLR, probe" in p.paper.at]
+    others = [
+        p for p in planned if "pre-trained" in p.paper.at[-1] or "SimCLR, probe" in p.paper.at
+    ]
     assert {p.cell.backbones for p in others} == {("glyph-clip",)}

@@ -14,7 +14,15 @@ from fedcache.federate.methods import feddisco
 from fedcache.federate.partition.partition import make
 from fedcache.testing.partition_laws import small_columns
 
-SGD = {"opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "head": "linear", "init": "zero", "batch": 16}
+SGD = {
+    "opt": "sgd",
+    "lr": 0.1,
+    "momentum": 0.0,
+    "wd": 0.0,
+    "head": "linear",
+    "init": "zero",
+    "batch": 16,
+}
 NAMES = ("W", "b")
 ROWS = [len(c.train) for c in federation()[1]]
 
@@ -26,7 +34,12 @@ def zeros():
 def models(name, settings, rounds):
     """The server's model after each of some rounds, from the one before the first."""
     saved = []
-    go_all(name, settings, rounds=rounds, on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))
+    go_all(
+        name,
+        settings,
+        rounds=rounds,
+        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors),
+    )
     return [zeros(), *({k: tensors[f"server/{k}"] for k in NAMES} for tensors in saved)]
 
 
@@ -69,7 +82,12 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_adaptive_servers_step_as_algorithm_2_prints(name):
-    own = {"lr_g": 0.2, "beta1": 0.4, "tau": 0.01, **({} if name == "fedadagrad" else {"beta2": 0.7})}
+    own = {
+        "lr_g": 0.2,
+        "beta1": 0.4,
+        "tau": 0.01,
+        **({} if name == "fedadagrad" else {"beta2": 0.7}),
+    }
     seen = models(name, {**SGD, **own}, 3)
     m = zeros()
     v = {k: t + 1e-4 for k, t in zeros().items()}
@@ -77,7 +95,10 @@ def test_adaptive_servers_step_as_algorithm_2_prints(name):
         step = mean_step(seen[r], r)
         m = {k: 0.4 * m[k] + 0.6 * step[k] for k in NAMES}
         v = {k: RULES[name](v[k], step[k]) for k in NAMES}
-        assert gap(seen[r + 1], {k: seen[r][k] + 0.2 * m[k] / (v[k].sqrt() + 0.01) for k in NAMES}) < 1e-12
+        assert (
+            gap(seen[r + 1], {k: seen[r][k] + 0.2 * m[k] / (v[k].sqrt() + 0.01) for k in NAMES})
+            < 1e-12
+        )
 
 
 @pytest.mark.parametrize("clip", [10.0, 0.05])
@@ -99,7 +120,10 @@ def test_feddyn_as_released(clip):
                 g = {k: g[k] + a * (h[k] - w[k]) for k in NAMES}
                 norm = sum((g[k] ** 2).sum() for k in NAMES).sqrt()
                 cut.append(bool(norm > clip))
-                u = {k: u[k] - 0.1 * (g[k] * min(1.0, clip / (norm + 1e-6)) + a * u[k]) for k in NAMES}
+                u = {
+                    k: u[k] - 0.1 * (g[k] * min(1.0, clip / (norm + 1e-6)) + a * u[k])
+                    for k in NAMES
+                }
             ends.append(u)
         moved = [{k: h[k] + u[k] - w[k] for k in NAMES} for h, u in zip(moved, ends, strict=True)]
         mean = mean_of(ends, [1] * 9)
@@ -124,7 +148,10 @@ def test_feddyn_is_algorithm_1():
                 slope = linear_gradient(u, data, rows)
                 u = {k: u[k] - 0.1 * (slope[k] - own[k] + alpha * (u[k] - w[k])) for k in NAMES}
             ends.append(u)
-        g = [{k: own[k] - alpha * (u[k] - w[k]) for k in NAMES} for own, u in zip(g, ends, strict=True)]
+        g = [
+            {k: own[k] - alpha * (u[k] - w[k]) for k in NAMES}
+            for own, u in zip(g, ends, strict=True)
+        ]
         mean = mean_of(ends, [1] * 9)
         h = {k: h[k] - alpha * (mean[k] - w[k]) for k in NAMES}
         assert gap(h, mean_of(g, [1] * 9)) < 1e-12  # h is the mean of all g_i
@@ -142,7 +169,9 @@ def test_fednova_averages_mean_steps(momentum):
     for r in range(2):
         found = trained_from(seen[r], r, 2, momentum)
         for k in NAMES:
-            d = sum(p * (seen[r][k] - w[k]) / one for p, w, one in zip(share, found, a, strict=True))
+            d = sum(
+                p * (seen[r][k] - w[k]) / one for p, w, one in zip(share, found, a, strict=True)
+            )
             assert float((seen[r + 1][k] - (seen[r][k] - steps * d)).abs().max()) < 1e-12
     assert len(set(tau)) > 1
 
@@ -174,13 +203,17 @@ def test_weights_of_feddisco_by_hand():
         assert feddisco.weights(up, disco_ctx(**settings)).tolist() == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(("scheme", "args"), [("dirichlet", {"alpha": 0.1}), ("shards", {"shards": 2})])
+@pytest.mark.parametrize(
+    ("scheme", "args"), [("dirichlet", {"alpha": 0.1}), ("shards", {"shards": 2})]
+)
 def test_every_client_counts_in_feddisco_at_its_defaults(scheme, args):
     columns = small_columns()
     for seed in range(20):
         parts = make(scheme, columns, seed=seed, clients=10, **args).clients
         counts = np.stack([np.bincount(columns.label[c.train], minlength=4) for c in parts])
-        distances = feddisco.discrepancy(torch.from_numpy(counts / counts.sum(1, keepdims=True)), "kl")
+        distances = feddisco.discrepancy(
+            torch.from_numpy(counts / counts.sum(1, keepdims=True)), "kl"
+        )
         p = feddisco.weights(disco_uploads(counts.sum(1).tolist(), distances.tolist()), disco_ctx())
         assert (p > 0).all(), (seed, p)
 
@@ -190,14 +223,21 @@ def test_feddisco_warns_of_clients_that_count_for_nothing():
         ({**SGD, "metric": "l2"}, federation(per_client=1), 1),
         (SGD, federation(sizes=(40,) * 9), 0),
     ):
-        assert len([w for w in go_all("feddisco", settings, *pair).warnings if "weight 0" in w]) == warned
+        assert (
+            len([w for w in go_all("feddisco", settings, *pair).warnings if "weight 0" in w])
+            == warned
+        )
 
 
 def test_distances_of_class_shares():
-    shares = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
+    shares = torch.tensor(
+        [[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]], dtype=torch.float64
+    )
     assert feddisco.discrepancy(shares, "l2").tolist() == pytest.approx([0.0, 0.75**0.5, 0.5])
     assert feddisco.discrepancy(shares, "kl").tolist() == pytest.approx([0.0, np.log(4), np.log(2)])
-    assert feddisco.over_clients(feddisco.discrepancy(shares, "kl"), "kl").tolist() == pytest.approx([0, 2 / 3, 1 / 3])
+    assert feddisco.over_clients(
+        feddisco.discrepancy(shares, "kl"), "kl"
+    ).tolist() == pytest.approx([0, 2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("metric", ["l2", "kl"])

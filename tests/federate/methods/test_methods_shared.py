@@ -102,7 +102,9 @@ def test_shared_clients_fit_once(monkeypatch):
     calls, solved = [], []
     fed3r = METHODS["fed3r"]
     counted = replace(
-        fed3r, fit=lambda *a: calls.append(1) or fed3r.fit(*a), prepare=lambda *a: solved.append(1) or fed3r.prepare(*a)
+        fed3r,
+        fit=lambda *a: calls.append(1) or fed3r.fit(*a),
+        prepare=lambda *a: solved.append(1) or fed3r.prepare(*a),
     )
     shared = GridCache()
     hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]
@@ -110,8 +112,12 @@ def test_shared_clients_fit_once(monkeypatch):
     assert len(calls) == 7
     assert len(solved) == 1  # nor does the server decompose the same sum for every ridge
     rows = np.random.default_rng(0).permutation(np.concatenate([c.train for c in clients]))
-    dealt = [Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))]
-    (again,) = run_points(counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, cache=shared)
+    dealt = [
+        Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))
+    ]
+    (again,) = run_points(
+        counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, cache=shared
+    )
     assert len(calls) == 7
     alone = run(counted, hps[0], data, dealt, rounds=1, dtype=torch.float64)
     assert gap(again.server, alone.server) < 1e-12

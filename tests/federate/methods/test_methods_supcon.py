@@ -40,7 +40,11 @@ def test_supcon_is_its_formula_whatever_the_padding(seed):
     y = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed))
     z, expected = units(9, seed=seed), reference_supcon(units(9, seed=seed), y, 0.3)
     assert float(supervised_contrast(z, y, even(9), 0.3)) == pytest.approx(expected)
-    padded = torch.cat([z, units(3, seed=99)]), torch.cat([y, y[:3]]), torch.cat([even(9), torch.zeros(3)])
+    padded = (
+        torch.cat([z, units(3, seed=99)]),
+        torch.cat([y, y[:3]]),
+        torch.cat([even(9), torch.zeros(3)]),
+    )
     assert float(supervised_contrast(*padded, 0.3)) == pytest.approx(expected)
 
 

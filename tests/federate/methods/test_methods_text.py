@@ -29,8 +29,15 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_self_training_alone_is_a_fixed_point(beta, scale):  # T-F1: f and q have one scale
     data, _ = federation()
-    settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16,
-                "lr": 0.1 / scale**2, "logit_scale": scale}  # fmt: skip
+    settings = {
+        "ablation": "ist_only",
+        "wd": 0.0,
+        "beta": beta,
+        "epochs": 2,
+        "batch": 16,
+        "lr": 0.1 / scale**2,
+        "logit_scale": scale,
+    }
     out = go("fst-cbdg", settings, rounds=4)
     assert gap(out.server["W"], data.text) < 1e-12
     assert float(out.server["b"].abs().max()) < 1e-12
@@ -53,7 +60,10 @@ def test_no_weight_is_self_training_alone_bit_for_bit():  # T-F6
 
 def test_noise_has_the_size_that_was_asked_for():
     text = torch.zeros(2, 400, dtype=torch.float64)
-    for sigma, norm in ((None, 1.0), (0.3, 6.0)):  # default 1/sqrt(400): unit norm; .3 * sqrt(400) = 6
+    for sigma, norm in (
+        (None, 1.0),
+        (0.3, 6.0),
+    ):  # default 1/sqrt(400): unit norm; .3 * sqrt(400) = 6
         ctx = lanes("fst-cbdg", {"sigma": sigma}, classes=2, width=400, text=text)
         z = synthetic([np.zeros(500, np.int64)], ctx, 0, 0)["z"]
         assert float(z.norm(dim=1).mean()) == pytest.approx(norm, rel=0.01)
@@ -72,8 +82,14 @@ def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
     assert drawn["z"].shape == (3, 4 * rows, 5)
     for i, (k, steps) in enumerate(zip(labels, [2, 1, 1], strict=True)):
         n = np.bincount(k, minlength=4)
-        weight = torch.zeros(4, dtype=torch.float64).scatter_add(0, drawn["k"][i], drawn["kw"][i]).numpy()
-        assert weight == pytest.approx(n / max(n.sum(), 1) if reduce == "mean" else n / steps, abs=1e-15)
+        weight = (
+            torch.zeros(4, dtype=torch.float64)
+            .scatter_add(0, drawn["k"][i], drawn["kw"][i])
+            .numpy()
+        )
+        assert weight == pytest.approx(
+            n / max(n.sum(), 1) if reduce == "mean" else n / steps, abs=1e-15
+        )
 
 
 def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
@@ -97,7 +113,9 @@ READINGS = [
 ]
 
 
-@pytest.mark.parametrize("reading", READINGS, ids=lambda r: "-".join(f"{v}" for v in r.values()) or "default")
+@pytest.mark.parametrize(
+    "reading", READINGS, ids=lambda r: "-".join(f"{v}" for v in r.values()) or "default"
+)
 def test_one_client_is_algorithm_1(reading):
     # An independent reference of one round of one client: eqs 2-8 in numpy, with the engine's draws.
     data, clients = federation(sizes=(40,))
@@ -127,12 +145,18 @@ def test_one_client_is_algorithm_1(reading):
         i = order[16 * t : 16 * t + 16]
         p = f(x[i])
         q[i] = 0.9 * q[i] + 0.1 * p
-        part = {"client": deal[t * len(deal) // 3 : (t + 1) * len(deal) // 3], "batch": lacking(q[i]),
-                "iteration": lacking(q)}[scope]  # fmt: skip
+        part = {
+            "client": deal[t * len(deal) // 3 : (t + 1) * len(deal) // 3],
+            "batch": lacking(q[i]),
+            "iteration": lacking(q),
+        }[scope]
         z = T[part] + draws.normal("synth", [len(part)], 11, 0, t).numpy() / np.sqrt(11)
         B, R = len(i), len(part)
-        real, fake = {"mean": (1 / B, lam / R), "sum": (1 / B, lam),
-                      "joint": (1 / (B + lam * R), lam / (B + lam * R))}[reduce]  # fmt: skip
+        real, fake = {
+            "mean": (1 / B, lam / R),
+            "sum": (1 / B, lam),
+            "joint": (1 / (B + lam * R), lam / (B + lam * R)),
+        }[reduce]
         real = 0.0 if "ablation" in reading else real
         du, dz = s * real * (p - q[i]), s * fake * (f(z) - np.eye(6)[part])
         gW, gb = du.T @ x[i] + dz.T @ z + 1e-5 * W, du.sum(0) + dz.sum(0) + 1e-5 * b
@@ -156,9 +180,13 @@ def test_self_training_is_watched():
     data, clients = federation()
     out = go_all("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, eval_every=3)
     seen = out.records[-1].diagnostics
-    q = torch.softmax(data.x[:, 0] @ data.text.T, -1)  # a fixed point: the soft labels stay those of eq 2
+    q = torch.softmax(
+        data.x[:, 0] @ data.text.T, -1
+    )  # a fixed point: the soft labels stay those of eq 2
     rows = np.concatenate([c.train for c in clients])
-    assert seen["pseudo_accuracy"] == pytest.approx(float((q.argmax(-1) == data.y)[rows].double().mean()))
+    assert seen["pseudo_accuracy"] == pytest.approx(
+        float((q.argmax(-1) == data.y)[rows].double().mean())
+    )
     assert seen["entropy_bits"] == pytest.approx(float(entropy_bits(q[rows]).mean()))
     assert seen["drift"] < 1e-12
     most = [np.bincount(q[c.train].argmax(-1).numpy(), minlength=6).max() for c in clients]

@@ -26,7 +26,9 @@ def test_hand_worked_logits():
     # class 0: 10 * 1 + 2 exp(-3 * 0) = 12;  class 1: 10 * 0 + 2 (exp(-3) + exp(-3)) = 4 exp(-3)
     eye = torch.eye(2, dtype=torch.float64)
     ctx = lanes("tip-local", {"scale": 10.0, "a": 2.0, "b": 3.0}, classes=2, width=2, text=eye)
-    logits = tip_local.cached_logits(5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx)  # the length of I is free
+    logits = tip_local.cached_logits(
+        5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx
+    )  # the length of I is free
     assert torch.allclose(logits, doubles([[12.0, 4.0 * np.exp(-3.0)]]))
 
 
@@ -56,7 +58,9 @@ def test_a_long_cache_is_read_in_parts(monkeypatch):
     ctx = lanes("tip-local", {}, text=DATA.text)
     whole = tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx)
     monkeypatch.setattr(tip_local, "KEYS", 7)
-    assert torch.allclose(tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx), whole, atol=1e-12)
+    assert torch.allclose(
+        tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx), whole, atol=1e-12
+    )
 
 
 def means(client, least):
@@ -97,5 +101,7 @@ def test_keys_are_averaged_from_unit_rows():
     # Rows of length 1 and 9 weigh the same: (1, 0) and (0, 9) have the unit mean (1, 1) / sqrt 2.
     x = doubles([[[1.0, 0.0]], [[0.0, 9.0]]])
     ctx = lanes("fed-tip-proto", {}, classes=1, width=2)
-    _, up = fed_tip_proto.fit({}, {}, stack_clients(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx)
+    _, up = fed_tip_proto.fit(
+        {}, {}, stack_clients(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx
+    )
     assert torch.allclose(up["key"], torch.full((1, 2), 0.5**0.5, dtype=torch.float64))

@@ -38,7 +38,9 @@ def discriminants(x, y, weight, classes=C, prior="counts"):
     scatter = (apart * weight[:, None]).T @ apart
     P = n * np.linalg.inv(scatter + np.trace(scatter) / n * np.eye(x.shape[1]))
     with np.errstate(divide="ignore"):
-        b = -0.5 * np.einsum("cd,de,ce->c", mean, P, mean) + (np.log(count / n) if prior == "counts" else 0.0)
+        b = -0.5 * np.einsum("cd,de,ce->c", mean, P, mean) + (
+            np.log(count / n) if prior == "counts" else 0.0
+        )
     return mean @ P, np.where(count > 0, b, MASKED)
 
 
@@ -49,7 +51,9 @@ def rows_of(*clients):
 
 @pytest.mark.parametrize("prior", ["counts", "equal"])
 def test_the_posterior_is_that_of_all_rows_weighed_beside_the_own(prior):
-    everybody, ctx = sums_of(np.concatenate([c.train for c in CLIENTS]), {"power": 0.3, "prior": prior})
+    everybody, ctx = sums_of(
+        np.concatenate([c.train for c in CLIENTS]), {"power": 0.3, "prior": prior}
+    )
     own, _ = sums_of(CLIENTS[1].train)
     made = tofa.posterior(everybody, own, ctx)
     (x, y), (xi, yi) = rows_of(*CLIENTS), rows_of(CLIENTS[1])
@@ -76,7 +80,9 @@ def test_a_texts_confidence_is_its_softmax_among_the_other_classes_own_texts():
             T = texts[0].clone()
             T[c] = texts[m, c]
             assert gap(p[:, m, c], (20.0 * z @ T.T).softmax(-1)[:, c]) < 1e-12
-    sure = tofa.confidence(texts[0], texts, 1e4)  # one class outweighs all: nothing overflows or cancels
+    sure = tofa.confidence(
+        texts[0], texts, 1e4
+    )  # one class outweighs all: nothing overflows or cancels
     assert not sure.isnan().any()
     assert gap(sure[:, 0].diagonal(), torch.ones(6, dtype=torch.float64)) < 1e-12
 
@@ -91,7 +97,9 @@ def test_scores_by_hand():
     s = math.e / (1.0 + math.e)
     # t^0: right with probability s everywhere. t_0^1 = e2 against t_1^0 = e2: 1/2 on every row.
     assert torch.allclose(up["score"][0], torch.zeros(2, dtype=torch.float64))
-    assert torch.allclose(up["score"][1], torch.full((2,), s * math.log(0.5 / s), dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        up["score"][1], torch.full((2,), s * math.log(0.5 / s), dtype=torch.float64), atol=1e-12
+    )
     server = tofa.aggregate({"texts": texts}, up, replace(ctx, hp={**ctx.hp, "tau": 0.5}))
     w = math.exp(s * math.log(0.5 / s) / 0.5)
     assert gap(server["T"], normalize(eye + w * eye.flip(0), dim=-1)) < 1e-12
@@ -112,7 +120,10 @@ def test_the_servers_texts_are_the_mean_of_clients_scores():
         rows = stack_clients(DATA.x, DATA.y, [c.train], 0)
         scores.append(tofa.fit({"texts": out.server["texts"]}, {}, rows, ctx)[1]["score"])
     weight = (torch.stack(scores).mean(0) / 0.05).softmax(0)
-    assert gap(out.server["T"], normalize((weight[..., None] * out.server["texts"]).sum(0), dim=-1)) < 1e-12
+    assert (
+        gap(out.server["T"], normalize((weight[..., None] * out.server["texts"]).sum(0), dim=-1))
+        < 1e-12
+    )
     assert float(weight.std()) > 1e-3  # they do not all weigh the same
 
 

@@ -19,7 +19,15 @@ from fedcache.federate.methods import METHODS, fedpcl, fedproto, fedprox
 from fedcache.federate.methods.central import lbfgs
 from fedcache.federate.methods.common import model
 
-LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-3, "batch": 16, "init": "shared"}
+LINEAR = {
+    "head": "linear",
+    "opt": "sgd",
+    "lr": 0.1,
+    "momentum": 0.9,
+    "wd": 1e-3,
+    "batch": 16,
+    "init": "shared",
+}
 
 
 def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
@@ -47,13 +55,26 @@ def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
     data, clients = federation(sizes=(20, 33, 7))
     settings = {"dim": 5, "batch": 16, "lr": 0.02, "wd": 1e-3}
     start = go_all("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1).server
-    names = {"P.W": "0.weight", "P.b": "0.bias", "P.gain": "2.weight", "P.shift": "2.bias", "P.mean": "2.running_mean",
-             "P.var": "2.running_var", "Q.W": "3.weight", "Q.b": "3.bias"}  # fmt: skip
+    names = {
+        "P.W": "0.weight",
+        "P.b": "0.bias",
+        "P.gain": "2.weight",
+        "P.shift": "2.bias",
+        "P.mean": "2.running_mean",
+        "P.var": "2.running_var",
+        "Q.W": "3.weight",
+        "Q.b": "3.bias",
+    }
     w = {names[k]: t for k, t in start.items()}
     for r in range(2):
         ends = []
         for c in clients:
-            layers = (torch.nn.Linear(11, 5), torch.nn.ReLU(), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 6))
+            layers = (
+                torch.nn.Linear(11, 5),
+                torch.nn.ReLU(),
+                torch.nn.BatchNorm1d(5),
+                torch.nn.Linear(5, 6),
+            )
             net = torch.nn.Sequential(*layers).double()
             net.load_state_dict(w, strict=False)
             solver = torch.optim.Adam(net.parameters(), lr=0.02, weight_decay=1e-3)
@@ -67,10 +88,15 @@ def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
             ends.append(net.state_dict())
         w = mean_of([{k: e[k] for k in names.values()} for e in ends], [20, 33, 7])
     out = go_all("fedavg", settings, data, clients, rounds=2)
-    assert gap(out.server, {k: w[n] for k, n in names.items()}) < 1e-7  # fused Adam corrects its bias in float32
+    assert (
+        gap(out.server, {k: w[n] for k, n in names.items()}) < 1e-7
+    )  # fused Adam corrects its bias in float32
     net.load_state_dict(w, strict=False)
     net.eval()
-    right = [(net(data.x[c.test, 0]).argmax(-1) == data.y[c.test]).double().mean().item() for c in clients]
+    right = [
+        (net(data.x[c.test, 0]).argmax(-1) == data.y[c.test]).double().mean().item()
+        for c in clients
+    ]
     assert out.client_accuracy.tolist() == right
 
 
@@ -143,10 +169,20 @@ def pcl_loss(settings, *, owned=None, seed=0):
     sets = normalize(normal(m, C, P, seed=seed), dim=-1) * owned[..., None]
     down = fedpcl.broadcast({"sets": sets, "counts": counts}, ctx)
     p = {"P.W": normal(P, 7, seed=seed + 1), "P.b": torch.zeros(P, dtype=torch.float64)}
-    p |= {"P.gain": 0.5 + torch.rand(P, generator=g, dtype=torch.float64), "P.shift": p["P.W"][:, 0]}
-    p |= {"P.mean": torch.zeros(P, dtype=torch.float64), "P.var": torch.ones(P, dtype=torch.float64)}
+    p |= {
+        "P.gain": 0.5 + torch.rand(P, generator=g, dtype=torch.float64),
+        "P.shift": p["P.W"][:, 0],
+    }
+    p |= {
+        "P.mean": torch.zeros(P, dtype=torch.float64),
+        "P.var": torch.ones(P, dtype=torch.float64),
+    }
     x = normal(B, 7, seed=seed + 2)
-    batch = {"x": x, "y": torch.randint(0, C, (B,), generator=g), "w": torch.full((B,), 1 / B, dtype=torch.float64)}
+    batch = {
+        "x": x,
+        "y": torch.randint(0, C, (B,), generator=g),
+        "w": torch.full((B,), 1 / B, dtype=torch.float64),
+    }
     if settings.get("views") == "2":
         batch["x2"] = x + 0.1 * normal(B, 7, seed=seed + 3)
     value = float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0])
@@ -191,23 +227,47 @@ def test_fedpcl_is_equations_5_to_10(seed):
 
 
 def test_hot_released_fedpcl_counts_embeddings():  # T-L9: m log(2B - 1), summed over clients
-    settings = {"tau": 1e9, "objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2"}
+    settings = {
+        "tau": 1e9,
+        "objective": "proto_anchor",
+        "terms": "p",
+        "lp_reduce": "sum",
+        "views": "2",
+    }
     assert pcl_loss(settings)[0] == pytest.approx(3 * math.log(11), abs=1e-6)
 
 
 def test_the_first_round_only_makes_prototypes():  # D-10
-    start, first = go("fedpcl", {"epochs": 0, "dim": 5}, rounds=1), go("fedpcl", {"dim": 5}, rounds=1)
-    assert all(gap(model_of(start.states[c]), model_of(first.states[c])) == 0.0 for c in start.states)
+    start, first = (
+        go("fedpcl", {"epochs": 0, "dim": 5}, rounds=1),
+        go("fedpcl", {"dim": 5}, rounds=1),
+    )
+    assert all(
+        gap(model_of(start.states[c]), model_of(first.states[c])) == 0.0 for c in start.states
+    )
     decayed = go("fedpcl", {"dim": 5, "warmup": "zero_loss", "wd": 0.1}, rounds=1)
-    assert all(gap(model_of(start.states[c]), model_of(decayed.states[c])) > 0.0 for c in start.states)
-    quiet = {"dim": 5, "warmup": "zero_loss", "wd": 0.0, "bn": False}  # else running statistics move without a step
+    assert all(
+        gap(model_of(start.states[c]), model_of(decayed.states[c])) > 0.0 for c in start.states
+    )
+    quiet = {
+        "dim": 5,
+        "warmup": "zero_loss",
+        "wd": 0.0,
+        "bn": False,
+    }  # else running statistics move without a step
     start, still = go("fedpcl", {**quiet, "epochs": 0}, rounds=1), go("fedpcl", quiet, rounds=1)
-    assert all(gap(model_of(start.states[c]), model_of(still.states[c])) == 0.0 for c in start.states)
+    assert all(
+        gap(model_of(start.states[c]), model_of(still.states[c])) == 0.0 for c in start.states
+    )
 
 
 def test_stale_sets_are_kept():
     saved = []
-    out = go("fedpcl", {"dim": 5}, on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors["server/sets"]))
+    out = go(
+        "fedpcl",
+        {"dim": 5},
+        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors["server/sets"]),
+    )
     for record, old, new in zip(out.records[1:], saved[:-1], saved[1:], strict=True):
         absent = [c for c in range(9) if c not in record.clients]
         assert torch.equal(old[absent], new[absent])
@@ -218,7 +278,11 @@ def test_stale_sets_are_kept():
 def test_every_method_runs_as_its_released_code(official):
     data, clients = federation(sizes=(40, 64, 33), dtype=torch.float32)
     method = METHODS[official]
-    sizes = {k: v for k, v in {**small(official), "queue": 8}.items() if k in {h.name for h in method.hparams}}
+    sizes = {
+        k: v
+        for k, v in {**small(official), "queue": 8}.items()
+        if k in {h.name for h in method.hparams}
+    }
     hp = method.resolve("official", sizes)
     out = run(method, hp, fitted(method, data), clients, rounds=3)
     trains = slice(int("public" in method.needs), None) if out.protocol != "global" else slice(None)
@@ -244,7 +308,9 @@ def test_the_lbfgs_probe_is_scikit_learns():
     l2 = 1e-2
     W, b = lbfgs(x, y, data.classes, l2, 500)
     # scikit-learn minimises C sum CE + |W|^2/2, so C = 1 / (l2 N).
-    other = LogisticRegression(C=1 / (l2 * len(rows)), tol=1e-10, max_iter=5000).fit(x.numpy(), y.numpy())
+    other = LogisticRegression(C=1 / (l2 * len(rows)), tol=1e-10, max_iter=5000).fit(
+        x.numpy(), y.numpy()
+    )
     assert np.abs(W.numpy() - other.coef_).max() < 1e-5
     shift = b.numpy() - other.intercept_  # softmax does not see a common shift of the biases
     assert np.abs(shift - shift.mean()).max() < 1e-5
@@ -262,25 +328,44 @@ def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
 @pytest.mark.parametrize("noise_on", ["proto", "features"])
 def test_no_noise_is_no_change(noise_on):  # T-X2
     plain = go("fedpcl", {"dim": 5}).server
-    assert gap(go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5}).server, plain) < 1e-12
+    assert (
+        gap(go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5}).server, plain)
+        < 1e-12
+    )
     assert gap(go("fedpcl", {"noise_on": noise_on, "dim": 5}).server, plain) > 0.0
 
 
 def test_prototype_noise_is_on_what_leaves():  # D-20
     for local_infer in (False, True):
-        out = go_all("fedpcl", {"noise_on": "proto", "noise_local_infer": local_infer, "dim": 5}, rounds=1)
-        same = [torch.equal(out.server["sets"][c], out.states[c]["proto"]) for c in out.records[0].clients]
+        out = go_all(
+            "fedpcl", {"noise_on": "proto", "noise_local_infer": local_infer, "dim": 5}, rounds=1
+        )
+        same = [
+            torch.equal(out.server["sets"][c], out.states[c]["proto"])
+            for c in out.records[0].clients
+        ]
         assert all(same) if local_infer else not any(same)
 
 
 @pytest.mark.parametrize("rule", ["local", "local_padded", "global"])
 def test_which_prototypes_classify(rule):  # D-12
-    ctx = lanes("fedpcl", {"dim": 2, "infer_proto": rule, "z_norm": "none", "bn": False}, classes=3, width=2)
+    ctx = lanes(
+        "fedpcl", {"dim": 2, "infer_proto": rule, "z_norm": "none", "bn": False}, classes=3, width=2
+    )
     e = torch.eye(2, dtype=torch.float64)
     down = {"bar": torch.stack([-e[0], -e[0], e[0]]), "has": torch.tensor([True, True, True])}
-    state = {"P.W": e, "P.b": torch.zeros(2).double(), "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]])}
+    state = {
+        "P.W": e,
+        "P.b": torch.zeros(2).double(),
+        "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]]),
+    }
     x = 4 * e[:1]  # z = (4, 0): own scores 0 and 2; global scores -4, -4 and 4
-    for count, expected in (([1.0, 2.0, 0.0], {"local": 1, "local_padded": 2, "global": 2}), ([0.0, 0.0, 0.0], {})):
+    for count, expected in (
+        ([1.0, 2.0, 0.0], {"local": 1, "local_padded": 2, "global": 2}),
+        ([0.0, 0.0, 0.0], {}),
+    ):
         state["count"] = torch.tensor(count).double()
         got = int(fedpcl.predict(down, state, None, x, ctx).argmax(-1))
-        assert got == expected.get(rule, 2)  # a client that has no prototypes yet uses the global ones
+        assert got == expected.get(
+            rule, 2
+        )  # a client that has no prototypes yet uses the global ones

@@ -14,11 +14,25 @@ from fedcache.federate.methods import METHODS
 
 LINEAR = {"head": "linear"}
 FROM_TEXT = {
-    "fst-cbdg": {}, "fedavg": LINEAR, "fedprox": LINEAR, "fedntd": {}, "scaffold": LINEAR, "ditto": LINEAR,
-    "pfedme": LINEAR, "perfedavg": LINEAR, "solo": LINEAR, "central": {"probe": "sgd"}, "fed3r-prior": {},
-    "tip-local": {}, "fed-tip-proto": {}, "tpfl-feat": {}, "atpfl-feat": {}, "gda": {}, "fedclip": {},
+    "fst-cbdg": {},
+    "fedavg": LINEAR,
+    "fedprox": LINEAR,
+    "fedntd": {},
+    "scaffold": LINEAR,
+    "ditto": LINEAR,
+    "pfedme": LINEAR,
+    "perfedavg": LINEAR,
+    "solo": LINEAR,
+    "central": {"probe": "sgd"},
+    "fed3r-prior": {},
+    "tip-local": {},
+    "fed-tip-proto": {},
+    "tpfl-feat": {},
+    "atpfl-feat": {},
+    "gda": {},
+    "fedclip": {},
     "lp-plus-plus": {},
-}  # fmt: skip
+}
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt", "fedtpg", "tofa")
 
 
@@ -53,9 +67,12 @@ def test_prompts_stand_beside_the_template_as_it_is(name):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("clip-zs", {}), ("fedavg", {}), ("fedavg", {"head": "linear", "init": "zero"}), ("fed3r", {}),
+        ("clip-zs", {}),
+        ("fedavg", {}),
+        ("fedavg", {"head": "linear", "init": "zero"}),
+        ("fed3r", {}),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_start_from_texts_has_none(name, settings):
     assert go_tiny(name, settings).zero_shot is None
 
@@ -71,4 +88,6 @@ def test_of_clients_that_were_drawn_for_scoring_only_those_count():
     scored = np.flatnonzero(~np.isnan(out.client_accuracy))
     right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y
     assert len(scored) == 2
-    assert out.zero_shot == pytest.approx(np.mean([float(right[clients[i].test].double().mean()) for i in scored]))
+    assert out.zero_shot == pytest.approx(
+        np.mean([float(right[clients[i].test].double().mean()) for i in scored])
+    )

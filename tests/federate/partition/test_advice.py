@@ -33,7 +33,9 @@ def words_of(options: list[str]) -> dict[str, Any]:
     """Arguments of options of schemes, as words."""
     found: dict[str, Any] = {}
     for option, value in zip(options[::2], options[1::2], strict=True):
-        name, word = value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
+        name, word = (
+            value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
+        )
         found[name] = word
     return found
 
@@ -83,7 +85,9 @@ def test_what_is_advised_works_for_every_value_of_a_column(
     else:
         own = {a.name for a in SCHEMES[inside].arguments}
         arguments |= {"inside": inside, "clients": clients}
-        arguments |= {k: v for k, v in {"alpha": alpha, "shards": more, "shots": more}.items() if k in own}
+        arguments |= {
+            k: v for k, v in {"alpha": alpha, "shards": more, "shots": more}.items() if k in own
+        }
     check("natural", columns, arguments, seed)
 
 
@@ -128,29 +132,57 @@ def check_warnings(made: Partition, columns: Columns, arguments: dict[str, Any])
         if advice is None:
             continue
         changed = words_of(shlex.split(advice.group(1)))
-        enough = make(made.scheme, columns, seed=made.seed, **{**arguments, **typed_arguments(made.scheme, changed)})
+        enough = make(
+            made.scheme,
+            columns,
+            seed=made.seed,
+            **{**arguments, **typed_arguments(made.scheme, changed)},
+        )
         assert not any(FEWER in note for note in enough.notes), (advice.group(1), enough.notes)
 
 
 @pytest.mark.parametrize("shots", [2, 10])
 @pytest.mark.parametrize("inside", ["label-shift", "few-shot", "feature-shift"])
-def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(inside: str, shots: int) -> None:
+def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(
+    inside: str, shots: int
+) -> None:
     columns = rows_of_values([[60, 62, 58], [50, 55, 61], [50, 49, 53], [57, 51, 60]])
     own = {a.name for a in SCHEMES[inside].arguments}
     for clients, seed in ((2, 0), (5, 1)):
         asked = {"by": "domain", "inside": inside, "clients": clients, "shots": shots}
-        check("natural", columns, {k: v for k, v in asked.items() if k != "clients" or k in own}, seed)
+        check(
+            "natural", columns, {k: v for k, v in asked.items() if k != "clients" or k in own}, seed
+        )
         check("feature-shift", columns, {"shots": 10 * shots}, seed)
 
 
-def test_the_command_for_two_unequal_domains_is_one_that_works(own_home: Path, tmp_path: Path) -> None:
+def test_the_command_for_two_unequal_domains_is_one_that_works(
+    own_home: Path, tmp_path: Path
+) -> None:
     """Domain b has too few rows for any number of clients, so the advice for domain a cannot work."""
     rng = np.random.default_rng(0)
-    columns = {"labels": np.arange(18) % 2, "split": np.where(np.arange(18) % 5 == 4, "test", "train"),
-               "domain": np.array(["a"] * 16 + ["b"] * 2)}  # fmt: skip
-    np.savez(tmp_path / "two.npz", **{"features/mine": rng.normal(size=(18, 4)).astype("f4"), **columns})
+    columns = {
+        "labels": np.arange(18) % 2,
+        "split": np.where(np.arange(18) % 5 == 4, "test", "train"),
+        "domain": np.array(["a"] * 16 + ["b"] * 2),
+    }
+    np.savez(
+        tmp_path / "two.npz", **{"features/mine": rng.normal(size=(18, 4)).astype("f4"), **columns}
+    )
     ok("ingest", tmp_path / "two.npz", "--name", "two")
-    words = ("partition", "--dataset", "two", "--scheme", "label-shift", "--by", "domain", "--clients", 2, "--alpha", 1)
+    words = (
+        "partition",
+        "--dataset",
+        "two",
+        "--scheme",
+        "label-shift",
+        "--by",
+        "domain",
+        "--clients",
+        2,
+        "--alpha",
+        1,
+    )
     refused = fedcache(*words, "--json")
     assert refused.code == 2
     assert "b: " in refused.envelope["error"]["message"]

@@ -35,7 +35,12 @@ def read(raw: bytes, **how) -> Partition:
     return Partition.from_file(memoryview(raw), origin="p.partition", **how)
 
 
-NAMES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=6, unique=True)
+NAMES = st.lists(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=8),
+    min_size=1,
+    max_size=6,
+    unique=True,
+)
 
 
 @st.composite
@@ -50,11 +55,16 @@ def partitions(draw) -> Partition:
     common = np.sort(np.array(rows[:5], np.int64)) * scale
     clients = []
     for i, name in enumerate(names):
-        train = np.sort(np.array(rows[5 + 6 * i : 5 + 6 * i + draw(st.integers(1, 4))], np.int64)) * scale
+        train = (
+            np.sort(np.array(rows[5 + 6 * i : 5 + 6 * i + draw(st.integers(1, 4))], np.int64))
+            * scale
+        )
         test = np.sort(np.array(rows[50 : 50 + draw(st.integers(1, 9))], np.int64)) * scale
         clients.append(Client(name, train, test if own[i] else common))
     args = {"alpha": 0.3, "domain": ("a", "b"), "x": None}
-    return Partition("mine", args, draw(st.integers(0, 2**63 - 1)), clients, common, "d" * 64, 60, 3, ("ä note",))
+    return Partition(
+        "mine", args, draw(st.integers(0, 2**63 - 1)), clients, common, "d" * 64, 60, 3, ("ä note",)
+    )
 
 
 @pytest.mark.slow
@@ -70,10 +80,14 @@ def test_any_partition_is_read_back_from_both_forms(made, tmp_path):
         assert again.table.tested.tolist() == made.table.tested.tolist()
         assert all(c.train.dtype == c.test.dtype == np.int64 for c in again.clients)
     assert read(whole(made), vouched=True).digest == made.digest
-    assert whole(load(tmp_path / "p.json")) == whole(made)  # one file for one partition, from whatever form
+    assert whole(load(tmp_path / "p.json")) == whole(
+        made
+    )  # one file for one partition, from whatever form
 
 
-KINDS = pytest.mark.parametrize("partition", [OWN, MATCHED, SHARED], ids=["own", "matched", "shared"])
+KINDS = pytest.mark.parametrize(
+    "partition", [OWN, MATCHED, SHARED], ids=["own", "matched", "shared"]
+)
 
 
 @KINDS
@@ -120,7 +134,13 @@ def rewritten(partition: Partition, change) -> bytes:
     head = parse_signed(bytes(raw[16 : 16 + length]))
     change(head)
     sealed = to_signed(head)
-    return MAGIC + struct.pack("<Q", len(sealed)) + sealed + bytes(-len(sealed) % 8) + raw[16 + length + -length % 8 :]
+    return (
+        MAGIC
+        + struct.pack("<Q", len(sealed))
+        + sealed
+        + bytes(-len(sealed) % 8)
+        + raw[16 + length + -length % 8 :]
+    )
 
 
 def setter(value, *keys):
@@ -157,7 +177,9 @@ def test_a_forged_head_is_refused(change):
 def forged(partition: Partition, **arrays: list[int]) -> bytes:
     """The file of other arrays, with checksums that fit."""
     content, held = unpack(memoryview(whole(partition)))
-    return b"".join(pack(content, {**held, **{k: np.array(v, np.int64) for k, v in arrays.items()}}))
+    return b"".join(
+        pack(content, {**held, **{k: np.array(v, np.int64) for k, v in arrays.items()}})
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +232,11 @@ LABELS = st.lists(st.integers(0, 4), min_size=8, max_size=60)
 
 
 @examples(60, 400)
-@given(train=LABELS, test=st.lists(st.integers(0, 4), min_size=1, max_size=40), clients=st.integers(1, 6))
+@given(
+    train=LABELS,
+    test=st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    clients=st.integers(1, 6),
+)
 def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
     label = np.array([*train, *test])
     rows = np.random.default_rng(len(train)).permutation(len(train))
@@ -219,7 +245,9 @@ def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
     alone = MatchedTests(candidates, label, np.random.default_rng(1))
     lists = MatchedLists.of(MatchedTests(candidates, label, np.random.default_rng(1)), dealt, label)
     expected = [sorted(alone.of(r).tolist()) for r in dealt]
-    assert [r.tolist() for r in lists] == [r.tolist() for r in lists.together(0, clients)] == expected
+    assert (
+        [r.tolist() for r in lists] == [r.tolist() for r in lists.together(0, clients)] == expected
+    )
     assert lists.sizes.tolist() == [len(r) for r in expected]
     assert lists.distinct.tolist() == sorted({r for rows in expected for r in rows})
     assert lists.words(0, clients) == [",".join(map(str, r)) for r in expected]
@@ -227,7 +255,9 @@ def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
     scored = lists.distinct
     right = np.random.default_rng(2).choice([0.0, 1.0, np.nan], len(scored))
     held = RowLists.of([np.array(r, np.int64) for r in expected])
-    assert np.array_equal(lists.shares_right(scored, right), held.shares_right(scored, right), equal_nan=True)
+    assert np.array_equal(
+        lists.shares_right(scored, right), held.shares_right(scored, right), equal_nan=True
+    )
 
 
 @pytest.mark.slow
@@ -235,7 +265,9 @@ def test_matched_tests_cost_classes_and_not_rows():
     columns = even_columns(2000, 2000, 4)
     made = make("dirichlet", columns, clients=200, alpha=50.0, test_protocol="matched")
     assert made.table.test_sizes.sum() > 500_000
-    assert len(whole(made)) < 3 * 2 * 8000 + 5000  # three arrays of rows, and a few numbers of each client
+    assert (
+        len(whole(made)) < 3 * 2 * 8000 + 5000
+    )  # three arrays of rows, and a few numbers of each client
     again = read(whole(made))
     assert isinstance(again.table.tests, MatchedLists)
     assert again.digest == made.digest
@@ -252,7 +284,9 @@ def test_more_matched_tests_than_a_digest_can_list_are_refused_with_a_number_tha
 
 def test_the_same_test_rows_of_every_client_are_held_once():
     columns = even_columns(400, 30, 3)
-    made = make("label-shift", columns, clients=60, alpha=5.0, ratio=2.0, test_protocol="balanced", tests=20)
+    made = make(
+        "label-shift", columns, clients=60, alpha=5.0, ratio=2.0, test_protocol="balanced", tests=20
+    )
     assert made.table.test_sizes.tolist() == [60] * 60
     assert not made.table.shares.any()  # the global test rows are more
     assert len(unpack(memoryview(whole(made)))[1]["order"]) == 60
@@ -261,6 +295,8 @@ def test_the_same_test_rows_of_every_client_are_held_once():
     _, held = unpack(memoryview(whole(made)))
     with pytest.raises(CorruptionError, match="1073741824"):
         read(forged(made, order=[*held["order"][1:], 2**30]), rows=len(columns.label), vouched=True)
-    whole_test = make("label-shift", columns, clients=6, alpha=5.0, ratio=2.0, test_protocol="balanced", tests=30)
+    whole_test = make(
+        "label-shift", columns, clients=6, alpha=5.0, ratio=2.0, test_protocol="balanced", tests=30
+    )
     assert whole_test.table.shares.all()
     assert read(whole(whole_test)).digest == whole_test.digest

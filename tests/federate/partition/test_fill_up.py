@@ -49,7 +49,11 @@ def test_what_is_taken_is_taken_from_the_largest(sizes, missing):
 
 
 @examples(100, 1000)
-@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), least=st.integers(1, 4), seed=st.integers(0, 99))
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    least=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
 def test_no_row_is_lost_nobody_is_short_and_as_few_as_will_do_are_moved(sizes, least, seed):
     sizes[0] += max(0, least * len(sizes) - sum(sizes))
     dealt = RowLists.of_sizes(np.random.default_rng(seed).permutation(sum(sizes)), np.array(sizes))
@@ -83,10 +87,13 @@ def test_a_partition_that_could_not_be_drawn_is_filled(scheme):
 @pytest.mark.parametrize("scheme", ["dirichlet", "lda", "label-shift"])
 def test_a_first_draw_that_is_sound_is_not_changed(scheme):
     plain, off, filled = (
-        make(scheme, COLUMNS, clients=4, alpha=50.0, **more) for more in ({}, {"fill": False}, {"fill": True})
+        make(scheme, COLUMNS, clients=4, alpha=50.0, **more)
+        for more in ({}, {"fill": False}, {"fill": True})
     )
     assert [c.train.tolist() for c in plain.clients] == [c.train.tolist() for c in filled.clients]
-    assert filled.digest != plain.digest == off.digest  # the argument is part of a partition where it is on
+    assert (
+        filled.digest != plain.digest == off.digest
+    )  # the argument is part of a partition where it is on
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,8 @@ def test_more_clients_than_rows_are_refused_with_a_number_that_fits(scheme):
 def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
     monkeypatch.setattr("fedcache.federate.partition.dirichlet_shares.TRIAL_SHARES", 100)
     monkeypatch.setattr(
-        "fedcache.federate.partition.dirichlet_shares.search", lambda *_, **__: pytest.fail("drew shares")
+        "fedcache.federate.partition.dirichlet_shares.search",
+        lambda *_, **__: pytest.fail("drew shares"),
     )
     with pytest.raises(InfeasibleError, match="200 clients") as error:
         make("dirichlet", COLUMNS, clients=300, alpha=0.3)
@@ -118,7 +126,10 @@ def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
 @pytest.mark.parametrize("alpha", [0.01, 0.3, 2.0])
 def test_one_draw_by_class_is_the_draw(alpha):
     whole = draw(np.random.default_rng(4), alpha, 1, 3, 7)
-    assert np.array_equal(np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 1, 3, 7))), whole.swapaxes(0, 1))
+    assert np.array_equal(
+        np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 1, 3, 7))),
+        whole.swapaxes(0, 1),
+    )
     several = draw(np.random.default_rng(4), alpha, 5, 3, 7)
     parts = np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 5, 3, 7)))
     assert np.array_equal(parts, several.swapaxes(0, 1))

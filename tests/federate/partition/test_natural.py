@@ -15,7 +15,9 @@ from fedcache.tables.groups import Group
 WARDS = ("north", "south", "east")
 
 
-def columns(ward: list[str], *, split: list[int] | None = None, label: list[int] | None = None) -> Columns:
+def columns(
+    ward: list[str], *, split: list[int] | None = None, label: list[int] | None = None
+) -> Columns:
     """Rows with a ward each; half of them of the one domain, half of the other."""
     rows = len(ward)
     group = Group.of(ward)
@@ -42,7 +44,9 @@ def held(partition: Partition) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def test_a_client_is_a_value_with_its_rows_of_both_splits() -> None:
-    made = make("natural", columns(["n", "s", "n", "s", "n", ""], split=[0, 0, 1, 1, 0, 0]), by="ward")
+    made = make(
+        "natural", columns(["n", "s", "n", "s", "n", ""], split=[0, 0, 1, 1, 0, 0]), by="ward"
+    )
     assert held(made) == {"n": ([0, 4], [2]), "s": ([1], [3])}
     assert made.test.tolist() == [2, 3]
     assert made.notes == ("1 of 4 rows have no value of ward and are left out",)
@@ -50,7 +54,9 @@ def test_a_client_is_a_value_with_its_rows_of_both_splits() -> None:
     assert made.default_name() == "natural-by-ward-s0"
 
 
-def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single_row_is_nobody() -> None:
+def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single_row_is_nobody() -> (
+    None
+):
     data = columns(["n"] * 20 + ["s"], label=[0] * 10 + [1] * 10 + [0])
     made = make("natural", data, by="ward")
     (train, test) = held(made)["n"]
@@ -64,7 +70,9 @@ def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single
 
 def test_years_and_numbers_of_sites_name_values_as_their_words_do() -> None:
     data = columns([2009, 2010, 2011] * 4)  # type: ignore[list-item]
-    by_word, by_number = (make("natural", data, by="ward", hold_out=year) for year in ("2011", 2011))
+    by_word, by_number = (
+        make("natural", data, by="ward", hold_out=year) for year in ("2011", 2011)
+    )
     assert by_number.digest == by_word.digest
 
 
@@ -94,12 +102,16 @@ def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_
 
 def test_held_out_clients_are_the_test_set_of_all_others() -> None:
     ward = [f"w{i % 10}" for i in range(100)]
-    made = make("natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=4)
+    made = make(
+        "natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=4
+    )
     assert len(made.clients) == 7
     away = {f"w{i}" for i in range(10)} - {c.name for c in made.clients}
     assert made.test.tolist() == [i for i in range(100) if ward[i] in away]
     assert all(np.array_equal(c.test, made.test) for c in made.clients)
-    other = make("natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=5)
+    other = make(
+        "natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=5
+    )
     assert {c.name for c in other.clients} != {c.name for c in made.clients}
 
 
@@ -120,7 +132,9 @@ def test_another_scheme_deals_the_rows_of_every_value() -> None:
     split = [1 if i % 4 == 3 else 0 for i in range(120)]
     data = columns(ward, split=split)
     made = make("natural", data, by="ward", inside="iid", clients=2)
-    assert [c.name for c in made.clients] == [f"{w}/client-{i}" for w in sorted(WARDS) for i in (0, 1)]
+    assert [c.name for c in made.clients] == [
+        f"{w}/client-{i}" for w in sorted(WARDS) for i in (0, 1)
+    ]
     for client in made.clients:
         own = client.name.split("/")[0]
         assert {ward[r] for r in (*client.train, *client.test)} == {own}

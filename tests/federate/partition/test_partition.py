@@ -41,7 +41,9 @@ def some_arguments(draw, scheme):
             case "int":
                 values[argument.name] = draw(st.integers(1, 12))
             case "float":
-                values[argument.name] = draw(st.floats(1.1, 9.0) if argument.name == "ratio" else st.floats(0.05, 50.0))
+                values[argument.name] = draw(
+                    st.floats(1.1, 9.0) if argument.name == "ratio" else st.floats(0.05, 50.0)
+                )
             case "bool":
                 values[argument.name] = draw(st.booleans())
             case "choice":
@@ -60,19 +62,25 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     if isinstance(partition, FedcacheError):
         assert partition.code == Exit.USAGE
         assert partition.hint
-        if instead := getattr(partition, "instead", {}):  # what the message says works must not be infeasible too
+        if instead := getattr(
+            partition, "instead", {}
+        ):  # what the message says works must not be infeasible too
             again = attempt(scheme.name, columns, seed=seed, **{**args, **instead})
             assert not isinstance(again, InfeasibleError), f"{partition.message} -> {instead}"
         return
     rows = trained(partition)
-    sharing = scheme.name == "few-shot" and partition.args["sharing"] and partition.args["skew"] == "iid"
+    sharing = (
+        scheme.name == "few-shot" and partition.args["sharing"] and partition.args["skew"] == "iid"
+    )
     if not sharing:
         assert len(np.unique(rows)) == len(rows)
     assert all(len(client.train) and len(client.test) for client in partition.clients)
 
     split = columns.split
     held = np.unique(np.concatenate([rows, *(client.test for client in partition.clients)]))
-    of_both = scheme.name == "natural" and (partition.args["rows"] == "all" or partition.args["tests"] != "global")
+    of_both = scheme.name == "natural" and (
+        partition.args["rows"] == "all" or partition.args["tests"] != "global"
+    )
     source = 1 if partition.args.get("pool") == "test" else 0
     pool = np.flatnonzero((columns.ok == 1) & (split == source))
     if not of_both:
@@ -84,14 +92,17 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     for used in (rows, partition.test, held):
         assert (columns.ok[used] == 1).all()
         assert (split[used] != 2).all()
-    assert not np.intersect1d(rows, np.concatenate([partition.test, *(c.test for c in partition.clients)])).size
+    assert not np.intersect1d(
+        rows, np.concatenate([partition.test, *(c.test for c in partition.clients)])
+    ).size
     assert make(scheme.name, columns, seed=seed, **args).digest == partition.digest
 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("feature-shift", "natural")])
 def test_the_seed_changes_who_holds_what(scheme):
     digests = {
-        make(scheme, DIGIT5, seed=seed, **({"clients": 5} if scheme == "lda" else {})).digest for seed in range(3)
+        make(scheme, DIGIT5, seed=seed, **({"clients": 5} if scheme == "lda" else {})).digest
+        for seed in range(3)
     }
     rows = {make(scheme, DIGIT5, seed=seed).clients[0].train.tobytes() for seed in range(3)}
     assert len(digests) == len(rows) == 3
@@ -101,16 +112,24 @@ def test_a_numpy_seed_is_a_seed():
     assert make("iid", DIGIT5, seed=np.int64(3)).digest == make("iid", DIGIT5, seed=3).digest
 
 
-@pytest.mark.parametrize("scheme", ["dirichlet", "lda", "flesd", "label-shift", "feature-label-shift"])
+@pytest.mark.parametrize(
+    "scheme", ["dirichlet", "lda", "flesd", "label-shift", "feature-label-shift"]
+)
 def test_class_shares_are_even_for_a_large_alpha(scheme):
     """Within 5 % of 1 / M of every class. Floors of FedPCL's two schemes are small numbers, so those get more rows."""
     more = {"label-shift": {"shots": 200}, "feature-label-shift": {"shots": 200}}.get(scheme, {})
     columns = DIGIT5 if scheme == "feature-label-shift" else CIFAR10
-    partition = make(scheme, columns, alpha=1e6, **more, **({} if "feature" in scheme else {"clients": 5}))
+    partition = make(
+        scheme, columns, alpha=1e6, **more, **({} if "feature" in scheme else {"clients": 5})
+    )
     counts = partition.counts(columns).astype(float)
-    if scheme == "label-shift":  # its training rows are a random floor(n_i / r) of an even draw: compare the draw
+    if (
+        scheme == "label-shift"
+    ):  # its training rows are a random floor(n_i / r) of an even draw: compare the draw
         held = [np.concatenate([c.train, c.test]) for c in partition.clients]
-        counts = np.stack([np.bincount(columns.label[rows], minlength=10) for rows in held]).astype(float)
+        counts = np.stack([np.bincount(columns.label[rows], minlength=10) for rows in held]).astype(
+            float
+        )
     assert np.abs(counts / counts.sum(axis=0) * 5 - 1).max() < 0.05
 
 
@@ -120,17 +139,27 @@ def test_class_shares_are_even_for_a_large_alpha(scheme):
 def test_feature_shift_gives_each_domain_its_first_ten_rows_of_every_class():
     # even_columns stores 370 rows of a class in one run, the first 250 for training and the other 120 for testing.
     partition = make("feature-shift", DIGIT5)
-    assert [len(client.train) for client in partition.clients] == [100] * 5  # as printed: 5 clients, 10 x 10
+    assert [len(client.train) for client in partition.clients] == [
+        100
+    ] * 5  # as printed: 5 clients, 10 x 10
     assert [client.name for client in partition.clients] == list(DIGIT5.domains)
-    assert partition.clients[0].train.tolist() == [370 * c + i for c in range(10) for i in range(10)]
-    assert partition.clients[1].test.tolist() == [3700 + 370 * c + 250 + i for c in range(10) for i in range(120)]
-    assert partition.clients[2].train.tolist() == make("feature-shift", DIGIT5, seed=9).clients[2].train.tolist()
+    assert partition.clients[0].train.tolist() == [
+        370 * c + i for c in range(10) for i in range(10)
+    ]
+    assert partition.clients[1].test.tolist() == [
+        3700 + 370 * c + 250 + i for c in range(10) for i in range(120)
+    ]
+    assert (
+        partition.clients[2].train.tolist()
+        == make("feature-shift", DIGIT5, seed=9).clients[2].train.tolist()
+    )
     assert partition.test_protocol == "balanced"
 
 
 def test_feature_shift_at_random_keeps_the_counts_and_changes_the_rows():
     stored, one, two = (
-        make("feature-shift", DIGIT5, order=o, seed=s) for o, s in (("stored", 0), ("random", 0), ("random", 1))
+        make("feature-shift", DIGIT5, order=o, seed=s)
+        for o, s in (("stored", 0), ("random", 0), ("random", 1))
     )
     assert (one.counts(DIGIT5) == stored.counts(DIGIT5)).all()
     assert len({p.clients[0].train.tobytes() for p in (stored, one, two)}) == 3
@@ -159,7 +188,8 @@ def test_the_domain_filter_chooses_and_orders_the_clients():
 
 
 @pytest.mark.parametrize(
-    ("clients", "rows", "ratio"), [(5, 550, 11), (10, 1100, 11), (20, 1100, 5.5), (40, 1200, 3), (80, 1200, 1.5)]
+    ("clients", "rows", "ratio"),
+    [(5, 550, 11), (10, 1100, 11), (20, 1100, 5.5), (40, 1200, 3), (80, 1200, 1.5)],
 )
 def test_label_shift_draws_the_released_rows_per_class(clients, rows, ratio):
     # FedPCL's code draws (110 m, 11), (55 m, 5.5), (30 m, 3), (15 m, 1.5): always 10 x 10 training rows a client.
@@ -167,7 +197,9 @@ def test_label_shift_draws_the_released_rows_per_class(clients, rows, ratio):
     held = np.concatenate([np.concatenate([c.train, c.test]) for c in partition.clients])
     assert partition.args["ratio"] == ratio
     assert np.bincount(CIFAR10.label[held]).tolist() == [rows] * 10
-    assert sorted(held) == [6000 * c + i for c in range(10) for i in range(rows)]  # the first of every class
+    assert sorted(held) == [
+        6000 * c + i for c in range(10) for i in range(rows)
+    ]  # the first of every class
     for client in partition.clients:
         assert len(client.train) == int((len(client.train) + len(client.test)) / ratio)
     # floor() costs each client less than one row; the paper prints 498 twice, for m = 5
@@ -181,7 +213,9 @@ def test_label_shift_tests_each_client_on_its_own_draw():
         have = np.bincount(CIFAR10.label[client.test], minlength=10)
         assert (CIFAR10.split[client.test] == 0).all()
         own = np.bincount(CIFAR10.label[np.concatenate([client.train, client.test])], minlength=10)
-        assert have[own >= 40].min(initial=1) > 0  # 10 of 11 rows are for testing: no class of 40 is trained on whole
+        assert (
+            have[own >= 40].min(initial=1) > 0
+        )  # 10 of 11 rows are for testing: no class of 40 is trained on whole
     assert partition.test.tolist() == np.flatnonzero(CIFAR10.split == 1).tolist()
 
 
@@ -190,7 +224,9 @@ def test_label_shift_on_the_test_split_leaves_the_rest_for_global_evaluation():
     assert (CIFAR10.split[trained(partition)] == 1).all()
     assert len(partition.test) == 10_000 - len(trained(partition))
     # 550 of the 1000 test rows of a class are drawn; a balanced test has the next 30 of each
-    assert partition.clients[3].test.tolist() == [6000 * c + 5550 + i for c in range(10) for i in range(30)]
+    assert partition.clients[3].test.tolist() == [
+        6000 * c + 5550 + i for c in range(10) for i in range(30)
+    ]
 
 
 def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
@@ -216,12 +252,16 @@ def test_label_shift_on_a_labelled_test_split_needs_no_training_labels():
 # Feature and label shift
 
 
-@pytest.mark.parametrize(("clients", "shots", "printed"), [(5, 10, 472), (4, 10, 375), (6, 20, 1168)])
+@pytest.mark.parametrize(
+    ("clients", "shots", "printed"), [(5, 10, 472), (4, 10, 375), (6, 20, 1168)]
+)
 def test_both_shifts_deal_almost_all_rows(clients, shots, printed):
     # floor() takes less than one row for each client and class, and half a row on average
     asked, cells = clients * shots * 10, clients * 10
     columns = even_columns(clients * shots, 5, 10, domains=clients)  # no domain can run out
-    totals = [len(trained(make("feature-label-shift", columns, shots=shots, seed=s))) for s in range(60)]
+    totals = [
+        len(trained(make("feature-label-shift", columns, shots=shots, seed=s))) for s in range(60)
+    ]
     assert asked - cells < printed <= asked
     assert all(asked - cells < total <= asked for total in totals)
     assert asked - np.mean(totals) == pytest.approx(cells / 2, rel=0.15)
@@ -233,7 +273,9 @@ def test_both_shifts_take_the_first_rows_and_what_a_domain_has():
     for place, client in enumerate(partition.clients):
         counts = np.bincount(columns.label[client.train], minlength=3)
         assert counts.max() <= 12
-        assert client.train.tolist() == [51 * place + 17 * c + i for c in range(3) for i in range(counts[c])]
+        assert client.train.tolist() == [
+            51 * place + 17 * c + i for c in range(3) for i in range(counts[c])
+        ]
     assert partition.counts(columns).max() == 12  # alpha 0.2 asks for up to 20
 
 
@@ -264,8 +306,12 @@ def test_matched_tests_follow_the_training_shares():
 
 def test_a_client_without_matching_tests_is_refused():
     label = [0, 0, 1, 1, 0]
-    columns = columns_from(label, [0] * 5, [0, 0, 0, 0, 1], [1] * 5, 2, 1)  # class 1 has no test row
-    with pytest.raises(FedcacheError, match=r"no test row has a class of client 'client-\d'") as error:
+    columns = columns_from(
+        label, [0] * 5, [0, 0, 0, 0, 1], [1] * 5, 2, 1
+    )  # class 1 has no test row
+    with pytest.raises(
+        FedcacheError, match=r"no test row has a class of client 'client-\d'"
+    ) as error:
         make("shards", columns, clients=2, shards=1, test_protocol="matched")
     assert error.value.code == Exit.USAGE
     assert make("shards", columns, clients=2, shards=1).test.tolist() == [4]
@@ -367,7 +413,10 @@ def test_few_shot_in_dirichlet_shares_deals_at_most_what_was_asked():
 
 
 def test_names_show_what_is_not_the_default():
-    assert make("dirichlet", CIFAR10, clients=100, alpha=0.1).default_name() == "dirichlet-a0.1-m100-s0"
+    assert (
+        make("dirichlet", CIFAR10, clients=100, alpha=0.1).default_name()
+        == "dirichlet-a0.1-m100-s0"
+    )
     assert make("label-shift", CIFAR10).default_name() == "label-shift-a1-m5-n10-s0"
     gated = make("lda", CIFAR10, clients=10, gate=False, test_protocol="matched", domain="domain 0")
     assert gated.default_name() == "lda-a0.1-ddomain_0-g0-m10-tmatched-s0"
@@ -387,7 +436,9 @@ def test_test_rows_without_a_label_are_in_no_pool():
     label = columns.label.copy()
     unknown = np.flatnonzero(columns.split == TEST)[:2]
     label[unknown] = -1
-    pool = make_pool(replace(columns, label=label), None, split=TRAIN, needs_labels=False, scheme="iid")
+    pool = make_pool(
+        replace(columns, label=label), None, split=TRAIN, needs_labels=False, scheme="iid"
+    )
     assert not np.isin(unknown, pool.test).any()
     assert len(pool.test) == 4
     assert any("2 test rows without a label are left out" in note for note in pool.notes)

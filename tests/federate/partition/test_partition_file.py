@@ -15,7 +15,14 @@ from partition_rows import DATASET, even_columns
 
 from fedcache.errors import CorruptionError, Exit, StoreError, UsageError
 from fedcache.federate.partition import json_file
-from fedcache.federate.partition.partition import SCHEMES, Client, Partition, from_payload, load, make
+from fedcache.federate.partition.partition import (
+    SCHEMES,
+    Client,
+    Partition,
+    from_payload,
+    load,
+    make,
+)
 from fedcache.store.files import canonical_json, digest_of
 
 SMALL = even_columns(4, 2, 3, domains=2)
@@ -34,9 +41,15 @@ def changed(**fields) -> dict:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_saved_is_loaded(scheme, tmp_path):
-    args = {"clients": 3} if scheme in ("shards", "lda", "iid", "few-shot", "dirichlet", "flesd") else {}
+    args = (
+        {"clients": 3}
+        if scheme in ("shards", "lda", "iid", "few-shot", "dirichlet", "flesd")
+        else {}
+    )
     args |= {"alpha": 50.0} if scheme in ("lda", "dirichlet", "label-shift") else {}
-    args |= {"min_size": 2} if scheme == "lda" else {"ratio": 2.0} if scheme == "label-shift" else {}
+    args |= (
+        {"min_size": 2} if scheme == "lda" else {"ratio": 2.0} if scheme == "label-shift" else {}
+    )
     partition = make(scheme, SMALL, seed=5, **args)
     path = tmp_path / "p.json"
     partition.save(path)
@@ -73,10 +86,17 @@ def test_the_file_in_full():
 @pytest.mark.parametrize(
     ("field", "other"),
     [
-        ("scheme", "lda"), ("args", {}), ("seed", 1), ("dataset", "other"), ("pool", 9), ("dropped", 9),
-        ("notes", ["x"]), ("clients", SOUND.to_payload()["clients"][:1]), ("test", SOUND.to_payload()["test"][1:]),
+        ("scheme", "lda"),
+        ("args", {}),
+        ("seed", 1),
+        ("dataset", "other"),
+        ("pool", 9),
+        ("dropped", 9),
+        ("notes", ["x"]),
+        ("clients", SOUND.to_payload()["clients"][:1]),
+        ("test", SOUND.to_payload()["test"][1:]),
     ],
-)  # fmt: skip
+)
 def test_the_digest_covers_every_field(field, other):
     payload = {**SOUND.to_payload(), field: other}
     with pytest.raises(CorruptionError, match="digest"):
@@ -98,11 +118,29 @@ def test_the_file_of_a_larger_dataset_is_of_another_dataset(tmp_path, words):
     for name, rows in (("large", 90), ("small", 30)):
         x = np.random.default_rng(0).normal(size=(rows, 3))
         split = np.arange(rows) % 5 == 4
-        np.savez(tmp_path / f"{name}.npz", features=x, labels=np.arange(rows) % 3, split=split.astype(int))
+        np.savez(
+            tmp_path / f"{name}.npz",
+            features=x,
+            labels=np.arange(rows) % 3,
+            split=split.astype(int),
+        )
         ok("ingest", tmp_path / f"{name}.npz", "--name", name)
-    ok("partition", "--dataset", "large", "--scheme", "iid", "--clients", 2, "--out", tmp_path / "p.json")
+    ok(
+        "partition",
+        "--dataset",
+        "large",
+        "--scheme",
+        "iid",
+        "--clients",
+        2,
+        "--out",
+        tmp_path / "p.json",
+    )
     ok(*words, "--dataset", "large", "--partition", tmp_path / "p.json")
-    assert fedcache(*words, "--dataset", "small", "--partition", tmp_path / "p.json").code == Exit.STORE
+    assert (
+        fedcache(*words, "--dataset", "small", "--partition", tmp_path / "p.json").code
+        == Exit.STORE
+    )
 
 
 def test_a_row_beyond_the_store_is_corruption():
@@ -180,7 +218,9 @@ def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -213,7 +253,16 @@ def test_a_replaced_value_is_a_fedcache_error_or_a_partition(data):
 def test_a_partition_made_by_hand_is_checked_too():
     rows = np.arange(4)
     with pytest.raises(UsageError, match="int32"):
-        Partition("mine", {}, 0, (Client("a", rows[:2].astype(np.int32), rows[2:]),), rows[2:], DATASET, 4, 0)
+        Partition(
+            "mine",
+            {},
+            0,
+            (Client("a", rows[:2].astype(np.int32), rows[2:]),),
+            rows[2:],
+            DATASET,
+            4,
+            0,
+        )
     mine = Partition("mine", {}, 0, (Client("a", rows[:2], rows[2:]),), rows[2:], DATASET, 4, 0)
     assert mine.default_name() == f"mine-{mine.digest[:8]}"
     assert from_payload(mine.to_payload()).digest == mine.digest

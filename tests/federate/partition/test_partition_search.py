@@ -39,7 +39,9 @@ def test_floored_shares_leave_rows_out():
     # .25 .35 .4 of 10 rows -> 2, 3, 4; the limit of the last client is 1
     shares = np.array([[[0.25, 0.35, 0.4]]])
     assert counted(Rule(quota(10), 3, 1.0, exact=False), shares)[0].tolist() == [[2, 3, 4]]
-    assert counted(Rule(quota(10), 3, 1.0, exact=False, limit=np.array([[9, 9, 1]])), shares)[0].tolist() == [[2, 3, 1]]
+    assert counted(Rule(quota(10), 3, 1.0, exact=False, limit=np.array([[9, 9, 1]])), shares)[
+        0
+    ].tolist() == [[2, 3, 1]]
 
 
 def test_the_gate_closes_a_client_at_its_even_share():
@@ -47,10 +49,16 @@ def test_the_gate_closes_a_client_at_its_even_share():
     # class 0: .75 .15 .10 -> cut at 9, 10, 12 -> 9, 1, 2: client 0 has reached 8 and is closed.
     # class 1: .5 .3 .2 -> 0, .3, .2 of .5 -> 0, .6, .4 -> cut at 0, 7, 12 -> 0, 7, 5.
     shares = np.array([[[0.75, 0.15, 0.10], [0.5, 0.3, 0.2]]])
-    assert counted(Rule(quota(12, 12), 3, 1.0, gate=8.0), shares)[0].tolist() == [[9, 1, 2], [0, 7, 5]]
+    assert counted(Rule(quota(12, 12), 3, 1.0, gate=8.0), shares)[0].tolist() == [
+        [9, 1, 2],
+        [0, 7, 5],
+    ]
     # All the mass of class 1 on the closed client: even between the open ones.
     shares[0, 1] = [1.0, 0.0, 0.0]
-    assert counted(Rule(quota(12, 12), 3, 1.0, gate=8.0), shares)[0].tolist() == [[9, 1, 2], [0, 6, 6]]
+    assert counted(Rule(quota(12, 12), 3, 1.0, gate=8.0), shares)[0].tolist() == [
+        [9, 1, 2],
+        [0, 6, 6],
+    ]
 
 
 @settings(max_examples=50)
@@ -88,7 +96,11 @@ def test_shares_are_gammas_over_their_sum_and_below_five_hundredths_numpys_own_d
 
 
 @settings(max_examples=30)
-@given(alpha=st.sampled_from([0.02, 0.05, 0.2]), seed=st.integers(0, 10_000), least=st.sampled_from([0.0, 0.1]))
+@given(
+    alpha=st.sampled_from([0.02, 0.05, 0.2]),
+    seed=st.integers(0, 10_000),
+    least=st.sampled_from([0.0, 0.1]),
+)
 def test_the_first_acceptable_draw_is_taken(alpha, seed, least):
     """Blocks, caps and early ends change nothing: a plain loop over single draws finds the same one."""
     rule = Rule(quota(30, 40, 50), 5, alpha, minimum=3, gate=24.0, least_share=least)
@@ -118,11 +130,15 @@ def test_clients_compete_so_the_bound_on_success_holds(alpha, gate):
 
 
 def test_the_largest_smallest_client_is_that_of_all_draws():
-    rule = Rule(quota(30, 40, 50), 5, 1.0, minimum=24)  # 120 rows for 5 clients: only exactly even draws would do
+    rule = Rule(
+        quota(30, 40, 50), 5, 1.0, minimum=24
+    )  # 120 rows for 5 clients: only exactly even draws would do
     found = search(np.random.default_rng(7), rule, draws=200)
     assert found.counts is None
     rng = np.random.default_rng(7)
-    smallest = [int(counted(rule, draw(rng, 1.0, 1, 3, 5))[0].sum(axis=0).min()) for _ in range(found.draws)]
+    smallest = [
+        int(counted(rule, draw(rng, 1.0, 1, 3, 5))[0].sum(axis=0).min()) for _ in range(found.draws)
+    ]
     assert found.largest == max(smallest) > min(smallest)
 
 
@@ -131,7 +147,9 @@ def test_the_search_stops_at_its_caps():
     impossible = Rule(quota(1), 2, 1.0)
     found = search(np.random.default_rng(0), impossible, draws=300)
     assert (found.counts, found.draws, found.largest, found.hopeless) == (None, 300, 0, False)
-    assert search(np.random.default_rng(0), impossible, shares=100).draws == 50  # 100 numbers are 50 draws of 2
+    assert (
+        search(np.random.default_rng(0), impossible, shares=100).draws == 50
+    )  # 100 numbers are 50 draws of 2
     assert search(np.random.default_rng(0), impossible, shares=1).draws == module.LEAST_DRAWS
 
 
@@ -195,7 +213,10 @@ def test_where_no_other_number_of_shards_or_clients_works_there_is_one_client():
 def test_uneven_classes_bound_the_shards():
     # classes of 2 and 5 rows: the larger may have one shard more, so 2 x 2 + 1 = 5 shards at most
     columns = columns_from([0, 0, 1, 1, 1, 1, 1, 0], [0] * 8, [0] * 7 + [1], [1] * 8, 2, 1)
-    assert make("shards", columns, clients=5, shards=1).counts(columns).sum(axis=1).tolist().count(0) == 0
+    assert (
+        make("shards", columns, clients=5, shards=1).counts(columns).sum(axis=1).tolist().count(0)
+        == 0
+    )
     with pytest.raises(InfeasibleError) as error:
         make("shards", columns, clients=6, shards=1)
     assert error.value.instead == {"clients": 5}
@@ -232,12 +253,18 @@ def test_arguments_are_declared_well(scheme):
     for argument in scheme.arguments:
         if argument.default is not None:
             assert argument.check(argument.default) == argument.default
-    assert scheme.resolve({argument.name: None for argument in scheme.arguments}) == scheme.resolve({})
+    assert scheme.resolve({argument.name: None for argument in scheme.arguments}) == scheme.resolve(
+        {}
+    )
 
 
 @pytest.mark.parametrize(
     ("splits", "scheme", "split"),
-    [([1] * 6, "iid", "split train"), ([0] * 6, "iid", "split test"), ([2] * 6, "label-shift", "split train")],
+    [
+        ([1] * 6, "iid", "split train"),
+        ([0] * 6, "iid", "split test"),
+        ([2] * 6, "label-shift", "split train"),
+    ],
 )
 def test_an_absent_split_is_named(splits, scheme, split):
     columns = columns_from([0, 1] * 3, [0] * 6, splits, [1] * 6, 2, 1)
@@ -248,12 +275,15 @@ def test_an_absent_split_is_named(splits, scheme, split):
 def test_label_shift_needs_no_test_split():
     columns = columns_from([0, 1] * 40, [0] * 80, [0] * 80, [1] * 80, 2, 1)
     partition = make("label-shift", columns, clients=2, ratio=2, alpha=5)
-    assert partition.test.tolist() == sorted(np.concatenate([c.test for c in partition.clients]).tolist())
+    assert partition.test.tolist() == sorted(
+        np.concatenate([c.test for c in partition.clients]).tolist()
+    )
     assert "no test split" in partition.notes[-1]
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("domain", np.zeros(3)), ("uid", np.zeros((18, 15))), ("label", np.full(18, 3))]
+    ("column", "value"),
+    [("domain", np.zeros(3)), ("uid", np.zeros((18, 15))), ("label", np.full(18, 3))],
 )
 def test_columns_that_do_not_fit_are_refused(column, value):
     with pytest.raises(CorruptionError):
@@ -262,6 +292,10 @@ def test_columns_that_do_not_fit_are_refused(column, value):
 
 def test_streams_differ_by_purpose_key_scheme_and_seed():
     names = [Streams(0, "lda"), Streams(1, "lda"), Streams(0, "flesd")]
-    firsts = [s(*key).random() for s in names for key in (("shares",), ("rows",), ("rows", 0), ("rows", 1))]
+    firsts = [
+        s(*key).random()
+        for s in names
+        for key in (("shares",), ("rows",), ("rows", 0), ("rows", 1))
+    ]
     assert len(set(firsts)) == 12
     assert Streams(0, "lda")("rows", 1).random() == firsts[3]

@@ -15,11 +15,23 @@ from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition import canonical, row_lists
-from fedcache.federate.partition.client_table import Client, ClientTable, all_train_rows, names_of, train_sizes
+from fedcache.federate.partition.client_table import (
+    Client,
+    ClientTable,
+    all_train_rows,
+    names_of,
+    train_sizes,
+)
 from fedcache.federate.partition.dirichlet_shares import deal_rows
 from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists, in_decimal, is_among, sorted_once
+from fedcache.federate.partition.row_lists import (
+    NumberedNames,
+    RowLists,
+    in_decimal,
+    is_among,
+    sorted_once,
+)
 from fedcache.federate.partition.rows import MatchedTests
 
 LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
@@ -38,7 +50,9 @@ def test_lists_are_what_lists_of_their_own_would_be(lists, draw):
     assert held.owner.tolist() == [i for i, rows in enumerate(lists) for _ in rows]
     assert [rows.tolist() for rows in held.ascending()] == [sorted(rows) for rows in lists]
     order = draw.sample(range(len(lists)), len(lists))
-    assert [rows.tolist() for rows in held.take(np.array(order, np.int64))] == [lists[i] for i in order]
+    assert [rows.tolist() for rows in held.take(np.array(order, np.int64))] == [
+        lists[i] for i in order
+    ]
     assert held.words(0, len(held)) == [",".join(map(str, rows)) for rows in lists]
     assert [rows.tolist() for rows in held[1:3]] == lists[1:3]
     assert [rows.tolist() for rows in held.first(2)] == lists[:2]
@@ -46,7 +60,9 @@ def test_lists_are_what_lists_of_their_own_would_be(lists, draw):
     with pytest.raises(IndexError):
         held[len(lists)]
     if len(lists) % 2 == 0:
-        assert [rows.tolist() for rows in held.joined(2)] == [a + b for a, b in zip(*[iter(lists)] * 2, strict=True)]
+        assert [rows.tolist() for rows in held.joined(2)] == [
+            a + b for a, b in zip(*[iter(lists)] * 2, strict=True)
+        ]
 
 
 def test_rows_too_large_for_one_key_are_sorted_all_the_same():
@@ -63,7 +79,9 @@ NUMBERS = st.integers(-9, 9) | st.integers(-9, 9).map(lambda n: n * 10**6)
 @examples(60, 600)
 def test_sorting_and_looking_up_are_those_of_sets(values, others):
     assert sorted_once(np.array(values, np.int64)).tolist() == sorted(set(values))
-    assert is_among(np.array(values, np.int64), np.array(others, np.int64)).tolist() == [v in others for v in values]
+    assert is_among(np.array(values, np.int64), np.array(others, np.int64)).tolist() == [
+        v in others for v in values
+    ]
 
 
 def test_classes_are_dealt_piece_by_piece():
@@ -71,7 +89,11 @@ def test_classes_are_dealt_piece_by_piece():
     dealt = deal_rows(rows, counts, np.random.default_rng(3))
     rng = np.random.default_rng(3)
     first, second = (rng.permutation(r) for r in rows)
-    assert [d.tolist() for d in dealt] == [[first[0]], second[:2].tolist(), [*first[1:3], second[2]]]
+    assert [d.tolist() for d in dealt] == [
+        [first[0]],
+        second[:2].tolist(),
+        [*first[1:3], second[2]],
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 10, 11, 1000])
@@ -98,8 +120,10 @@ def test_a_table_is_its_clients_and_holds_common_test_rows_once():
     table = ClientTable.of(CLIENTS, COMMON)
     for made, given_ in zip(table, CLIENTS, strict=True):
         assert (made.name, made.train.tolist(), made.test.tolist()) == (
-            given_.name, given_.train.tolist(), given_.test.tolist(),
-        )  # fmt: skip
+            given_.name,
+            given_.train.tolist(),
+            given_.test.tolist(),
+        )
     assert table.shares.tolist() == [True, True, False]
     assert table[0].test is table[1].test is COMMON
     assert table.tested.tolist() == [50, 51, 52, 60]
@@ -116,7 +140,9 @@ def test_a_table_is_its_clients_and_holds_common_test_rows_once():
 def test_the_digest_in_parts_is_that_of_the_whole(part, monkeypatch):
     monkeypatch.setattr(canonical, "PART", part)
     clients = (*CLIENTS, Client('ä "quoted"\n', np.array([7]), COMMON))
-    made = Partition("mine", {"b": (1, 2), "a": None}, 3, clients, COMMON, "d" * 64, 9, 2, ("a note",))
+    made = Partition(
+        "mine", {"b": (1, 2), "a": None}, 3, clients, COMMON, "d" * 64, 9, 2, ("a note",)
+    )
     payload = made.to_payload()
     claimed = payload.pop("digest")
     whole = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -173,7 +199,12 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
     assert scored == sorted({row for c in own for row in c.test.tolist()})
 
 
-@given(st.lists(st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 9, 10, 99, 100, 10**15])), max_size=40))
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 9, 10, 99, 100, 10**15])),
+        max_size=40,
+    )
+)
 @examples(60, 600)
 def test_numbers_are_written_as_python_writes_them(numbers):
     text, cuts = in_decimal(np.array(numbers, np.int64))

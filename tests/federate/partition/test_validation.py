@@ -31,13 +31,17 @@ def uids(rows: int) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 256, (rows, 16)).astype(np.uint8)
 
 
-def one_by_one(train: list[list[int]], label: np.ndarray, uid: np.ndarray, share: float) -> list[list[int]]:
+def one_by_one(
+    train: list[list[int]], label: np.ndarray, uid: np.ndarray, share: float
+) -> list[list[int]]:
     """The rule once more, row by row: lists of rows that are taken."""
     taken = []
     for rows in train:
         given, before = {}, 0
-        classes = {c: sorted((r for r in rows if label[r] == c), key=lambda r: (uid[r].tobytes(), r))
-                   for c in sorted({int(label[r]) for r in rows})}  # fmt: skip
+        classes = {
+            c: sorted((r for r in rows if label[r] == c), key=lambda r: (uid[r].tobytes(), r))
+            for c in sorted({int(label[r]) for r in rows})
+        }
         for c, own in classes.items():
             up_to = math.floor(share * (before + len(own)) + 1e-9)
             given[c] = min(up_to - math.floor(share * before + 1e-9), len(own) - 1)
@@ -56,12 +60,16 @@ def one_by_one(train: list[list[int]], label: np.ndarray, uid: np.ndarray, share
     share=st.floats(0.01, 0.99),
     seed=st.integers(0, 99),
 )
-def test_of_each_class_the_rows_with_the_smallest_uids_are_taken_up_to_the_share(sizes, classes, share, seed):
+def test_of_each_class_the_rows_with_the_smallest_uids_are_taken_up_to_the_share(
+    sizes, classes, share, seed
+):
     rng, n = np.random.default_rng(seed), sum(sizes)
     label, uid = rng.integers(-1, classes, n), rng.integers(0, 3, (n, 16)).astype(np.uint8)
     dealt = RowLists.of_sizes(rng.permutation(n), np.array(sizes)).ascending()
     left, taken = hold_out(dealt, label, uid, share)
-    assert [rows.tolist() for rows in taken] == one_by_one([r.tolist() for r in dealt], label, uid, share)
+    assert [rows.tolist() for rows in taken] == one_by_one(
+        [r.tolist() for r in dealt], label, uid, share
+    )
     for own, kept, gone in zip(dealt, left, taken, strict=True):
         assert sorted([*kept, *gone]) == own.tolist()
         assert len(kept) or not len(own)
@@ -72,14 +80,27 @@ def test_a_share_of_a_client_worked_by_hand():
     # Class 0: floor(0.3 * 5) = 1. Up to class 1: floor(0.3 * 8) = 2, one more. Up to class 2: floor(0.3 * 10) = 3.
     label = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
     uid = np.zeros((10, 16), np.uint8)
-    uid[:, 0] = [9, 8, 1, 7, 6, 5, 4, 3, 2, 0]  # smallest of class 0 is row 2, of class 1 row 7, of class 2 row 9
+    uid[:, 0] = [
+        9,
+        8,
+        1,
+        7,
+        6,
+        5,
+        4,
+        3,
+        2,
+        0,
+    ]  # smallest of class 0 is row 2, of class 1 row 7, of class 2 row 9
     left, taken = hold_out(RowLists.of([np.arange(10)]), label, uid, 0.3)
     assert taken[0].tolist() == [2, 7, 9]
     assert left[0].tolist() == [0, 1, 3, 4, 5, 6, 8]
 
 
 def test_a_client_of_one_row_has_none_and_of_two_it_has_one():
-    left, taken = hold_out(RowLists.of([np.array([0]), np.array([1, 2])]), np.array([0, 0, 1]), uids(3), 0.2)
+    left, taken = hold_out(
+        RowLists.of([np.array([0]), np.array([1, 2])]), np.array([0, 0, 1]), uids(3), 0.2
+    )
     assert [len(t) for t in taken] == [0, 1]
     assert [len(t) for t in left] == [1, 1]
     assert taken[1].tolist() == [1]  # of equal classes the first
@@ -107,7 +128,12 @@ def some_arguments(draw, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 @settings(max_examples=40)
-@given(data=st.data(), columns=any_columns(), seed=st.integers(0, 99), how=st.sampled_from([0.2, 0.5, 0.9, "split"]))
+@given(
+    data=st.data(),
+    columns=any_columns(),
+    seed=st.integers(0, 99),
+    how=st.sampled_from([0.2, 0.5, 0.9, "split"]),
+)
 def test_nobody_trains_on_validation_rows_and_given_back_the_partition_is_that_without(
     scheme, data, columns, seed, how
 ):
@@ -152,11 +178,21 @@ def wards(**args) -> Partition:
     """Three wards with two training rows, a test row, and a validation row each."""
     split = [0, 0, 1] * 3 + [2, 2, 2]
     plain = columns_from([0, 1, 0] * 4, [0] * 12, split, [1] * 12, 2, 1)
-    return make("natural", replace(plain, groups=lambda _: Group.of(WARDS)), by="ward", validation="split", **args)
+    return make(
+        "natural",
+        replace(plain, groups=lambda _: Group.of(WARDS)),
+        by="ward",
+        validation="split",
+        **args,
+    )
 
 
 def test_a_value_of_a_column_is_scored_on_its_own_validation_rows_and_none_that_is_held_out_counts():
-    assert {c.name: c.validation.tolist() for c in wards().clients} == {"n": [9], "s": [10], "e": [11]}
+    assert {c.name: c.validation.tolist() for c in wards().clients} == {
+        "n": [9],
+        "s": [10],
+        "e": [11],
+    }
     assert wards(tests="global").validation.tolist() == [9, 10, 11]
     assert wards(tests="global").table.validation.own is None
     assert wards(hold_out="e").validation.tolist() == [9, 10]
@@ -176,8 +212,14 @@ def test_both_forms_of_the_file_are_read_back(made, tmp_path):
         made.save(tmp_path / name)
         again = load(tmp_path / name)
         assert again.to_payload() == made.to_payload()
-        assert again.digest == made.digest == digest_of({k: v for k, v in made.to_payload().items() if k != "digest"})
-        assert [c.validation.tolist() for c in again.clients] == [c.validation.tolist() for c in made.clients]
+        assert (
+            again.digest
+            == made.digest
+            == digest_of({k: v for k, v in made.to_payload().items() if k != "digest"})
+        )
+        assert [c.validation.tolist() for c in again.clients] == [
+            c.validation.tolist() for c in made.clients
+        ]
     assert json.loads((tmp_path / "p.json").read_bytes()) == made.to_payload()
 
 
@@ -207,7 +249,11 @@ FORGERIES = {
     "trained on": (OWN, of_client(validation=OWN.clients[1].train[:1].tolist()), "trained on"),
     "tested on": (OWN, of_client(validation=OWN.test[:1].tolist()), "tested on"),
     "no list": (OWN, of_client(validation=7), "client 0 validation"),
-    "falling": (OWN, lambda p: max(p["clients"], key=lambda c: len(c["validation"]))["validation"].reverse(), "ascend"),
+    "falling": (
+        OWN,
+        lambda p: max(p["clients"], key=lambda c: len(c["validation"]))["validation"].reverse(),
+        "ascend",
+    ),
     "none at all": (OWN, lambda p: [c.update(validation=[]) for c in p["clients"]], "no row"),
     "of schema 1": (OWN, lambda p: p.update(schema="fedcache.partition/1"), "client 0"),
     "both": (OWN, lambda p: p.update(validation=[1]), "client 0"),
@@ -260,16 +306,22 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
         assert not np.intersect1d(a.train, b.validation).size
     uid = np.zeros((2, 16), np.uint8)
     uid[1] = 1
-    with pytest.raises(UsageError, match="1 of 2"):  # the first gives row 0, which is all of the other
+    with pytest.raises(
+        UsageError, match="1 of 2"
+    ):  # the first gives row 0, which is all of the other
         hold_out(RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5)
 
 
 @given(
-    groups=st.lists(st.sampled_from([0, 1, 5, 2**40]), max_size=40), kinds=st.integers(1, 300), seed=st.integers(0, 9)
+    groups=st.lists(st.sampled_from([0, 1, 5, 2**40]), max_size=40),
+    kinds=st.integers(1, 300),
+    seed=st.integers(0, 9),
 )
 def test_rows_are_ordered_by_group_then_by_all_of_the_uid_then_as_they_stand(groups, kinds, seed):
     rng = np.random.default_rng(seed)
     uid = np.zeros((len(groups), 16), np.uint8)
-    uid[:, rng.integers(0, 16)] = rng.integers(0, kinds, len(groups)) % 256  # many are equal, or but for their end
+    uid[:, rng.integers(0, 16)] = (
+        rng.integers(0, kinds, len(groups)) % 256
+    )  # many are equal, or but for their end
     expected = sorted(range(len(groups)), key=lambda r: (groups[r], uid[r].tobytes(), r))
     assert by_group_and_uid(np.array(groups, np.int64), uid).tolist() == expected

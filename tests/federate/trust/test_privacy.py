@@ -48,8 +48,16 @@ def go_tiny(name, settings=None, *pair, **how):
 def after_one_round(privacy, clients=9, **how):
     """The server of fedavg after one round of all clients, as one float64 vector; its start is the same for all."""
     data, everyone = federation()
-    out = go("fedavg", {"opt": "sgd", "lr": 0.05}, data, everyone[:clients], rounds=1, participation=None,
-             trust=parse_policy(privacy=privacy), **how)  # fmt: skip
+    out = go(
+        "fedavg",
+        {"opt": "sgd", "lr": 0.05},
+        data,
+        everyone[:clients],
+        rounds=1,
+        participation=None,
+        trust=parse_policy(privacy=privacy),
+        **how,
+    )
     return torch.cat([out.server[name].flatten() for name in sorted(out.server)])
 
 
@@ -70,7 +78,9 @@ def test_noise_of_the_system_is_standard_normal_and_independent():
 def test_noise_of_the_system_is_made_of_every_bit_of_its_bytes(monkeypatch):
     # Bytes of one kind are the ends of the distribution: sign by the lowest bit, size by the others.
     monkeypatch.setattr(noise.os, "urandom", lambda n: b"\x00" * n)
-    assert noise.system_normals(3).tolist() == pytest.approx([2 * 9.0] * 3, abs=1.0)  # 4 draws of 9 deviations, over 2
+    assert noise.system_normals(3).tolist() == pytest.approx(
+        [2 * 9.0] * 3, abs=1.0
+    )  # 4 draws of 9 deviations, over 2
     assert noise.system_uniforms(2).tolist() == [0.0, 0.0]
     monkeypatch.setattr(noise.os, "urandom", lambda n: b"\xff" * n)
     assert noise.system_normals(3).tolist() == pytest.approx([0.0] * 3, abs=1e-12)
@@ -85,11 +95,15 @@ def test_simulated_noise_is_standard_normal():
 
 def test_what_is_long_is_clipped():
     V = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
-    assert Privacy(1.0, 0.0).noisy_sum(V, noise.system_normals).tolist() == pytest.approx([0.9, 1.2])
+    assert Privacy(1.0, 0.0).noisy_sum(V, noise.system_normals).tolist() == pytest.approx(
+        [0.9, 1.2]
+    )
 
 
 def test_the_deviation_on_a_sum_is_that_which_epsilon_is_told_for():
-    drawn = Privacy(2.0, 1.5).noisy_sum(torch.zeros(1, 100_000, dtype=torch.float64), noise.system_normals)
+    drawn = Privacy(2.0, 1.5).noisy_sum(
+        torch.zeros(1, 100_000, dtype=torch.float64), noise.system_normals
+    )
     assert float(drawn.std()) == pytest.approx(3.0, rel=0.02)  # z C, 9 standard errors
 
 
@@ -102,11 +116,16 @@ def test_two_real_runs_of_one_seed_have_different_noise_and_a_simulation_has_the
 def published_noise(size, clients):
     """Every noise that follows from what a run tells: its seed, and the seed of a simulation."""
     _data, everyone = federation()
-    yield torch.randn(size, generator=torch.Generator().manual_seed(key_hash(0, "privacy", 0) & (1 << 63) - 1),
-                      dtype=torch.float64)  # fmt: skip
+    yield torch.randn(
+        size,
+        generator=torch.Generator().manual_seed(key_hash(0, "privacy", 0) & (1 << 63) - 1),
+        dtype=torch.float64,
+    )
     hp = METHODS["fedavg"].resolve("paper", private_settings("fedavg", {"opt": "sgd", "lr": 0.05}))
     for seed in (0, 1):
-        yield PrivateDraws(Privacy(1.0, 1.0, seed=seed), 0, ("", "fedavg"), hp, everyone[:clients]).normals(0)(size)
+        yield PrivateDraws(
+            Privacy(1.0, 1.0, seed=seed), 0, ("", "fedavg"), hp, everyone[:clients]
+        ).normals(0)(size)
 
 
 def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
@@ -120,7 +139,9 @@ def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
         if hidden:  # squares of d numbers of deviation z C = 1; false alarms are one in a million
             low, high = stats.chi2.ppf(1e-6, d), stats.chi2.isf(1e-6, d)
             assert low < float(noisy.square().sum()) < high
-            assert min(errors) > low  # twice as much on average: a guess that is wrong adds noise of its own
+            assert (
+                min(errors) > low
+            )  # twice as much on average: a guess that is wrong adds noise of its own
         else:  # the same attack on a simulation gets the sum back, as its name says
             assert min(errors) < 1e-9
 
@@ -128,7 +149,13 @@ def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
 def test_simulated_noise_is_that_of_one_run_alone():
     """Else the difference of two runs would be that of their uploads, and name the client that one lacks."""
     _data, everyone = federation()
-    base = {"privacy": SIMULATED, "seed": 0, "identity": ("a", "fedavg"), "hp": {"lr": 0.1}, "clients": everyone}
+    base = {
+        "privacy": SIMULATED,
+        "seed": 0,
+        "identity": ("a", "fedavg"),
+        "hp": {"lr": 0.1},
+        "clients": everyone,
+    }
     made = PrivateDraws(**base).normals(0)(50)
     moved = [SimpleNamespace(name=everyone[0].name, train=everyone[0].train[:-1]), *everyone[1:]]
     others = {
@@ -140,11 +167,15 @@ def test_simulated_noise_is_that_of_one_run_alone():
         "another seed": {"seed": 1},
     }
     for what, change in others.items():
-        assert float((PrivateDraws(**{**base, **change}).normals(0)(50) - made).abs().min()) > 0.0, what
+        assert (
+            float((PrivateDraws(**{**base, **change}).normals(0)(50) - made).abs().min()) > 0.0
+        ), what
     assert float((PrivateDraws(**base).normals(1)(50) - made).abs().min()) > 0.0
     assert torch.equal(PrivateDraws(**base).normals(0)(50), made)
     ten, nine = after_one_round(SIMULATED, 9) * 9, after_one_round(SIMULATED, 8) * 8
-    assert float((ten - nine).square().mean().sqrt()) > 0.8  # with shared noise: one clipped upload, 0.1 a number
+    assert (
+        float((ten - nine).square().mean().sqrt()) > 0.8
+    )  # with shared noise: one clipped upload, 0.1 a number
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
@@ -155,15 +186,29 @@ def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
 
         def drawn(n, height=height):
             noise = torch.full((n,), height, dtype=torch.float64)
-            noise[-6:] = torch.tensor([3.0, 1.0, 0.5, 0.0, -3.0, 1.01])  # in fedproto, how many own each class
+            noise[-6:] = torch.tensor(
+                [3.0, 1.0, 0.5, 0.0, -3.0, 1.01]
+            )  # in fedproto, how many own each class
             return noise
 
-        monkeypatch.setattr("fedcache.federate.trust.privacy.simulated_normals", lambda *key, drawn=drawn: drawn)
+        monkeypatch.setattr(
+            "fedcache.federate.trust.privacy.simulated_normals", lambda *key, drawn=drawn: drawn
+        )
         data, clients = federation()
-        made[height] = go(name, {"opt": "sgd"}, data, clients, rounds=1, participation=1, seed=2,
-                          trust=parse_policy(privacy=Privacy(1.5, 2.0, seed=0, allow=("evaluation",))))  # fmt: skip
+        made[height] = go(
+            name,
+            {"opt": "sgd"},
+            data,
+            clients,
+            rounds=1,
+            participation=1,
+            seed=2,
+            trust=parse_policy(privacy=Privacy(1.5, 2.0, seed=0, allow=("evaluation",))),
+        )
         assert made[height].records[0].clients == ()
-    if name == "fedavg":  # 2 x 1.5 x 4 on every number of the first weights, of one client that is expected
+    if (
+        name == "fedavg"
+    ):  # 2 x 1.5 x 4 on every number of the first weights, of one client that is expected
         for tensor in ("P.W", "P.b", "Q.W"):
             moved = made[4.0].server[tensor] - made[0.0].server[tensor]
             assert torch.allclose(moved, torch.full_like(moved, 12.0))
@@ -179,7 +224,9 @@ def test_who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round():
     first = draws.uniforms(0, 1000)
     assert np.array_equal(draws.uniforms(0, 1000), first)  # whoever asks, the round has one sample
     assert not np.array_equal(draws.uniforms(1, 1000), first)
-    assert not np.array_equal(PrivateDraws(REAL, 0, ("", "fedavg"), {}, []).uniforms(0, 1000), first)
+    assert not np.array_equal(
+        PrivateDraws(REAL, 0, ("", "fedavg"), {}, []).uniforms(0, 1000), first
+    )
     assert stats.kstest(first, "uniform").pvalue > 1e-6
     out = go("fedavg", rounds=20, participation=0.4, trust=parse_policy(privacy=REAL))
     again = go("fedavg", rounds=20, participation=0.4, trust=parse_policy(privacy=REAL))
@@ -200,19 +247,33 @@ def test_who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round():
 def test_what_epsilon_does_not_cover_is_refused_unless_it_is_allowed_by_name(name, how, word):
     settings = {"bias": "false"} if name == "fed3r" else {}
     refused(
-        lambda: go(name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0), **how), participation=None),
+        lambda: go(
+            name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0), **how), participation=None
+        ),
         f"--dp-allow {word};",
     )
     allowed = replace(REAL, allow=tuple(word.split(",")))
     go(name, settings, trust=parse_policy(privacy=allowed, **how), participation=None)
-    go(name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0, seed=0), **how), participation=None)
+    go(
+        name,
+        settings,
+        trust=parse_policy(privacy=Privacy(1.0, 1.0, seed=0), **how),
+        participation=None,
+    )
 
 
 def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
     trained = []
-    monkeypatch.setattr("fedcache.federate.engine.run_state.RunState.fit_one", lambda *a: trained.append(a))
+    monkeypatch.setattr(
+        "fedcache.federate.engine.run_state.RunState.fit_one", lambda *a: trained.append(a)
+    )
     with pytest.raises(FedcacheError, match="fedncm"):
-        go("fedncm", trust=parse_policy(privacy=SIMULATED), participation=None, execution="sequential")
+        go(
+            "fedncm",
+            trust=parse_policy(privacy=SIMULATED),
+            participation=None,
+            execution="sequential",
+        )
     assert not trained
 
 
@@ -226,7 +287,9 @@ def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
         refused(lambda: go_tiny(name, **how))
     else:
         out = go_tiny(name, **how)
-        assert all(bool(torch.isfinite(t).all()) for t in out.server.values() if t.is_floating_point())
+        assert all(
+            bool(torch.isfinite(t).all()) for t in out.server.values() if t.is_floating_point()
+        )
 
 
 def test_what_noise_makes_meaningless_is_refused_beside_it():
@@ -236,14 +299,26 @@ def test_what_noise_makes_meaningless_is_refused_beside_it():
 
 def test_no_warning_tells_how_many_rows_a_client_has():
     data, clients = federation(sizes=(5, 5, 5, 200))
-    out = go("fedavg", {"batch": 4}, data, clients, rounds=1, participation=None, trust=parse_policy(privacy=REAL))
+    out = go(
+        "fedavg",
+        {"batch": 4},
+        data,
+        clients,
+        rounds=1,
+        participation=None,
+        trust=parse_policy(privacy=REAL),
+    )
     assert not [w for w in out.warnings if "200" in w]
     plain = go("fedavg", {"batch": 4}, data, clients, rounds=1, participation=None)
     assert [w for w in plain.warnings if "200" in w]  # as it does where uploads weigh by rows
 
 
 def test_a_result_says_whether_its_epsilon_is_a_simulation_or_a_bound():
-    cost = {"noise": 1.0, "epsilon_pld": 5.76, "epsilon_rdp": 6.2}  # of an earlier release, which only simulated
+    cost = {
+        "noise": 1.0,
+        "epsilon_pld": 5.76,
+        "epsilon_rdp": 6.2,
+    }  # of an earlier release, which only simulated
     assert "simulation" in short_privacy(cost)
     assert "5.76" in short_privacy(cost)
     composed = {"composed": {"epsilon_pld": 11.3, "epsilon_rdp": 12.0}, "simulation": False}
@@ -284,7 +359,9 @@ def sampled_epsilon(settings, delta, step=2e-4, size=1 << 19):
             place = loss / step
             low = np.floor(place).astype(np.int64)
             part = place - low
-            dealt = np.bincount(low % size, mass * (1 - part), size) + np.bincount((low + 1) % size, mass * part, size)
+            dealt = np.bincount(low % size, mass * (1 - part), size) + np.bincount(
+                (low + 1) % size, mass * part, size
+            )
             spectrum *= fft.rfft(dealt / dealt.sum()) ** rounds
         composed = fft.irfft(spectrum, size).clip(min=0.0)
         at = np.arange(size)
@@ -326,11 +403,17 @@ def test_epsilon_of_a_share_is_that_of_an_independent_convolution(z, share, roun
 def test_epsilon_composes_over_seeds_points_and_unlike_mechanisms():  # A1
     pytest.importorskip("dp_accounting")
     told = Privacy(1.0, 5.0).cost(rounds=100, share=1.0, seeds=5)
-    assert told["epsilon_pld"] == pytest.approx(gaussian_epsilon(math.sqrt(100) / 5, 1e-5), rel=0.01)
-    assert told["composed"]["epsilon_pld"] == pytest.approx(gaussian_epsilon(math.sqrt(500) / 5, 1e-5), rel=0.01)
+    assert told["epsilon_pld"] == pytest.approx(
+        gaussian_epsilon(math.sqrt(100) / 5, 1e-5), rel=0.01
+    )
+    assert told["composed"]["epsilon_pld"] == pytest.approx(
+        gaussian_epsilon(math.sqrt(500) / 5, 1e-5), rel=0.01
+    )
     assert "participants_known" not in told
     both = epsilons([Spent(5.0, 1.0, 100), Spent(3.0, 1.0, 20)], 1e-5)
-    assert both["epsilon_pld"] == pytest.approx(gaussian_epsilon(math.sqrt(100 / 25 + 20 / 9), 1e-5), rel=0.01)
+    assert both["epsilon_pld"] == pytest.approx(
+        gaussian_epsilon(math.sqrt(100 / 25 + 20 / 9), 1e-5), rel=0.01
+    )
     mixed = epsilons([Spent(1.0, 0.1, 50), Spent(4.0, 1.0, 10)], 1e-5)
     # A share of 1 is the Gaussian itself: q -> 1 in the pair.
     assert mixed["epsilon_pld"] == pytest.approx(
@@ -356,7 +439,11 @@ def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():
     told = replace(REAL, allow=("evaluation", "participants")).cost(100, 0.1)
     assert secret["participants"] == "secret"
     assert told["participants"] == "known"
-    assert secret["participants_known"]["epsilon_rdp"] == told["epsilon_rdp"] > 2 * secret["epsilon_rdp"]
+    assert (
+        secret["participants_known"]["epsilon_rdp"]
+        == told["epsilon_rdp"]
+        > 2 * secret["epsilon_rdp"]
+    )
     assert "participants_known" not in told
     assert told["composed"]["epsilon_rdp"] == told["epsilon_rdp"]
     simulated = replace(REAL, seed=3).cost(100, 0.1)  # as much as the run that it simulates

@@ -19,16 +19,32 @@ from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
 from fedcache.federate.trust.robust_rules import parse_rule
 
 LINE = doubles([[0.0], [1.0], [2.0], [3.0], [100.0]])
-ALL = ("median", "trimmed:0.2", "geomedian", "krum", "multikrum", "multikrum:2",
-       "nnm+mean", "nnm+median", "nnm+trimmed:0.2", "nnm+geomedian", "nnm+krum")  # fmt: skip
+ALL = (
+    "median",
+    "trimmed:0.2",
+    "geomedian",
+    "krum",
+    "multikrum",
+    "multikrum:2",
+    "nnm+mean",
+    "nnm+median",
+    "nnm+trimmed:0.2",
+    "nnm+geomedian",
+    "nnm+krum",
+)
 DRAWS = 200 if FULL else 50
 
 
 def constant(text, n, f):
     """kappa of Allouah et al. 2023 (table 1, lemma 1): |R - mean of honest|^2 <= kappa * their mean square spread."""
     r = f / (n - 2 * f)
-    alone = {"median": 4 * (1 + r) ** 2, "geomedian": 4 * (1 + r) ** 2, "krum": 6 * (1 + r), "multikrum": 6 * (1 + r),
-             "trimmed": 6 * r * (1 + r)}  # fmt: skip
+    alone = {
+        "median": 4 * (1 + r) ** 2,
+        "geomedian": 4 * (1 + r) ** 2,
+        "krum": 6 * (1 + r),
+        "multikrum": 6 * (1 + r),
+        "trimmed": 6 * r * (1 + r),
+    }
     *before, last = text.split("+")
     kappa = alone[last.partition(":")[0]]
     return 8 * f / (n - f) * (kappa + 1) if before else kappa
@@ -45,7 +61,9 @@ def test_the_rules_on_five_numbers():
         "nnm+median": 1.5,  # mixed rows 1.5 four times, then (1 + 2 + 3 + 100) / 4
         "clip:2": (0 + 1 + 2 + 2 + 2) / 5,
     }
-    assert {text: float(parse_rule(text)(LINE, 1)) for text in wanted} == pytest.approx(wanted, abs=1e-6)
+    assert {text: float(parse_rule(text)(LINE, 1)) for text in wanted} == pytest.approx(
+        wanted, abs=1e-6
+    )
     assert float(parse_rule("median")(LINE[:4], 1)) == 1.5
 
 
@@ -56,7 +74,10 @@ def sum_of_distances(V, point):
 def least_sum(V):
     """By scipy, from several starts: the sum has a bend at every row."""
     starts = [V.mean(0), V.median(0).values + 0.1, *V]
-    found = (minimize(lambda p: sum_of_distances(V, p), s.numpy(), method="Nelder-Mead").fun for s in starts)
+    found = (
+        minimize(lambda p: sum_of_distances(V, p), s.numpy(), method="Nelder-Mead").fun
+        for s in starts
+    )
     return min(*found, *(sum_of_distances(V, row) for row in V))
 
 
@@ -78,7 +99,9 @@ def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(n):
     """Of rows on a grid, many of which are the same and where the iteration begins."""
     for seed in range(DRAWS // 5):
         V = normal(n, 2, seed=seed).round()
-        assert sum_of_distances(V, parse_rule("geomedian")(V, 1)) <= least_sum(V) + 0.01  # 200 steps
+        assert (
+            sum_of_distances(V, parse_rule("geomedian")(V, 1)) <= least_sum(V) + 0.01
+        )  # 200 steps
 
 
 @pytest.mark.parametrize(("f", "chosen"), [(0, 5.0), (1, 2.0), (2, 1.0)])
@@ -99,7 +122,9 @@ def test_krum_of_three_rows_looks_at_one_other():
 def test_a_rule_does_not_depend_on_the_unit(text):
     V = normal(9, 4, seed=3)
     V[0] *= 30.0
-    V[1] = V[2:].median(0).values  # where the iteration for the geometric median begins, so a weight is bounded
+    V[1] = (
+        V[2:].median(0).values
+    )  # where the iteration for the geometric median begins, so a weight is bounded
     rule = parse_rule(text)
     for unit in (1e-9, 1e9):
         assert torch.allclose(rule(V * unit, 2) / unit, rule(V, 2), rtol=1e-6, atol=1e-8)
@@ -135,7 +160,9 @@ def test_rules_do_not_see_order_and_move_with_the_rows(seed, text, n, shift):
     assert torch.allclose(rule(V + shift, f), made + shift, atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["trimmed:0", "multikrum", "nnm+mean", "clip:1e9", "nnm+trimmed:0.0"])
+@pytest.mark.parametrize(
+    "text", ["trimmed:0", "multikrum", "nnm+mean", "clip:1e9", "nnm+trimmed:0.0"]
+)
 def test_without_liars_to_expect_they_are_the_mean(text):
     V = normal(9, 5)
     assert torch.allclose(parse_rule(text)(V, 0), V.mean(0), atol=1e-12)
@@ -158,7 +185,9 @@ def test_words_that_are_no_rule(text, message):
     assert message in str(error.value) + error.value.hint
 
 
-@pytest.mark.parametrize(("text", "m", "f", "needed"), [("krum", 4, 1, 5), ("median", 2, 1, 3), ("nnm+mean", 2, 1, 3)])
+@pytest.mark.parametrize(
+    ("text", "m", "f", "needed"), [("krum", 4, 1, 5), ("median", 2, 1, 3), ("nnm+mean", 2, 1, 3)]
+)
 def test_too_few_clients_for_a_rule_say_how_many_it_takes(text, m, f, needed):
     with pytest.raises(FedcacheError, match=f"at least {needed} clients"):
         parse_rule(text).check(m, f)
@@ -166,7 +195,11 @@ def test_too_few_clients_for_a_rule_say_how_many_it_takes(text, m, f, needed):
 
 
 def test_the_number_that_trimmed_leaves_out_is_not_rounded_down_by_a_share_in_binary():
-    assert [parse_rule("trimmed:0.29").left_out(m) for m in (99, 100, 101)] == [28, 29, 29]  # 0.29 x 100 < 29 in floats
+    assert [parse_rule("trimmed:0.29").left_out(m) for m in (99, 100, 101)] == [
+        28,
+        29,
+        29,
+    ]  # 0.29 x 100 < 29 in floats
 
 
 def test_more_of_multikrum_than_are_thought_honest():
@@ -191,12 +224,16 @@ def test_attacks_by_hand():
     assert lied("alie:0.4") == [2.0, 0.0]
     assert Attack.deviations(50, 24) == pytest.approx(1.426, abs=1e-3)  # the quantile (26 - 2) / 26
     assert Attack.deviations(9, 2) == pytest.approx(0.1800, abs=1e-4)  # the quantile (7 - 3) / 7
-    assert Attack.deviations(3, 3) == pytest.approx(4.7534, abs=1e-4)  # nobody is honest: the quantile 1, less 1e-6
+    assert Attack.deviations(3, 3) == pytest.approx(
+        4.7534, abs=1e-4
+    )  # nobody is honest: the quantile 1, less 1e-6
     assert Attack.deviations(2, 0) == Attack.deviations(2, 1) == pytest.approx(-4.7534, abs=1e-4)
     assert lied("gaussian:0.4:1") == lied("gaussian:0.4:1") != V[2].tolist()
     assert torch.equal(parse_attack("label-flip:0.4")(V, lying, 0, 0), V)
 
 
-@pytest.mark.parametrize("text", ["sign-flop", "sign-flip:1", "sign-flip:0.2:nan", "mimic:0.2:3", "ipm:0:1:2"])
+@pytest.mark.parametrize(
+    "text", ["sign-flop", "sign-flip:1", "sign-flip:0.2:nan", "mimic:0.2:3", "ipm:0:1:2"]
+)
 def test_words_that_are_no_attack(text):
     refused(lambda: parse_attack(text))

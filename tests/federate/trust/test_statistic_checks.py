@@ -21,24 +21,44 @@ from fedcache.federate.trust.statistic_checks import CHECKS, statistic_problem
 from fedcache.heads.ridge import gram
 
 SETTINGS = {
-    "fed3r": [{}, {"bias": True}, {"class_weight": "local"}, {"class_weight": "local", "bias": True},
-              {"precision": "float32"}, {"precision": "float32", "bias": True},
-              {"rff_dim": 16, "rff_sigma": 1.0, "bias": True}, {"omega": 1.0}],
+    "fed3r": [
+        {},
+        {"bias": True},
+        {"class_weight": "local"},
+        {"class_weight": "local", "bias": True},
+        {"precision": "float32"},
+        {"precision": "float32", "bias": True},
+        {"rff_dim": 16, "rff_sigma": 1.0, "bias": True},
+        {"omega": 1.0},
+    ],
     "fed3r-prior": [{}],
     "fedcgs": [{}],
     "gda": [{}],
     "tofa": [{}],
     "afl": [{}, {"gamma": 1e-3}, {"gamma": 0.0}],
-    "gh-ofl": [{"head": "nb"}, {"head": "nb", "variance": "pooled"}, {"head": "lda"}, {"head": "qda"}],
+    "gh-ofl": [
+        {"head": "nb"},
+        {"head": "nb", "variance": "pooled"},
+        {"head": "lda"},
+        {"head": "qda"},
+    ],
     "fedncm": [{}],
     "fedcof": [{}],
-    "fedpft": [{"epochs": 1}, {"epochs": 1, "cov": "diag", "k_mix": 2}, {"epochs": 1, "cov": "full", "k_mix": 3},
-               {"epochs": 1, "cov": "full", "reg_covar": 0.1}],
+    "fedpft": [
+        {"epochs": 1},
+        {"epochs": 1, "cov": "diag", "k_mix": 2},
+        {"epochs": 1, "cov": "full", "k_mix": 3},
+        {"epochs": 1, "cov": "full", "reg_covar": 0.1},
+    ],
     "fedproto": [{"epochs": 1}, {"epochs": 1, "z_norm": "l2"}],
-    "fedpcl": [{"epochs": 1}, {"epochs": 1, "z_norm": "l2"}, {"epochs": 1, "proto_norm": True},
-               {"epochs": 1, "proto_norm": True, "noise_on": "proto", "s": 0.5}],
+    "fedpcl": [
+        {"epochs": 1},
+        {"epochs": 1, "z_norm": "l2"},
+        {"epochs": 1, "proto_norm": True},
+        {"epochs": 1, "proto_norm": True, "noise_on": "proto", "s": 0.5},
+    ],
     "fed-tip-proto": [{}, {"min_rows": 3}],
-}  # fmt: skip
+}
 """Methods that send statistics of rows -> settings that change which."""
 
 
@@ -95,8 +115,12 @@ def seen_uploads(name, settings, data, clients, *, refused=Exit.FEDERATED, **how
 def test_every_method_that_declares_a_statistic_is_tried():
     data, clients = federation()
     sending = [name for name, method in METHODS.items() if method.uploads is not None]
-    declared = {name: seen_uploads(name, {}, data, clients, refused=Exit.USAGE)[1] for name in sending}
-    assert {name for name, sent in declared.items() if any(t.statistic for t in sent.values())} == set(SETTINGS)
+    declared = {
+        name: seen_uploads(name, {}, data, clients, refused=Exit.USAGE)[1] for name in sending
+    }
+    assert {
+        name for name, sent in declared.items() if any(t.statistic for t in sent.values())
+    } == set(SETTINGS)
 
 
 TRAINED = ("fedproto", "fedpcl")
@@ -117,10 +141,16 @@ def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which):
     plain, clients = federation(seed=which, dtype=torch.float32)
     for rows in rows_for(name, which):
         data = replace(plain, x=ROWS[rows](plain.x, plain.y), longest_row=LONGEST.get(rows))
-        ups, declared = seen_uploads(name, SETTINGS[name][which], data, clients, dtype=torch.float32)
-        assert ups or SETTINGS[name][which].get("gamma") == 0.0  # whose own system is singular, which the client says
+        ups, declared = seen_uploads(
+            name, SETTINGS[name][which], data, clients, dtype=torch.float32
+        )
+        assert (
+            ups or SETTINGS[name][which].get("gamma") == 0.0
+        )  # whose own system is singular, which the client says
         for up, n in ups:
-            if all(bool(torch.isfinite(t).all()) for t in up.values()):  # 16 bits do not hold all numbers
+            if all(
+                bool(torch.isfinite(t).all()) for t in up.values()
+            ):  # 16 bits do not hold all numbers
                 assert statistic_problem(declared, up, n, data.longest_row) is None, rows
 
 
@@ -130,7 +160,9 @@ def test_no_honest_client_of_many_rows_is_rejected(name, seed):
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 3000, 3)
     data, clients = federation(seed=seed, sizes=sizes, width=33, dtype=torch.float32)
-    data = replace(data, x=data.x * float(10.0 ** draw.uniform(-4, 4)) + float(draw.uniform(-100, 100)))
+    data = replace(
+        data, x=data.x * float(10.0 ** draw.uniform(-4, 4)) + float(draw.uniform(-100, 100))
+    )
     for settings in SETTINGS[name]:
         ups, declared = seen_uploads(name, settings, data, clients, dtype=torch.float32)
         assert len(ups) == 3
@@ -168,7 +200,10 @@ OWN = {
 
 def told(kinds, changes=None, *, count=COUNT, rows=3.0, longest=None, ridge=0.0):
     up = {kind: (changes or {}).get(kind, OWN[kind]) for kind in kinds}
-    declared = {k: UploadTensor(tuple(t.shape), t.dtype, statistic=Statistic(k, ridge=ridge)) for k, t in up.items()}
+    declared = {
+        k: UploadTensor(tuple(t.shape), t.dtype, statistic=Statistic(k, ridge=ridge))
+        for k, t in up.items()
+    }
     if count is not None:
         up["count"] = count
         declared["count"] = UploadTensor((2,), torch.float64, counts_rows=True)
@@ -186,35 +221,65 @@ WRONG = [
     (("gram",), {}, {"ridge": 9.0}, "-3"),
     (("gram", "class sums"), {"class sums": 2.0 * SUMS}, {}, "its trace is 16"),
     # Trace and diagonal allow these sums; the matrix does not.
-    (("gram", "class sums"), {"class sums": doubles([[1.0, -3.0], [1.0, -1.0]])}, {},
-     "eigenvalue"),
-    (("gram", "class sums"), {"class sums": doubles([[0.0, 6.0], [0.0, -6.0]])},
-     {"count": None}, "smaller than the class sums"),
+    (("gram", "class sums"), {"class sums": doubles([[1.0, -3.0], [1.0, -1.0]])}, {}, "eigenvalue"),
+    (
+        ("gram", "class sums"),
+        {"class sums": doubles([[0.0, 6.0], [0.0, -6.0]])},
+        {"count": None},
+        "smaller than the class sums",
+    ),
     (("class sums",), {}, NOBODY, "class 0"),
     (("class sums",), {}, {"longest": 3.0}, "3.16"),
     (("class sums",), {}, {"longest": 1.0, "count": None}, "4.58"),
     (("class sums", "sum"), {"sum": Z.sum(0) + 1.0}, {}, "1.41"),
     (("sum",), {}, {"longest": 1.0}, "at most 3"),
     (("squares",), {"squares": -OWN["squares"]}, {}, "-10"),
-    (("squares", "class sums"), {"class sums": 2.0 * SUMS}, {}, "smaller than the squares of the sums"),
+    (
+        ("squares", "class sums"),
+        {"class sums": 2.0 * SUMS},
+        {},
+        "smaller than the squares of the sums",
+    ),
     (("class squares",), {}, {"longest": 3.0}, "10"),
     (("class squares",), {}, NOBODY, "not 0"),
-    (("class squares", "class sums"), {"class squares": 0.9 * OWN["class squares"]}, {}, "smaller than the squares"),
+    (
+        ("class squares", "class sums"),
+        {"class squares": 0.9 * OWN["class squares"]},
+        {},
+        "smaller than the squares",
+    ),
     (("class grams",), {"class grams": -OWN["class grams"]}, {}, "-9"),
     (("class grams",), {}, {"longest": 3.0}, "its trace is 10"),
     (("class grams", "class sums"), {"class sums": SUMS.flip(0)}, {}, "class 0"),
     (("class means",), {}, {"longest": 3.0}, "3.16"),
-    (("gram", "ridge solutions"), {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64)),
-                                   "ridge solutions": 3.0 * OWN["ridge solutions"]}, {"ridge": 1.0}, "fits"),
-    (("mixture deviations", "mixture means"), {"mixture deviations": -OWN["mixture deviations"]}, {}, "-1.2"),
+    (
+        ("gram", "ridge solutions"),
+        {
+            "gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64)),
+            "ridge solutions": 3.0 * OWN["ridge solutions"],
+        },
+        {"ridge": 1.0},
+        "fits",
+    ),
+    (
+        ("mixture deviations", "mixture means"),
+        {"mixture deviations": -OWN["mixture deviations"]},
+        {},
+        "-1.2",
+    ),
     (("mixture deviations", "mixture means"), {}, {"longest": 1.0}, "2.88"),
-    (("mixture factors", "mixture means"), {"mixture factors": -OWN["mixture factors"]}, {}, "-0.5"),
+    (
+        ("mixture factors", "mixture means"),
+        {"mixture factors": -OWN["mixture factors"]},
+        {},
+        "-0.5",
+    ),
     (("mixture factors", "mixture means"), {}, {"longest": 1.0}, "1.25"),
     (("mixture means",), {}, {"longest": 3.0}, "3.16"),
     (("mixture weights",), {"mixture weights": -OWN["mixture weights"]}, {}, "-1"),
     (("mixture weights",), {"mixture weights": 2.0 * OWN["mixture weights"]}, {}, "sums to 2"),
     (("mixture weights",), {}, NOBODY, "expected 0"),
-]  # fmt: skip
+]
 """Kinds in an upload, what takes the place of some of them, what else differs, and a number or word of what is said."""
 
 
@@ -231,7 +296,10 @@ def test_the_same_kinds_of_real_rows_pass(count):
     for kinds in {kinds for kinds, *_ in WRONG} - {("gram", "ridge solutions")}:
         assert told(kinds, count=count, longest=LONGEST_OF_Z) is None
     system = {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64))}
-    assert told(("gram", "ridge solutions"), system, ridge=1.0, count=None, longest=LONGEST_OF_Z) is None
+    assert (
+        told(("gram", "ridge solutions"), system, ridge=1.0, count=None, longest=LONGEST_OF_Z)
+        is None
+    )
 
 
 def test_every_kind_has_a_number_that_it_refuses():
@@ -240,8 +308,11 @@ def test_every_kind_has_a_number_that_it_refuses():
 
 @pytest.mark.parametrize("kind", CHECKS)
 def test_numbers_whose_squares_overflow_are_answered(kind):
-    kinds = {"ridge solutions": ("gram", kind), "mixture deviations": ("mixture means", kind),
-             "mixture factors": ("mixture means", kind)}.get(kind, (kind, "class sums"))  # fmt: skip
+    kinds = {
+        "ridge solutions": ("gram", kind),
+        "mixture deviations": ("mixture means", kind),
+        "mixture factors": ("mixture means", kind),
+    }.get(kind, (kind, "class sums"))
     for factor in (1e150, -1e150):
         large = {k: factor * OWN[k] for k in kinds}
         told(dict.fromkeys(kinds), large, longest=1e200)

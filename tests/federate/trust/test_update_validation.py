@@ -8,7 +8,18 @@ from functools import cache, partial
 
 import pytest
 import torch
-from federation import difference, federation, fitted, go, run, run_points, scaled, small, tiny, wide
+from federation import (
+    difference,
+    federation,
+    fitted,
+    go,
+    run,
+    run_points,
+    scaled,
+    small,
+    tiny,
+    wide,
+)
 from methods_tried import tried
 from refusal import refused
 
@@ -18,7 +29,16 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows, largest
 
-QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
+QUIET = {
+    "solo",
+    "supcon",
+    "clip-zs",
+    "local-prompt",
+    "local-supervised",
+    "min-local",
+    "non-fl",
+    "tip-local",
+}
 """Clients of these send nothing."""
 
 SENDING = [n for n, m in METHODS.items() if not m.central and n not in QUIET]
@@ -36,8 +56,15 @@ def upload(name):
 
     data, clients = tiny()
     data = fitted(method, data)
-    run(replace(method, fit=spy), method.resolve("paper", scaled(small(name))), data, clients, rounds=1,
-        participation=3, execution="sequential")  # fmt: skip
+    run(
+        replace(method, fit=spy),
+        method.resolve("paper", scaled(small(name))),
+        data,
+        clients,
+        rounds=1,
+        participation=3,
+        execution="sequential",
+    )
     return found[0]
 
 
@@ -96,9 +123,16 @@ def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
             continue  # float64 adds any number of these
         assert validation.problem(spoilt(kind, up), rows), kind
     for count in (n for n in up if counts_rows(n)):
-        for value, word in ((-1.0, "negative"), (1e18, "holds"), (0.5, "no whole number"),
-                            (math.nan, "not finite"), (math.inf, "not finite")):  # fmt: skip
-            if not up[count].is_floating_point() and value != round(value if math.isfinite(value) else 0.5):
+        for value, word in (
+            (-1.0, "negative"),
+            (1e18, "holds"),
+            (0.5, "no whole number"),
+            (math.nan, "not finite"),
+            (math.inf, "not finite"),
+        ):
+            if not up[count].is_floating_point() and value != round(
+                value if math.isfinite(value) else 0.5
+            ):
                 continue
             lied = {k: t.clone() for k, t in up.items()}
             lied[count].view(-1)[0] = value
@@ -113,7 +147,9 @@ def test_a_number_that_could_make_a_sum_overflow_is_refused_and_one_below_is_sou
         huge = {"W": torch.full((2, 2), part * largest(dtype), dtype=dtype), "b": torch.zeros(1)}
         validation = UpdateValidation(declared(huge), 1)
         assert (validation.problem(huge, 1.0) is None) == sound
-        assert not validation.is_sound(huge, 1.0)  # the sum of the squares is infinite, so it is looked at twice
+        assert not validation.is_sound(
+            huge, 1.0
+        )  # the sum of the squares is infinite, so it is looked at twice
         assert sound or "the largest that is safe to add up" in validation.problem(huge, 1.0)
 
 
@@ -132,7 +168,9 @@ def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
     for bound in sorted(norms)[1:-1:2]:
         trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
         out = run(method, hp, data, clients, trust=trust, **how)
-        assert out.records[0].diagnostics["rejected"] == sum(n > bound * (1 + 1e-9) for n in norms) > 0
+        assert (
+            out.records[0].diagnostics["rejected"] == sum(n > bound * (1 + 1e-9) for n in norms) > 0
+        )
 
 
 def in_lane(up, name, ctx, victim):
@@ -163,11 +201,15 @@ SERVED = [(n, METHODS[n].executions[i % len(METHODS[n].executions)]) for i, n in
 
 
 @pytest.mark.parametrize(("name", "execution"), tried(SERVED))
-def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(name, execution):
+def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(
+    name, execution
+):
     method = METHODS[name]
     data, clients = wide() if execution == "gram" else tiny()
     data = fitted(method, data)
-    settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if execution == "gram" else {})})
+    settings = scaled(
+        {**small(name), **({"opt": "sgd", "lr": 0.05} if execution == "gram" else {})}
+    )
     known = {h.name for h in method.hparams}
     hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
     alone = ("no tensor", "nothing") if execution == "sequential" else ()
@@ -177,7 +219,16 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
         chunk = {} if execution == "sequential" or kind in ("nan", "huge") else {"chunk": 1}
         refused(
-            partial(run, liar(method, kind, 1), hp, data, clients, rounds=1, execution=execution, **chunk),
+            partial(
+                run,
+                liar(method, kind, 1),
+                hp,
+                data,
+                clients,
+                rounds=1,
+                execution=execution,
+                **chunk,
+            ),
             f"client 1 ({clients[1].name!r})",
             "ound 1",
             code=Exit.FEDERATED,
@@ -186,7 +237,9 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
 
 @pytest.mark.parametrize("kind", ["missing", "shape"])
 @pytest.mark.parametrize(("name", "execution"), [("fedavg", "batched"), ("fedproto", "gram")])
-def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(name, kind, execution):
+def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(
+    name, kind, execution
+):
     method = METHODS[name]
     data, clients = federation()
     hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.01, 0.02)]
@@ -220,7 +273,11 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
 @pytest.mark.parametrize(
     ("counts", "rows", "sound"),
     [
-        ([3.0002, 4.0], 7, True),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
+        (
+            [3.0002, 4.0],
+            7,
+            True,
+        ),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
         ([2.9996, 4.0], 9, False),
         ([0.0002, 4.0], 5, False),
         ([1000.05, 1000.05], 2000, True),  # 2000.1 where 2000.3 is let pass
@@ -241,7 +298,9 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     data, clients = tiny(views=4)
     data = fitted(method, data)
     base = {k: v for k, v in scaled(small(name)).items() if k in {h.name for h in method.hparams}}
-    base |= {k: 1 for k in ("epochs", "esd_epochs", "probe_epochs", "K", "personal_epochs") if k in base}
+    base |= {
+        k: 1 for k in ("epochs", "esd_epochs", "probe_epochs", "K", "personal_epochs") if k in base
+    }
     variants = [{}]
     for h in method.hparams:
         values = h.choices if h.kind == "choice" else ("true", "false") if h.kind == "bool" else ()
@@ -269,9 +328,14 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
     data, clients = federation()
     method, how = METHODS["fedproto"], {"rounds": 2, "dtype": torch.float64}
     undeclared, hp = replace(method, uploads=None), method.resolve()
-    assert difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how)) == 0.0
+    assert (
+        difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how))
+        == 0.0
+    )
     with pytest.raises(FedcacheError, match="proto"):
-        run(liar(undeclared, "missing", 1, when=1), hp, data, clients, execution="sequential", **how)
+        run(
+            liar(undeclared, "missing", 1, when=1), hp, data, clients, execution="sequential", **how
+        )
 
     def fit(_down, _state, data, _ctx):
         raise ValueError(f"{data.n} rows are too few")
@@ -292,7 +356,10 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
     out = run(liar(method, kind, 1), hp, data, clients, trust=trust, **settings)
     honest = [replace(c, train=c.train[:0]) if i == 1 else c for i, c in enumerate(clients)]
     without = run(method, hp, data, honest, trust=trust, **settings)
-    assert all(torch.allclose(out.server[k].double(), t.double(), atol=1e-12) for k, t in without.server.items())
+    assert all(
+        torch.allclose(out.server[k].double(), t.double(), atol=1e-12)
+        for k, t in without.server.items()
+    )
     rounds = 1 if method.one_shot else 2
     assert [r.diagnostics["rejected"] for r in out.records] == [1.0] * rounds
     assert f"client 1 ({clients[1].name!r})" in out.warnings[-1]
@@ -302,8 +369,15 @@ def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError, match="all 8 uploads"):
-        run(method, method.resolve(settings={"bn": False}), data, clients[:8], rounds=1, execution="sequential",
-            trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
+        run(
+            method,
+            method.resolve(settings={"bn": False}),
+            data,
+            clients[:8],
+            rounds=1,
+            execution="sequential",
+            trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9),
+        )
 
 
 def one_spoils(method, victim, error):
@@ -344,7 +418,10 @@ def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
     if on_bad == "reject":
         out = run(bad, method.resolve(), data, clients, trust=trust, **how)
         without = [replace(c, train=c.train[:0]) if i == 3 else c for i, c in enumerate(clients)]
-        assert difference(out, run(method, method.resolve(), data, without, trust=trust, **how)) < 1e-12
+        assert (
+            difference(out, run(method, method.resolve(), data, without, trust=trust, **how))
+            < 1e-12
+        )
         assert out.records[0].diagnostics["rejected"] == 1.0
         assert "client 3 ('client-3')" in out.warnings[-1]
         return
@@ -358,14 +435,18 @@ def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_
     data, clients = federation()
     method = METHODS["fedpcl"]
     hp, trust = method.resolve("paper", small("fedpcl")), parse_policy(on_bad_update="reject")
-    out = run(liar(method, "nan", 1), hp, data, clients, rounds=1, execution="sequential", trust=trust)
+    out = run(
+        liar(method, "nan", 1), hp, data, clients, rounds=1, execution="sequential", trust=trust
+    )
     assert float(out.server["counts"][1].sum()) == 0.0
     others = [i for i in out.records[0].clients if i != 1]
     assert len(others) > 5
     assert all(float(out.server["counts"][i].sum()) == len(clients[i].train) for i in others)
 
 
-@pytest.mark.parametrize(("name", "execution"), [("fedavg", "gram"), ("fed3r", "batched"), ("fst-cbdg", "sequential")])
+@pytest.mark.parametrize(
+    ("name", "execution"), [("fedavg", "gram"), ("fed3r", "batched"), ("fst-cbdg", "sequential")]
+)
 def test_validation_that_finds_nothing_changes_nothing(name, execution):
     settings = {"opt": "sgd", "lr": 0.05} if execution == "gram" else {}
     plain = go(name, settings, execution=execution)

@@ -19,7 +19,8 @@ from fedcache.federate.trust.privacy import Privacy, parse_privacy
 
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize(
-    ("name", "rule"), [("fedavg", "median"), ("fedprox", "nnm+trimmed:0.2"), ("fedproto", "clip:0.5")]
+    ("name", "rule"),
+    [("fedavg", "median"), ("fedprox", "nnm+trimmed:0.2"), ("fedproto", "clip:0.5")],
 )
 def test_executions_agree_under_robust_rules_and_attacks(name, execution, rule):
     settings = {"opt": "sgd", "lr": 0.05}
@@ -44,7 +45,12 @@ def test_grid_points_are_guarded_one_by_one():
     hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.05, 0.02)]
     points = run_points(method, hps, data, clients, rounds=2, trust=trust, dtype=torch.float64)
     for hp, point in zip(hps, points, strict=True):
-        assert difference(point, run(method, hp, data, clients, rounds=2, trust=trust, dtype=torch.float64)) < 1e-10
+        assert (
+            difference(
+                point, run(method, hp, data, clients, rounds=2, trust=trust, dtype=torch.float64)
+            )
+            < 1e-10
+        )
 
 
 def test_labels_are_flipped_for_attackers_alone():
@@ -74,7 +80,9 @@ def moves(name):
 
 SILENT = {"local-prompt", "local-supervised", "min-local", "solo", "supcon"}
 """Methods whose clients send nothing."""
-MOVING = [name for name in METHODS if moves(name) and name not in {*SILENT, "fedavg-scratch", "fednova"}]
+MOVING = [
+    name for name in METHODS if moves(name) and name not in {*SILENT, "fedavg-scratch", "fednova"}
+]
 """Without fedavg-scratch, whose statistics of batches move, and fednova, which sends the number of steps as well."""
 
 
@@ -83,7 +91,11 @@ def test_an_upload_of_a_client_that_does_not_move_is_no_change(name):
     # The norm of a change is what --max-update-norm, --dp-clip and robust rules look at.
     legal = {h.name: h for h in METHODS[name].hparams}
     still = {k: v for k, v in STILL.items() if k in legal and legal[k].low in (None, 0.0)}
-    out = go(name, {**small(name), **still}, trust=parse_policy(on_bad_update="reject", max_update_norm=1e-6))
+    out = go(
+        name,
+        {**small(name), **still},
+        trust=parse_policy(on_bad_update="reject", max_update_norm=1e-6),
+    )
     assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
 
 
@@ -105,7 +117,9 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
     data, clients = federation()
     data = replace(data, x=data.x.float() * scale)
     trust = parse_policy(on_bad_update="reject")
-    out = go(name, {"feat_post": "none", "lr": 0.01}, data, clients, dtype=torch.float32, trust=trust)
+    out = go(
+        name, {"feat_post": "none", "lr": 0.01}, data, clients, dtype=torch.float32, trust=trust
+    )
     assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
 
 
@@ -129,9 +143,15 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
     data, clients = federation()
     clients = [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
     merged = {"proto_agg": "mean"}  # one vote each, as privacy must have it
-    for name, settings, part in (("fedavg", {}, "P.W"), ("fed3r", {}, "W"), ("fedproto", merged, "bar")):
+    for name, settings, part in (
+        ("fedavg", {}, "P.W"),
+        ("fed3r", {}, "W"),
+        ("fedproto", merged, "bar"),
+    ):
         plain = go_all(name, settings, data, clients)
-        private = go_all(name, settings, data, clients, trust=parse_policy(privacy=Privacy(1e9, 0.0)))
+        private = go_all(
+            name, settings, data, clients, trust=parse_policy(privacy=Privacy(1e9, 0.0))
+        )
         assert gap(plain.server[part], private.server[part]) < 1e-9
 
 
@@ -160,5 +180,7 @@ def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_ar
         run(method, method.resolve(), data, clients, rounds=1, execution="sequential")
     how = {"rounds": 1, "execution": "sequential", "trust": parse_policy("median")}
     judged = run(method, method.resolve(), data, clients, **how)
-    first = next(up for up in judged.traffic.up if up)  # every number of an upload: weights and biases
+    first = next(
+        up for up in judged.traffic.up if up
+    )  # every number of an upload: weights and biases
     assert first == sum(t.numel() for t in judged.server.values())

@@ -19,7 +19,11 @@ from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.weights import capped_weights, weight_warnings
 
-rows = st.lists(st.one_of(st.integers(0, 1000), st.sampled_from([10**9, 2**63])).map(float), min_size=1, max_size=30)
+rows = st.lists(
+    st.one_of(st.integers(0, 1000), st.sampled_from([10**9, 2**63])).map(float),
+    min_size=1,
+    max_size=30,
+)
 
 
 @pytest.mark.cases(100)
@@ -31,7 +35,9 @@ def test_no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_
     assert max(weights) <= max(share, 1 / max(1, some)) * total * (1 + 1e-9)
     cut = [w for w, n in zip(weights, rows, strict=True) if w < n]
     if cut and share * some > 1:
-        assert min(cut) == pytest.approx(share * total, rel=1e-9)  # what is cut has all of the share it may have
+        assert min(cut) == pytest.approx(
+            share * total, rel=1e-9
+        )  # what is cut has all of the share it may have
     assert [w for w, n in zip(weights, rows, strict=True) if n < max(cut, default=0.0)] == [
         n for n in rows if n < max(cut, default=0.0)
     ]
@@ -57,7 +63,10 @@ def federated(claim: int, **how):
     """Six equal clients, of which one holds many copies of its rows."""
     data, clients = federation(sizes=(30,) * 6, **how)
     client = clients[LIAR]
-    return data, [replace(c, train=np.resize(client.train, claim)) if i == LIAR else c for i, c in enumerate(clients)]
+    return data, [
+        replace(c, train=np.resize(client.train, claim)) if i == LIAR else c
+        for i, c in enumerate(clients)
+    ]
 
 
 @pytest.mark.parametrize("execution", ["batched", "gram"])
@@ -67,7 +76,9 @@ def test_executions_agree_on_capped_shares(name, execution):
     how = {"trust": parse_policy(max_share=0.2), "participation": 5, "rounds": 2}
     data, clients = federated(120)
     reference = go(name, settings, data, clients, execution="sequential", **how)
-    assert difference(reference, go(name, settings, data, clients, execution=execution, **how)) < 1e-10
+    assert (
+        difference(reference, go(name, settings, data, clients, execution=execution, **how)) < 1e-10
+    )
     assert any("client 3 ('client-3')" in w for w in reference.warnings)
 
 
@@ -79,16 +90,25 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "bn": False} if trained else {}
     how = {"participation": None, "rounds": 2 if trained else 1}
     plain = go(name, settings, *federated(30), **how)
-    for policy in (parse_policy(max_share=1 / 6), parse_policy(max_share=1 / 6, on_bad_update="reject")):
+    for policy in (
+        parse_policy(max_share=1 / 6),
+        parse_policy(max_share=1 / 6, on_bad_update="reject"),
+    ):
         capped = go(name, settings, *federated(150), trust=policy, **how)
         assert gap(plain.server, capped.server) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["fed3r", "fedavg"])
-@pytest.mark.parametrize("rule", ["clip:5", "median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median"])
+@pytest.mark.parametrize(
+    "rule", ["clip:5", "median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median"]
+)
 def test_rows_that_are_the_same_five_times_give_no_more_than_one_vote(name, rule):
     # A batch of all rows, so that a step is on the same mean; and statistics per row are equal.
-    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "head": "linear"} if name == "fedavg" else {}
+    settings = (
+        {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "head": "linear"}
+        if name == "fedavg"
+        else {}
+    )
     how = {"participation": None, "trust": parse_policy(rule), "rounds": 1}
     once, five = (go(name, settings, *federated(n), **how) for n in (30, 150))
     assert gap(once.server, five.server) < 1e-8
@@ -112,7 +132,11 @@ def test_a_plain_mean_warns_of_a_client_that_is_most_of_it_and_a_rule_does_not()
         ([10, 100, *[10] * 11], None, []),
         ([10, 101, *[10] * 11], None, ["client 5 ('c5')"]),
         ([1, 99], None, []),  # of two nobody can say which is wrong
-        ([1e6] * 9 + [1] * 31, None, ["client 4 ('c4')", "client 5 ('c5')", "client 6 ('c6')"]),  # three are named
+        (
+            [1e6] * 9 + [1] * 31,
+            None,
+            ["client 4 ('c4')", "client 5 ('c5')", "client 6 ('c6')"],
+        ),  # three are named
     ],
 )
 def test_the_clients_that_are_warned_of_by_hand(rows, share, warned):
@@ -128,7 +152,10 @@ def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
     out = go_all("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=100))
     assert difference(out, go_all("fedavg", {}, data, without)) == 0.0
     assert any("--max-rows-per-client 100" in w and "client-3" in w for w in out.warnings)
-    refused(lambda: go("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=1)), code=Exit.FEDERATED)
+    refused(
+        lambda: go("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=1)),
+        code=Exit.FEDERATED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,8 +192,20 @@ def test_counts_are_voted_on_like_the_sums_they_belong_to():
         return method.aggregate(server, up, ctx)
 
     lied = replace(method, fit=lie, aggregate=aggregate)
-    run(lied, method.resolve(), data, clients, rounds=1, execution="sequential", trust=parse_policy("median"))
-    honest = [np.bincount(data.y.numpy()[c.train], minlength=6) for i, c in enumerate(clients) if i != LIAR]
+    run(
+        lied,
+        method.resolve(),
+        data,
+        clients,
+        rounds=1,
+        execution="sequential",
+        trust=parse_policy("median"),
+    )
+    honest = [
+        np.bincount(data.y.numpy()[c.train], minlength=6)
+        for i, c in enumerate(clients)
+        if i != LIAR
+    ]
     counts = seen[0]["count"].numpy()
     assert (counts <= 6 * np.max(honest, 0)).all()
     assert (counts >= 0.5 * 6 * np.min(honest, 0)).all()
@@ -186,6 +225,13 @@ def test_a_private_run_names_nobody_it_skips():
     assert [r.up for r in out.traffic.rounds] == [3 * upload] * len(out.traffic.rounds)
     assert [r.clients for r in out.traffic.rounds] == [3] * len(out.traffic.rounds)
     for bound in ({"max_rows_per_client": 100}, {"max_update_norm": 5.0}):
-        refused(partial(go, "fedavg", plain, data, clients, trust=parse_policy(privacy=private, **bound)), "--")
+        refused(
+            partial(
+                go, "fedavg", plain, data, clients, trust=parse_policy(privacy=private, **bound)
+            ),
+            "--",
+        )
     simulated = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, seed=0))
-    assert "client-3" in " ".join(go("fedavg", plain, data, clients, participation=0.9, trust=simulated).warnings)
+    assert "client-3" in " ".join(
+        go("fedavg", plain, data, clients, participation=0.9, trust=simulated).warnings
+    )

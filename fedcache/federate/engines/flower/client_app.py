@@ -22,7 +22,9 @@ from fedcache.federate.engines.flower.transport import KINDS, from_record, to_re
 from fedcache.store.store import Store
 
 app = ClientApp()
-NO_SHARD = "The node was started without a shard.  fedcache flower site --shard PATH --superlink HOST:PORT"
+NO_SHARD = (
+    "The node was started without a shard.  fedcache flower site --shard PATH --superlink HOST:PORT"
+)
 
 
 def site_of(context: Context) -> ShardSite:
@@ -41,7 +43,11 @@ def answered(kind: str, message: Message, context: Context) -> Message:
     """The reply to a message."""
     asked = unpack(from_record(message.content))
     if kind == "fit" and ("secure" in asked.words or context.node_config.get("masked-only")):
-        answer = refused(UsageError("This site sends uploads masked, and nothing else.", "Make the app with --secure."))
+        answer = refused(
+            UsageError(
+                "This site sends uploads masked, and nothing else.", "Make the app with --secure."
+            )
+        )
     else:
         answer = _of_site(kind, asked, context)
     return Message(to_record(pack(answer)), reply_to=message)

@@ -34,7 +34,15 @@ from fedcache.runs.run import Run
 from fedcache.runs.running import owning
 from fedcache.store.files import digest_of
 
-CLAIMED = ("accuracy", "macro_f1", "confusion", "fairness", "classes_owned", "dataset.rows", "dataset.ok")
+CLAIMED = (
+    "accuracy",
+    "macro_f1",
+    "confusion",
+    "fairness",
+    "classes_owned",
+    "dataset.rows",
+    "dataset.ok",
+)
 """Figures of a result that are made of what sites say of themselves; what is not named here was measured here."""
 
 
@@ -62,9 +70,17 @@ def federate(
         if not run.restore_seed(seed)
     ]
     if jobs:
-        common = {**words, "recipes": list(facts[0].recipes), "feat_post": facts[0].feat_post,
-                  "dtype": plan.train.dtype}  # fmt: skip
-        observer.start(f"{points[0].spec.method} over {len(facts)} sites", sum(j.rounds for *_, j in jobs), "rounds")
+        common = {
+            **words,
+            "recipes": list(facts[0].recipes),
+            "feat_post": facts[0].feat_post,
+            "dtype": plan.train.dtype,
+        }
+        observer.start(
+            f"{points[0].spec.method} over {len(facts)} sites",
+            sum(j.rounds for *_, j in jobs),
+            "rounds",
+        )
         try:
             with owning([run.directory.path for run in waiting], observer, Stop()):
                 server.train([job for *_, job in jobs], plan.train.eval_every, common)
@@ -78,7 +94,9 @@ def federate(
         assert job.dealt is not None
         # What a result reads of the rows that counts were dealt out as: their labels and domains.
         y, domain = job.dealt.y, job.dealt.domain
-        rows = replace(run.inputs.data, x=job.dealt.x.new_empty(len(y), 1, 0), y=y, domain=domain, text=None)
+        rows = replace(
+            run.inputs.data, x=job.dealt.x.new_empty(len(y), 1, 0), y=y, domain=domain, text=None
+        )
         scored = run.inputs.with_data(rows)
         run.end_seed(outcome_of(job, sites.members), sum(r.seconds for r in job.records), scored)
     for run in waiting:
@@ -115,7 +133,9 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
         spec = replace(spec, device="cpu", engine=engine)
         runs = Path(plan.runs) if plan.runs else home.runs
         position = GridPosition(" ".join(f"{k}={v}" for k, v in swept.items()))
-        opened.append(open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position))
+        opened.append(
+            open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)
+        )
     return opened
 
 
@@ -143,14 +163,19 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
         run.events.replay(seed, state.meta["records"])
 
     def round_ended(
-        number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
+        number: int,
+        metrics: dict[str, Any],
+        traffic: dict[str, Any],
+        snapshot: Callable[[], Snapshot],
     ) -> None:
         run.events.round_ended(seed, number, metrics, traffic)
         observer.advance(1)
         run.save_checkpoint(seed, snapshot())
 
     job_id = digest_of([run.identity.digest, seed])[:24]
-    return server.start(training_run(run.inputs, run.spec, seed), run.inputs.settings, job_id, round_ended, state)
+    return server.start(
+        training_run(run.inputs, run.spec, seed), run.inputs.settings, job_id, round_ended, state
+    )
 
 
 def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:
@@ -158,7 +183,9 @@ def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) ->
     sites, bound = server.sites, server.secure_bound
     federation: Mapping[str, Any] = {
         "engine": "flower",
-        "uploads": "one by one" if bound is None else f"sums alone (SecAgg+), every number within {bound:g}",
+        "uploads": "one by one"
+        if bound is None
+        else f"sums alone (SecAgg+), every number within {bound:g}",
         "sites": [m.facts.name for m in sites.members],
         # Sites score themselves: the server has no test row, so it can bound what they say and not check it.
         "claimed": list(CLAIMED),
@@ -167,5 +194,8 @@ def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) ->
     }
     wire = {"up_bytes": sites.transport.bytes_up, "down_bytes": sites.transport.bytes_down}
     return run.finish(
-        observer, result={"federation": federation}, seconds={"federation": seconds}, measured={"wire": wire}
+        observer,
+        result={"federation": federation},
+        seconds={"federation": seconds},
+        measured={"wire": wire},
     )

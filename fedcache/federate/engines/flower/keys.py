@@ -34,7 +34,7 @@ with suppress(ImportError):  # it comes with Flower: ``need_flower`` says what t
         PublicFormat,
         load_pem_private_key,
         load_ssh_private_key,
-    )  # fmt: skip
+    )
 
 DAYS = 825
 """Of validity: what TLS clients accept at most of a certificate that is not the web's."""
@@ -80,7 +80,8 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
     for name in sites:
         if not NAME.fullmatch(name):
             raise UsageError(
-                f"{name!r} is no name of a site.", "Letters, digits, dots, dashes and underscores: --sites a,b"
+                f"{name!r} is no name of a site.",
+                "Letters, digits, dots, dashes and underscores: --sites a,b",
             )
     keys = Keys(path.expanduser().resolve())
     for folder in (keys.path, keys.path / "nodes", keys.path / "sites"):
@@ -140,7 +141,9 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
     """Key and certificate of the authority, made once."""
     path = keys.path / "ca.key"
     if path.exists() and keys.ca.exists():
-        return load_pem_private_key(path.read_bytes(), None), x509.load_pem_x509_certificate(keys.ca.read_bytes())
+        return load_pem_private_key(path.read_bytes(), None), x509.load_pem_x509_certificate(
+            keys.ca.read_bytes()
+        )
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedcache local authority")
     made = (
@@ -168,8 +171,12 @@ def _signed(key: Any, ca_key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
         .sign(ca_key, hashes.SHA384())
     )
     raw: bytes = made.public_bytes(Encoding.PEM)
@@ -195,9 +202,16 @@ def _builder(subject: Any, issuer: Any, public: Any) -> Any:
 
 def _usage(*, sign: bool) -> Any:
     return x509.KeyUsage(
-        digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not sign,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:

@@ -55,7 +55,8 @@ def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
         )
     if not trust.plain or trust.max_share is not None:
         raise UsageError(
-            f"{trust.options_given} looks at single uploads, and --secure hides them.", "Leave one of them out."
+            f"{trust.options_given} looks at single uploads, and --secure hides them.",
+            "Leave one of them out.",
         )
 
 
@@ -85,7 +86,9 @@ class Masking:
     bound: float  # C
 
     @classmethod
-    def of(cls, method: Method, hp: Hp, expected: Uploads, broadcast: Tree, scale: float, bound: float) -> Masking:
+    def of(
+        cls, method: Method, hp: Hp, expected: Uploads, broadcast: Tree, scale: float, bound: float
+    ) -> Masking:
         """The masking of uploads that a method declares, answered to that broadcast."""
         rules = sorted(method.pool(hp).items(), key=lambda item: -len(item[0]))
         made = []
@@ -94,7 +97,11 @@ class Masking:
             counts = t.counts_rows or not t.dtype.is_floating_point
             there = name in broadcast and tuple(broadcast[name].shape) == tuple(t.shape)
             moved = rule in ("mean", "uniform") and there and not counts
-            made.append(MaskedTensor(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), rule, counts, moved))
+            made.append(
+                MaskedTensor(
+                    name, tuple(t.shape), str(t.dtype).removeprefix("torch."), rule, counts, moved
+                )
+            )
         return cls(tuple(made), scale, bound)
 
     @property
@@ -121,7 +128,8 @@ class Masking:
             t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors
         }:
             raise FederatedRunError(
-                "The server asks for other tensors than this site's upload has.", "Install the same fedcache at both."
+                "The server asks for other tensors than this site's upload has.",
+                "Install the same fedcache at both.",
             )
         parts = [torch.zeros(0, dtype=torch.float64)]
         for t in self.tensors:
@@ -138,7 +146,9 @@ class Masking:
             )
         return made
 
-    def sums(self, total: Tensor, broadcast: Tree, rows: Sequence[float]) -> dict[str, tuple[Tensor, torch.dtype]]:
+    def sums(
+        self, total: Tensor, broadcast: Tree, rows: Sequence[float]
+    ) -> dict[str, tuple[Tensor, torch.dtype]]:
         """What ``UploadPipeline.add_sum`` takes, from the sum of the vectors of sites with these numbers of rows."""
         found, start = {}, 0
         for t in self.tensors:

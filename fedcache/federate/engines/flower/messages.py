@@ -57,7 +57,9 @@ class SiteMessage:
     """A message's content."""
 
     words: dict[str, Any]  # JSON values
-    trees: Sequence[Tree] = field(default=())  # one for each point and seed that the message is about
+    trees: Sequence[Tree] = field(
+        default=()
+    )  # one for each point and seed that the message is about
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,12 @@ def pack(message: SiteMessage) -> PackedMessage:
     for tree in message.trees:
         entry: dict[str, Any] = {}
         for name, t in tree.items():
-            values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(tuple(t.shape))  # which makes 0-d 1-d
-            key = hashlib.sha256(f"{values.dtype}{values.shape}".encode() + values.tobytes()).digest()
+            values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(
+                tuple(t.shape)
+            )  # which makes 0-d 1-d
+            key = hashlib.sha256(
+                f"{values.dtype}{values.shape}".encode() + values.tobytes()
+            ).digest()
             if key not in known:
                 known[key] = at = str(len(known))
                 arrays |= {f"{at}{suffix}": raw for suffix, raw in _rows(values).items()}
@@ -111,7 +117,15 @@ def unpack(packed: PackedMessage) -> SiteMessage:
             made.append(tree)
     except MalformedError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise MalformedError(f"{type(error).__name__}: {error}") from error
     if not isinstance(words, dict):
         raise MalformedError("its words are no table")
@@ -158,7 +172,9 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
     there = _array(rows)
     count = math.prod(shape[:-1]) if len(shape) > 1 else 0
     fits = values.shape == (len(there), *shape[-1:]) and there.ndim == 1 and there.dtype == np.int32
-    if not fits or (len(there) and (there[0] < 0 or there[-1] >= count or (np.diff(there) <= 0).any())):
+    if not fits or (
+        len(there) and (there[0] < 0 or there[-1] >= count or (np.diff(there) <= 0).any())
+    ):
         raise MalformedError("the rows that travel are not among those of the tensor")
     out = np.zeros((count, shape[-1]), values.dtype)
     out[there] = values
@@ -168,7 +184,9 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
 def refused(error: FedcacheError) -> SiteMessage:
     """The answer of a site that cannot do what it was asked; where its files lie is left out, their names stay."""
     words = error_words(error)
-    return SiteMessage({"refused": {k: FOLDERS.sub("", v) if isinstance(v, str) else v for k, v in words.items()}})
+    return SiteMessage(
+        {"refused": {k: FOLDERS.sub("", v) if isinstance(v, str) else v for k, v in words.items()}}
+    )
 
 
 def error_words(error: FedcacheError) -> dict[str, Any]:

@@ -60,14 +60,17 @@ class Address:
         """``HOST:PORT``. Raises UsageError."""
         host, sign, port = text.rpartition(":")
         if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise UsageError(f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000")
+            raise UsageError(
+                f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000"
+            )
         return cls(host.strip("[]"), int(port), ca)
 
     def need_loopback(self, mend: str) -> None:
         """Refuse to leave the machine without TLS. Raises UsageError."""
         if self.ca is None and self.host not in LOOPBACK:
             raise UsageError(
-                f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.", mend
+                f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.",
+                mend,
             )
 
     def check(self) -> bool:
@@ -87,7 +90,8 @@ class Address:
             ) from error
         except ssl.SSLError as error:
             raise MachineError(
-                f"{self} does not speak TLS: {error.reason}.", "Start it with keys: fedcache flower server --keys KEYS"
+                f"{self} does not speak TLS: {error.reason}.",
+                "Start it with keys: fedcache flower server --keys KEYS",
             ) from error
         except OSError:
             return False
@@ -98,19 +102,37 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
     check_port(address.host, address.port, "--port")
     # What it knows of nodes outlives it, so that sites find it again after a restart.
     make_private(folder)
-    command = [program("flower-superlink"), "--host", address.host, "--port", str(address.port),
-               "--database", str(folder / "superlink.db")]  # fmt: skip
+    command = [
+        program("flower-superlink"),
+        "--host",
+        address.host,
+        "--port",
+        str(address.port),
+        "--database",
+        str(folder / "superlink.db"),
+    ]
     if keys is None:
         command.append("--insecure")
     else:
         certificate, private = map(str, keys.server)
-        command += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", certificate, "--ssl-keyfile", private,
-                    "--enable-supernode-auth"]  # fmt: skip
+        command += [
+            "--ssl-ca-certfile",
+            str(keys.ca),
+            "--ssl-certfile",
+            certificate,
+            "--ssl-keyfile",
+            private,
+            "--enable-supernode-auth",
+        ]
     # Without keys a node is another one at every start, and no name can be kept for it.
     names = "" if keys is None else str(folder / TABLE)
     process = start("superlink", command, folder, {VARIABLE: names})
     try:
-        wait_for_port(process, "127.0.0.1" if address.host in (EVERYWHERE, "::") else address.host, address.port)
+        wait_for_port(
+            process,
+            "127.0.0.1" if address.host in (EVERYWHERE, "::") else address.host,
+            address.port,
+        )
     except BaseException:  # also Ctrl-C: nobody else knows of it yet
         process.stop()
         raise
@@ -118,7 +140,12 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
 
 
 def start_supernode(
-    address: Address, config: Mapping[str, str], key: Path | None, folder: Path, port: int, name: str = "site"
+    address: Address,
+    config: Mapping[str, str],
+    key: Path | None,
+    folder: Path,
+    port: int,
+    name: str = "site",
 ) -> Process:
     """Start a site; it looks for the server until it is there. Raises MachineError, when the port is taken.
 
@@ -127,7 +154,15 @@ def start_supernode(
     """
     check_port("127.0.0.1", port, "--port")
     words = " ".join(f"{k}={json.dumps(str(v))}" for k, v in config.items())
-    command = [program("flower-supernode"), "--superlink", str(address), "--port", str(port), "--node-config", words]
+    command = [
+        program("flower-supernode"),
+        "--superlink",
+        str(address),
+        "--port",
+        str(port),
+        "--node-config",
+        words,
+    ]
     command += ["--insecure"] if address.ca is None else ["--root-certificates", str(address.ca)]
     if key is not None:
         command += ["--auth-supernode-private-key", str(key)]
@@ -139,7 +174,9 @@ def connection(address: Address) -> Iterator[dict[str, str]]:
     """The environment of ``flwr`` with one connection, ``fedcache``."""
     with tempfile.TemporaryDirectory(prefix="fedcache-flower-") as folder:
         trust = {"insecure": True} if address.ca is None else {"root-certificates": str(address.ca)}
-        table = {"superlink": {"default": "fedcache", "fedcache": {"address": str(address), **trust}}}
+        table = {
+            "superlink": {"default": "fedcache", "fedcache": {"address": str(address), **trust}}
+        }
         (Path(folder) / "config.toml").write_text(tomli_w.dumps(table))
         yield environment(Path(folder))
 
@@ -162,10 +199,18 @@ def register(address: Address, publics: Sequence[Path]) -> None:
         return
     with connection(address) as env:
         done = subprocess.run(
-            ends_with_us([sys.executable, "-c", REGISTER, *map(str, publics)]), env=env, capture_output=True,
-            text=True, timeout=300, check=False,
-        )  # fmt: skip
-    said = [line for line in done.stdout.splitlines() if line.startswith("FAILED") and "already" not in line.lower()]
+            ends_with_us([sys.executable, "-c", REGISTER, *map(str, publics)]),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    said = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith("FAILED") and "already" not in line.lower()
+    ]
     if done.returncode or said:
         raise MachineError(
             f"Keys were not registered: {'; '.join(said) or done.stderr.strip()[-500:]}",
@@ -180,14 +225,21 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
     lost on its way.
     """
     if not address.check():
-        raise MachineError(f"Nothing listens at {address}.", "Start the server: fedcache flower server --port 8000")
+        raise MachineError(
+            f"Nothing listens at {address}.", "Start the server: fedcache flower server --port 8000"
+        )
     last: dict[str, Any] = {}
     lines: list[str] = []
     with connection(address) as env:
         process = subprocess.Popen(
-            ends_with_us([program("flwr"), "run", str(path), "fedcache", "--stream"]), env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+            ends_with_us([program("flwr"), "run", str(path), "fedcache", "--stream"]),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -212,7 +264,8 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
                 process.wait()
     if not last:
         raise MachineError(
-            "The run ended without a word of how:\n" + "\n".join(x for x in lines if x.strip())[-1500:],
+            "The run ended without a word of how:\n"
+            + "\n".join(x for x in lines if x.strip())[-1500:],
             "Look at the server's log; the same command again goes on after the last whole round.",
         )
     return last

@@ -38,10 +38,22 @@ from fedcache.store.outputs import write_output
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
 
 TRAIN = (
-    "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",
-    "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
+    "method",
+    "preset",
+    "backbones",
+    "rounds",
+    "participation",
+    "seeds",
+    "eval_every",
+    "dtype",
+    "aggregate",
+    "on_bad_update",
+    "byzantine",
+    "max_update_norm",
+    "max_rows_per_client",
+    "max_share",
     "max_row_norm",
-)  # fmt: skip
+)
 """Fields of ``TrainConfig`` that an app has."""
 
 PACKAGE = "fedcache_app"
@@ -84,7 +96,9 @@ def why_not(method: Method, hp: Hp) -> str | None:
 def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
     """Refuse what cannot run over sites. Raises UsageError, with the reason."""
     if (why := why_not(method, hp)) is not None:
-        raise UsageError(f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name))
+        raise UsageError(
+            f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name)
+        )
     if config.attack is not None:
         raise UsageError(
             "--attack makes clients lie in a simulation; sites are real.",
@@ -94,7 +108,8 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         raise UsageError(
             "--dp-clip accounts for what is made of uploads, and sites tell their rows, classes and right answers too, "
             "and see in which rounds they are asked.",
-            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
+            IN_PROCESS.format(method.name)
+            + " --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
         )
     plain, simulated = TrainConfig(), (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
     words = {n: value for n in simulated if (value := getattr(config, n)) != getattr(plain, n)}
@@ -106,24 +121,37 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         )
     dealt = ("client_backbones", "client_set", "domain", "partition")
     if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:
-        raise UsageError(f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client.")
+        raise UsageError(
+            f"{', '.join(given)} deals what sites already hold.",
+            "Leave it out: every site is a client.",
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
     """A run, or a grid of runs that travel together, and how long the server waits."""
 
-    train: TrainConfig  # of every point; ``execution`` is ``sequential``, as each site is one client
+    train: (
+        TrainConfig  # of every point; ``execution`` is ``sequential``, as each site is one client
+    )
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hyperparameter -> values
     sites: int = 2  # how many the federation is of
-    start_with: int | None = None  # how many are enough to begin when ``wait`` is over; None for all
-    like: str = ""  # name of the site that the others must agree with; "" for more than half of them
+    start_with: int | None = (
+        None  # how many are enough to begin when ``wait`` is over; None for all
+    )
+    like: str = (
+        ""  # name of the site that the others must agree with; "" for more than half of them
+    )
     quorum: int = 1  # sites without whose sound uploads a round does not count
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
-    runs: str = ""  # directory of results, on the server's machine; "" for the one under its FEDCACHE_HOME
+    runs: str = (
+        ""  # directory of results, on the server's machine; "" for the one under its FEDCACHE_HOME
+    )
     fresh: bool = False  # run again although results are there
-    secure: bool = False  # whether the server is given the sum of a round's uploads and no single one
+    secure: bool = (
+        False  # whether the server is given the sum of a round's uploads and no single one
+    )
     secure_bound: float = BOUND  # within which every number of an upload must lie then
     answer: str = ""  # file that is told how it ended, on the server's machine; "" for none
 
@@ -132,9 +160,14 @@ class Plan:
         """How the server waits."""
         first = self.sites if self.start_with is None else self.start_with
         return Terms(
-            self.sites, first, self.quorum, self.wait, self.timeout,
-            max_rows=self.train.max_rows_per_client, like=self.like,
-        )  # fmt: skip
+            self.sites,
+            first,
+            self.quorum,
+            self.wait,
+            self.timeout,
+            max_rows=self.train.max_rows_per_client,
+            like=self.like,
+        )
 
     @property
     def points(self) -> list[tuple[dict[str, str], TrainConfig]]:
@@ -148,7 +181,9 @@ class Plan:
         for values in itertools.product(*self.sweep.values()):
             swept = dict(zip(self.sweep, values, strict=True))
             named = {split_key(k)[1]: v for k, v in swept.items()}
-            made.append((swept, replace(self.train, set={**self.train.set, **named}, on_bad_update=on_bad)))
+            made.append(
+                (swept, replace(self.train, set={**self.train.set, **named}, on_bad_update=on_bad))
+            )
         return made
 
     def checked(self) -> Plan:
@@ -161,7 +196,9 @@ class Plan:
         parse_seeds(self.train.seeds)
         parse_participation(self.train.participation)
         check_sweeps([self.train.method], self.sweep)
-        strange = [k for k in self.sweep if split_key(k)[0] != "set" or split_key(k)[1] == "feat_post"]
+        strange = [
+            k for k in self.sweep if split_key(k)[0] != "set" or split_key(k)[1] == "feat_post"
+        ]
         if strange:
             raise UsageError(
                 f"--sweep {strange[0]}: a grid that travels in one message varies what heads are trained with.",
@@ -170,21 +207,33 @@ class Plan:
         for _, config in self.points:
             check_suited(method, method.resolve(config.preset, config.set), config)
         terms = self.terms
-        for name, value in (("--sites", terms.sites), ("--quorum", terms.quorum), ("--start-with", terms.start_with)):
+        for name, value in (
+            ("--sites", terms.sites),
+            ("--quorum", terms.quorum),
+            ("--start-with", terms.start_with),
+        ):
             if not 1 <= value <= self.sites:
-                raise UsageError(f"{name} {value}, and there are {self.sites} sites.", f"From 1 to {self.sites}.")
+                raise UsageError(
+                    f"{name} {value}, and there are {self.sites} sites.", f"From 1 to {self.sites}."
+                )
         check_participation(self.train, self.sites)
         if self.secure:
             self._check_secure(method)
         for name, seconds, usual in (("--wait", self.wait, 120), ("--timeout", self.timeout, 600)):
             if not seconds > 0:
-                raise UsageError(f"{name} {seconds:g} is not above 0.", f"For example {name} {usual}")
+                raise UsageError(
+                    f"{name} {seconds:g} is not above 0.", f"For example {name} {usual}"
+                )
         return self
 
     def _check_secure(self, method: Method) -> None:
         """Refuse what secure aggregation cannot do. Raises UsageError."""
         for _, config in self.points:
-            check_secure(method, method.resolve(config.preset, config.set), policy_from_config(config, method))
+            check_secure(
+                method,
+                method.resolve(config.preset, config.set),
+                policy_from_config(config, method),
+            )
         asked = parse_participation(participation_text(self.train, method, self.sites))
         a_round = clients_per_round(asked, self.sites)
         if min(self.sites, a_round) < LEAST_SITES:
@@ -206,7 +255,9 @@ class Plan:
                 "--seeds 0",
             )
         if not 0 < self.secure_bound < float("inf"):
-            raise UsageError(f"--secure-bound {self.secure_bound:g} is not above 0.", f"For example {BOUND:g}")
+            raise UsageError(
+                f"--secure-bound {self.secure_bound:g} is not above 0.", f"For example {BOUND:g}"
+            )
 
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Flat, for ``[tool.flwr.app.config]``; ``flwr run --run-config`` changes what is in it."""
@@ -227,7 +278,10 @@ class Plan:
         """The inverse of ``to_config``; what is "" was not given. Raises UsageError."""
         given = {k.replace("-", "_"): v for k, v in config.items() if v != ""}
         settings = dict(pair.split("=", 1) for pair in str(given.pop("set", "")).split())
-        sweep = {k: tuple(v.split(",")) for k, v in (p.split("=", 1) for p in str(given.pop("sweep", "")).split())}
+        sweep = {
+            k: tuple(v.split(","))
+            for k, v in (p.split("=", 1) for p in str(given.pop("sweep", "")).split())
+        }
         own = {f.name for f in fields(cls)}
         train = {k: v for k, v in given.items() if k not in own}
         for name in ("participation", "seeds"):
@@ -235,11 +289,16 @@ class Plan:
                 train[name] = str(train[name])
         section = {**train, "set": settings, "execution": "sequential", "device": "cpu"}
         try:
-            rest: dict[str, Any] = {k: str(v) if k == "like" else v for k, v in given.items() if k in own}
-            return cls(resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest).checked()
+            rest: dict[str, Any] = {
+                k: str(v) if k == "like" else v for k, v in given.items() if k in own
+            }
+            return cls(
+                resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest
+            ).checked()
         except TypeError as error:
             raise UsageError(
-                f"The app's configuration has a wrong value: {error}.", "Write it anew: fedcache flower app"
+                f"The app's configuration has a wrong value: {error}.",
+                "Write it anew: fedcache flower app",
             ) from error
 
 
@@ -256,13 +315,17 @@ def write_app(plan: Plan, path: Path) -> App:
     path = path.expanduser().resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
         raise UsageError(
-            f"{path} exists and is no app of fedcache.", "Choose another place: fedcache flower app --out DIR"
+            f"{path} exists and is no app of fedcache.",
+            "Choose another place: fedcache flower app --out DIR",
         )
     name = f"fedcache-{plan.train.method}"[:32]
     table = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {
-            "name": name, "version": VERSION, "description": f"{MARK}: {plan.train.method}", "license": "Apache-2.0",
+            "name": name,
+            "version": VERSION,
+            "description": f"{MARK}: {plan.train.method}",
+            "license": "Apache-2.0",
             "dependencies": [NEEDS],
         },
         "tool": {
@@ -270,15 +333,20 @@ def write_app(plan: Plan, path: Path) -> App:
             "flwr": {
                 "app": {
                     "publisher": "fedcache",
-                    "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
+                    "components": {
+                        "serverapp": f"{PACKAGE}.server:app",
+                        "clientapp": f"{PACKAGE}.client:app",
+                    },
                     "config": plan.to_config(),
                 }
             },
         },
-    }  # fmt: skip
+    }
     files = {
         "pyproject.toml": tomli_w.dumps(table),
-        "README.md": README.format(name=name, mark=MARK, method=plan.train.method, sites=plan.sites, folder=path.name),
+        "README.md": README.format(
+            name=name, mark=MARK, method=plan.train.method, sites=plan.sites, folder=path.name
+        ),
         f"{PACKAGE}/__init__.py": f'"""{MARK}."""\n',
         f"{PACKAGE}/client.py": 'from fedcache.federate.engines.flower.client_app import app\n\n__all__ = ["app"]\n',
         f"{PACKAGE}/server.py": 'from fedcache.federate.engines.flower.server_app import app\n\n__all__ = ["app"]\n',
@@ -297,7 +365,8 @@ def read_app(path: Path) -> App:
         config = table["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {shell_word(path)}"
+            f"{path} holds no Flower app.",
+            f"Write one: fedcache flower app --method fed3r --out {shell_word(path)}",
         ) from error
     return App(path.resolve(), Plan.from_config(config))
 

@@ -37,7 +37,9 @@ def need_flower() -> str:
         raise MachineError("Flower is not installed.", INSTALL) from None
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if not LOW <= numbers < HIGH:
-        raise MachineError(f"Flower is {found}, and fedcache works with 1.41.", f"{INSTALL}  (or flwr>=1.41,<1.42)")
+        raise MachineError(
+            f"Flower is {found}, and fedcache works with 1.41.", f"{INSTALL}  (or flwr>=1.41,<1.42)"
+        )
     return found
 
 
@@ -151,16 +153,22 @@ def ends_with_us(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-S", "-c", ENDS_WITH, str(os.getpid()), *command]
 
 
-def start(name: str, command: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None) -> Process:
+def start(
+    name: str, command: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None
+) -> Process:
     """Start a program; its log and its Flower folder are in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
     env = {**environment(folder / f"{name}.flwr"), **(extra or {})}
     with log.open("wb") as sink:
         popen = subprocess.Popen(
-            ends_with_us(command), stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+            ends_with_us(command),
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=env,
             start_new_session=True,
-        )  # fmt: skip
+        )
     return Process(name, popen, log)
 
 
@@ -229,4 +237,6 @@ def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0)
             return
         time.sleep(0.2)
     what = "did not open its port" if process.alive else f"ended with {process.popen.returncode}"
-    raise MachineError(f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}")
+    raise MachineError(
+        f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}"
+    )

@@ -20,7 +20,15 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common import Code, FitIns, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common import recorddict_compat as compat
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -48,7 +56,12 @@ def least_that_stay(sites: int) -> int:
 
 NUMBER_BYTES = 8
 
-STAGES = ("the exchange of keys", "the exchange of shares", "the masked uploads", "taking the masks off")
+STAGES = (
+    "the exchange of keys",
+    "the exchange of shares",
+    "the masked uploads",
+    "taking the masks off",
+)
 
 
 class MessageExchange(Protocol):
@@ -67,7 +80,9 @@ class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linte
     def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
         super().__init__()
         run_id = grid.run.run_id
-        self._asked = [(GridClientProxy(node, grid, run_id), FitIns(Parameters([], ""), {})) for node in nodes]
+        self._asked = [
+            (GridClientProxy(node, grid, run_id), FitIns(Parameters([], ""), {})) for node in nodes
+        ]
         self.answers: dict[int, FitRes] = {}
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> Any:
@@ -92,7 +107,9 @@ class _Polled:
         """What Flower's proxies ask a grid for."""
         return self._grid.run
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """The sound answers to some messages; who did not give one is noted."""
         asked = {message.metadata.dst_node_id: message for message in messages}
         found = self._transport.exchange(asked, timeout or math.inf)
@@ -137,15 +154,28 @@ def secure_sum(
     polled = _Polled(transport, grid)
     round_ = _Round(contents, cast(Grid, polled))
     workflow = SecAggPlusWorkflow(
-        1.0, least_that_stay(len(contents)), max_weight=1.0, clipping_range=bound,
-        quantization_range=levels_for(len(contents)), modulus_range=MODULUS, timeout=timeout,
-    )  # fmt: skip
-    state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number}),
-                        MAIN_PARAMS_RECORD: ArrayRecord()})  # fmt: skip
+        1.0,
+        least_that_stay(len(contents)),
+        max_weight=1.0,
+        clipping_range=bound,
+        quantization_range=levels_for(len(contents)),
+        modulus_range=MODULUS,
+        timeout=timeout,
+    )
+    state = RecordDict(
+        {
+            MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number}),
+            MAIN_PARAMS_RECORD: ArrayRecord(),
+        }
+    )
     context = LegacyContext(Context(grid.run.run_id, 0, {}, state, {}), strategy=round_)
     progress = WorkflowState()
-    stages = (workflow.setup_stage, workflow.share_keys_stage, workflow.collect_masked_vectors_stage,
-              workflow.unmask_stage)  # fmt: skip
+    stages = (
+        workflow.setup_stage,
+        workflow.share_keys_stage,
+        workflow.collect_masked_vectors_stage,
+        workflow.unmask_stage,
+    )
     for stage, name in zip(stages, STAGES, strict=True):
         failed = ""
         try:
@@ -161,7 +191,9 @@ def secure_sum(
     # What SecAgg+ gives is the mean over those whose vector arrived; it stands in each of their answers.
     told = {node: _words(answer) for node, answer in round_.answers.items()}
     mean = parameters_to_ndarrays(next(iter(round_.answers.values())).parameters)[0]
-    return SecureSum(told, torch.from_numpy(np.asarray(mean, np.float64)) * len(told), polled.errors, "")
+    return SecureSum(
+        told, torch.from_numpy(np.asarray(mean, np.float64)) * len(told), polled.errors, ""
+    )
 
 
 def _words(answer: FitRes) -> dict[str, Any]:
@@ -180,10 +212,14 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
     """
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     if configs.get(Key.STAGE) == Stage.SETUP:
-        sites, shares, needed = (configs[key] for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
+        sites, shares, needed = (
+            configs[key] for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
+        )
         fair = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
         if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and fair):
-            raise ValueError(f"{needed} of {shares} shares among {sites} sites do not hide an upload")
+            raise ValueError(
+                f"{needed} of {shares} shares among {sites} sites do not hide an upload"
+            )
     return call_next(message, context)
 
 
@@ -195,5 +231,10 @@ def vector_answer(message: Message, answer: SiteMessage) -> Message:
     if (refusal := refusal_of(answer)) is not None:
         raise ValueError(str(refusal))
     vector = torch.cat([tree["vector"] for tree in answer.trees]).numpy()
-    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 1, {"words": json.dumps(answer.words)})
+    result = FitRes(
+        Status(Code.OK, ""),
+        ndarrays_to_parameters([vector]),
+        1,
+        {"words": json.dumps(answer.words)},
+    )
     return Message(compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)

@@ -46,7 +46,12 @@ class Server:
         self.sites, self.secure_bound = sites, secure_bound
 
     def start(
-        self, spec: TrainingRun, hp: Mapping[str, Value], job_id: str, on_round: OnRound, state: Snapshot | None = None
+        self,
+        spec: TrainingRun,
+        hp: Mapping[str, Value],
+        job_id: str,
+        on_round: OnRound,
+        state: Snapshot | None = None,
     ) -> ServerJob:
         """One point and seed, from the beginning or from a snapshot.
 
@@ -55,7 +60,11 @@ class Server:
         clients = [rows_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         # Where nothing is sent there is nothing to leave out.
-        trust = replace(spec.trust, on_bad="fail") if spec.method.uploads is sends_nothing else spec.trust
+        trust = (
+            replace(spec.trust, on_bad="fail")
+            if spec.method.uploads is sends_nothing
+            else spec.trust
+        )
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
         run.keeps_uploads = self.secure_bound is None and spec.method.uploads is not sends_nothing
         run.start()
@@ -87,7 +96,11 @@ class Server:
                 for ids in (self._merge(job, sample, down, got),)
                 if ids is not None
             ]
-            due = [job for job, _ in ended if not job.open or (eval_every > 0 and job.run.round % eval_every == 0)]
+            due = [
+                job
+                for job, _ in ended
+                if not job.open or (eval_every > 0 and job.run.round % eval_every == 0)
+            ]
             self._score(due, common)
             for job, (ids, traffic) in ended:
                 self._record(job, ids, traffic, seconds, job in due)
@@ -104,16 +117,26 @@ class Server:
         """For each job the uploads of its clients, or why there is none; their sums under secure aggregation."""
         if self.secure_bound is not None:
             return summed_round(
-                self.sites, jobs, samples, downs, common,
-                lambda job, client: self._words(job, client, job.run.round + 1), self.secure_bound,
-            )  # fmt: skip
+                self.sites,
+                jobs,
+                samples,
+                downs,
+                common,
+                lambda job, client: self._words(job, client, job.run.round + 1),
+                self.secure_bound,
+            )
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages, about = {}, {}
         for client, member in enumerate(self.sites.members):
             mine = [g for g, sample in enumerate(samples) if client in sample]
             if mine:
                 told = [self._words(jobs[g], client, jobs[g].run.round + 1) for g in mine]
-                words = {**common, "jobs": told, "clients": len(self.sites.members), "client": client}
+                words = {
+                    **common,
+                    "jobs": told,
+                    "clients": len(self.sites.members),
+                    "client": client,
+                }
                 messages[member.node] = SiteMessage(words, [downs[g] for g in mine])
                 about[member.node] = (client, mine)
         for node, answer in self.sites.ask("fit", messages).items():
@@ -140,7 +163,11 @@ class Server:
         return up if why is None else why
 
     def _merge(
-        self, job: ServerJob, sample: Sequence[int], down: Tree, got: Mapping[int, Tree | str] | SummedUploads
+        self,
+        job: ServerJob,
+        sample: Sequence[int],
+        down: Tree,
+        got: Mapping[int, Tree | str] | SummedUploads,
     ) -> tuple[list[int], Any] | None:
         """Pool what came and end the round; None when that ended the job."""
         run, number = job.run, job.run.round + 1
@@ -172,7 +199,9 @@ class Server:
                     pipeline.add_sum(name, total, dtype)
             already = len(run.rejected)
             pooled = run.pooled(pipeline, ids)
-            for rejected in run.rejected[already:]:  # sound by itself, but the server cannot aggregate with it
+            for rejected in run.rejected[
+                already:
+            ]:  # sound by itself, but the server cannot aggregate with it
                 self._say_rejected(number, rejected.client, rejected.why)
                 reasons[rejected.client] = rejected.why
                 ids.remove(rejected.client)
@@ -185,7 +214,9 @@ class Server:
         job.latest |= dict.fromkeys(ids, number)
         return ids, traffic
 
-    def _check_quorum(self, number: int, ids: Sequence[int], sample: Sequence[int], reasons: Mapping[int, str]) -> None:
+    def _check_quorum(
+        self, number: int, ids: Sequence[int], sample: Sequence[int], reasons: Mapping[int, str]
+    ) -> None:
         """Refuse a round with too few sound uploads; ``reasons`` say why clients of the sample have none."""
         if len(ids) >= self.sites.terms.quorum:
             return
@@ -206,14 +237,18 @@ class Server:
             entry = MissedSite(number, name, why.removeprefix(NO_ANSWER))
             if entry not in self.sites.missed:
                 self.sites.missed.append(entry)
-                self.sites.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
+                self.sites.say(
+                    f"warning: round {number} goes on without site {name!r}: {entry.why}."
+                )
             run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
             return
         if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
         self._say_rejected(number, client, why)
-        run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")
+        run.warnings.append(
+            f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}"
+        )
 
     def _say_rejected(self, number: int, client: int, why: str) -> None:
         """Name the site of a rejected upload in the result and in the log."""
@@ -228,18 +263,24 @@ class Server:
         downs = [job.run.down() for job in jobs]
         messages = {
             m.node: SiteMessage(
-                {**common, "jobs": [self._words(job, c, job.run.round) for job in jobs],
-                 "clients": len(self.sites.members), "client": c},
+                {
+                    **common,
+                    "jobs": [self._words(job, c, job.run.round) for job in jobs],
+                    "clients": len(self.sites.members),
+                    "client": c,
+                },
                 downs,
             )
             for c, m in enumerate(self.sites.members)
-        }  # fmt: skip
+        }
         answers = self.sites.ask("score", messages)
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
             for client, member in enumerate(self.sites.members):
                 answer = _sound(answers[member.node])
-                read = answer if isinstance(answer, str) else checked_counts(answer, g, member.facts)
+                read = (
+                    answer if isinstance(answer, str) else checked_counts(answer, g, member.facts)
+                )
                 if isinstance(read, Tensor):
                     counts[client] = read
                     continue
@@ -248,15 +289,21 @@ class Server:
                     self.sites.missed.append(entry)
                     self.sites.say(f"warning: site {member.facts.name!r} is not scored: {read}.")
                 job.run.warnings.append(f"site {member.facts.name!r} is not scored: {read}")
-            job.evaluation, job.dealt = score_counts(job.run, [m.facts for m in self.sites.members], counts)
+            job.evaluation, job.dealt = score_counts(
+                job.run, [m.facts for m in self.sites.members], counts
+            )
 
-    def _record(self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
+    def _record(
+        self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool
+    ) -> None:
         run = job.run
         diagnostics = run.diagnose() if measured else {}
         if job.leaves_out or not run.trust.plain:
             diagnostics["rejected"] = float(sum(r.round == run.round for r in run.rejected))
         accuracy = job.evaluation.accuracy if measured and job.evaluation is not None else None
-        job.records.append(RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics))
+        job.records.append(
+            RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics)
+        )
         metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(ids), **diagnostics}
         job.on_round(run.round, metrics, asdict(traffic), partial(snapshot_of, run, job.records))
 
@@ -269,16 +316,23 @@ class Server:
         for job in jobs:
             run = job.run
             wider = RunState(
-                run.method, run.hp, run.data, [*run.clients, rows_of(member.facts)], run.seed, run.env.dtype,
+                run.method,
+                run.hp,
+                run.data,
+                [*run.clients, rows_of(member.facts)],
+                run.seed,
+                run.env.dtype,
                 trust=run.trust,
-            )  # fmt: skip
+            )
             wider.keeps_uploads = run.keeps_uploads
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
                 self.sites.say(
                     f"warning: site {name!r} came late: {run.method.name} keeps a place for each site it began with."
                 )
-                self.sites.missed.append(MissedSite(number, name, "came late, and the method has no place for it"))
+                self.sites.missed.append(
+                    MissedSite(number, name, "came late, and the method has no place for it")
+                )
                 return
             wider.server, wider.round = run.server, run.round
             wider.warnings, wider.rejected = run.warnings, run.rejected
@@ -297,7 +351,9 @@ NO_ANSWER = "no answer: "
 """Marks why a site has no upload at all, apart from why an upload is refused."""
 
 
-def _check_model_was_usable(job: ServerJob, number: int, sample: Sequence[int], reasons: Mapping[int, str]) -> None:
+def _check_model_was_usable(
+    job: ServerJob, number: int, sample: Sequence[int], reasons: Mapping[int, str]
+) -> None:
     """Refuse a round in which most sites cannot train from the model, and name none of them.
 
     Raises FederatedRunError, when more than half of the sites of a round send unsound uploads though their uploads of

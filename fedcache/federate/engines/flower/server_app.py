@@ -40,7 +40,11 @@ class Logged(Silent):
         """A line per round that is computed now."""
         if round_.stored:
             return
-        scored = "" if round_.accuracy is None else f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
+        scored = (
+            ""
+            if round_.accuracy is None
+            else f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
+        )
         point = f"{round_.point}, seed" if round_.point else "Seed"
         tell(note=f"{point} {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
 
@@ -59,16 +63,33 @@ def main(grid: Grid, context: Context) -> None:
     except FedcacheError as error:
         tell(error=error_words(error))
         raise FailedError(error.message) from None
-    tell(done=[
-        {"path": str(run.path), "reused": run.reused, "sweep": swept, "result": _short(run.result)}
-        for (swept, _), run in zip(plan.points, runs, strict=True)
-    ])  # fmt: skip
+    tell(
+        done=[
+            {
+                "path": str(run.path),
+                "reused": run.reused,
+                "sweep": swept,
+                "result": _short(run.result),
+            }
+            for (swept, _), run in zip(plan.points, runs, strict=True)
+        ]
+    )
 
 
 def _short(result: dict[str, Any]) -> dict[str, Any]:
     """What a line of the log has room for: no figure per client."""
-    kept = ("method", "protocol", "digest", "hyperparameters", "seeds", "rounds", "dataset", "backbones", "federation",
-            "traffic")  # fmt: skip
+    kept = (
+        "method",
+        "protocol",
+        "digest",
+        "hyperparameters",
+        "seeds",
+        "rounds",
+        "dataset",
+        "backbones",
+        "federation",
+        "traffic",
+    )
     accuracy = {k: result["accuracy"][k] for k in ("mean", "std", "per_seed")}
     trust = {"trust": result["trust"]} if "trust" in result else {}
     return {**{k: result[k] for k in kept}, **trust, "accuracy": accuracy}

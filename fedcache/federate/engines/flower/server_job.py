@@ -32,15 +32,21 @@ class ServerJob:
     rounds: int  # how many there will be
     participation: int | float | None  # as ``RunState.sample`` takes it
     on_round: OnRound  # called after every round
-    leaves_out: bool = False  # whether a malformed upload is left out of its round; else it ends the run
+    leaves_out: bool = (
+        False  # whether a malformed upload is left out of its round; else it ends the run
+    )
     records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
     # client -> shapes of what it says it holds, sorted by name, without tensors that have its rows for an axis
     outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # of the last round that was scored
     dealt: Data | None = None  # the labels that ``evaluation`` is about
     failed: FedcacheError | None = None  # what ended it
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of what the server held at the beginning
-    latest: dict[int, int] = field(default_factory=dict)  # client -> the last round in which the server has its upload
+    shapes: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of what the server held at the beginning
+    latest: dict[int, int] = field(
+        default_factory=dict
+    )  # client -> the last round in which the server has its upload
 
     def answered(self, client: int, told: Any) -> int:
         """The round that a client says it answers; what it holds is noted.
@@ -52,11 +58,18 @@ class ServerJob:
             raise ValueError(f"it answers job {said}, and was asked for {self.id[:12]}")
         number, outline = told.get("round"), told.get("outline")
         shapes = list(outline.values()) if isinstance(outline, dict) else [None]
-        sound = all(isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s) for s in shapes)
+        sound = all(
+            isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s)
+            for s in shapes
+        )
         if type(number) is not int or not sound or len(shapes) > MOST_TENSORS:
             raise ValueError("its words are malformed")
         if outline:
-            held = sorted((name, tuple(shape)) for name, shape in outline.items() if not name.startswith("rows/"))
+            held = sorted(
+                (name, tuple(shape))
+                for name, shape in outline.items()
+                if not name.startswith("rows/")
+            )
             self.outlines[client] = tuple(held)
         return number
 

@@ -46,7 +46,9 @@ HOST = "127.0.0.1"
 Told = Callable[[dict[str, Any]], None]
 
 
-def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, asked: threading.Event) -> None:
+def serve(
+    keys: Path | None, host: str | None, port: int, home: Home, say: Say, asked: threading.Event
+) -> None:
     """Run the SuperLink until it is asked to stop. Raises UsageError, MachineError."""
     need_flower()
     known = None if keys is None else read_keys(keys)
@@ -58,20 +60,32 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
     folder = _folder(home, server_folder(port) + ("" if known is not None else "-insecure"))
     process = start_superlink(Address(where, port), known, folder)
     try:
-        local = Address("127.0.0.1" if where == EVERYWHERE else where, port, None if known is None else known.ca)
+        local = Address(
+            "127.0.0.1" if where == EVERYWHERE else where, port, None if known is None else known.ca
+        )
         if known is not None:
             register(local, list(known.nodes.values()))
             say(f"Sites that may take part: {', '.join(known.nodes) or 'none'}.")
-        say(f"Listening at {where}:{port}{' by TLS' if known is not None else ''}; its log is {process.log}.")
+        say(
+            f"Listening at {where}:{port}{' by TLS' if known is not None else ''}; its log is {process.log}."
+        )
         _stay(process, asked, {})
     finally:
         process.stop()
 
 
 def attend(
-    shard: Path, superlink: str, keys: Path | None, name: str | None, port: int | None, home: Home, say: Say,
-    asked: threading.Event, *, masked_only: bool = False,
-) -> None:  # fmt: skip
+    shard: Path,
+    superlink: str,
+    keys: Path | None,
+    name: str | None,
+    port: int | None,
+    home: Home,
+    say: Say,
+    asked: threading.Event,
+    *,
+    masked_only: bool = False,
+) -> None:
     """Run a SuperNode on a shard until it is asked to stop; with ``masked_only`` it sends no upload as it is.
 
     Raises UsageError, StoreError, MachineError.
@@ -86,14 +100,24 @@ def attend(
         )
     ca, key = (None, None) if keys is None else read_site_keys(keys)
     address = Address.parse(superlink, ca)
-    address.need_loopback("Take --keys DIR, which `fedcache flower keys` made for this site on the server's machine.")
+    address.need_loopback(
+        "Take --keys DIR, which `fedcache flower keys` made for this site on the server's machine."
+    )
     if not address.check():
         say(f"Nothing listens at {address} yet; the site looks for it until it is there.")
     state = state_of(home.root, store)
-    config = {"shard": str(shard.resolve()), "state": str(state), **({"name": name} if name else {})}
+    config = {
+        "shard": str(shard.resolve()),
+        "state": str(state),
+        **({"name": name} if name else {}),
+    }
     config |= {"masked-only": "yes"} if masked_only else {}
-    process = start_supernode(address, config, key, _folder(home, f"site-{state.name}"), port or free_port())
-    say(f"Site {name or store.dataset['shard']['client']!r} at {address}; its log is {process.log}.")
+    process = start_supernode(
+        address, config, key, _folder(home, f"site-{state.name}"), port or free_port()
+    )
+    say(
+        f"Site {name or store.dataset['shard']['client']!r} at {address}; its log is {process.log}."
+    )
     unknown = MachineError(
         f"The server at {address} does not know this site's key {key}, or the same site was killed less than a minute "
         "ago and is not missed yet.",
@@ -138,7 +162,9 @@ class Loopback:
     link: Process  # the server's process
     nodes: dict[str, Process] = field(default_factory=dict)  # name -> process of each site
 
-    def add(self, shard: Path, home: Home, *, name: str | None = None, called: str | None = None) -> Process:
+    def add(
+        self, shard: Path, home: Home, *, name: str | None = None, called: str | None = None
+    ) -> Process:
         """Start a site on a shard; ``called`` is the name of its key and of its log."""
         store = Store.open(shard)
         label = called or shard.stem
@@ -146,20 +172,26 @@ class Loopback:
         if name is not None:
             config["name"] = name
         key = None if self.keys is None else self.keys.site(label) / "node.key"
-        process = start_supernode(self.address, config, key, self.folder, free_port(), f"node-{label}")
+        process = start_supernode(
+            self.address, config, key, self.folder, free_port(), f"node-{label}"
+        )
         self.nodes[label] = process
         return process
 
     def run(self, plan: Plan, told: Told) -> dict[str, Any]:
         """Write the plan's app and run it."""
-        return run_app(write_app(plan, self.folder / f"app-{plan.train.method}").path, self.address, told)
+        return run_app(
+            write_app(plan, self.folder / f"app-{plan.train.method}").path, self.address, told
+        )
 
     def stop(self) -> None:
         """End all of it."""
         stop_all([self.link, *self.nodes.values()])
 
 
-def open_loopback(folder: Path, names: Sequence[str], *, tls: bool, port: int | None = None) -> Loopback:
+def open_loopback(
+    folder: Path, names: Sequence[str], *, tls: bool, port: int | None = None
+) -> Loopback:
     """Start a server on loopback; with ``tls`` for sites of these names alone. Raises MachineError."""
     make_private(folder)
     keys = make_keys(folder / "keys", names, ()) if tls else None
@@ -202,7 +234,10 @@ def up(
     check_client_folder(shards)
     stores = sorted(shards.glob("*.zarr"))
     if not stores:
-        raise StoreError(f"{shards} holds no client stores.", "fedcache shard --partition NAME --out DIR   makes them.")
+        raise StoreError(
+            f"{shards} holds no client stores.",
+            "fedcache shard --partition NAME --out DIR   makes them.",
+        )
     for path in stores:
         Store.open(path)
     plan = replace(plan, sites=len(stores)).checked()
@@ -216,7 +251,11 @@ def up(
         with ExitStack() as stack:
             loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
             stack.callback(loopback.stop)
-            told({"note": f"Server at {loopback.address}{' by TLS' if tls else ''}; logs in {folder}."})
+            told(
+                {
+                    "note": f"Server at {loopback.address}{' by TLS' if tls else ''}; logs in {folder}."
+                }
+            )
             for path in stores:
                 loopback.add(path, home)
             last = loopback.run(plan, told)

@@ -18,7 +18,13 @@ from torch import Tensor
 
 import fedcache
 from fedcache.config import TrainConfig, resolve
-from fedcache.errors import CorruptionError, FedcacheError, FederatedRunError, StoreError, UsageError
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    FederatedRunError,
+    StoreError,
+    UsageError,
+)
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.evaluate import score_job
 from fedcache.federate.engine.feature_post import prepare
@@ -62,11 +68,23 @@ class SiteJob:
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
         """A job as a message tells it."""
-        return cls(str(words["id"]), dict(words["hp"]), int(words["seed"]), int(words["round"]), int(words["since"]))
+        return cls(
+            str(words["id"]),
+            dict(words["hp"]),
+            int(words["seed"]),
+            int(words["round"]),
+            int(words["since"]),
+        )
 
     def to_words(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"id": self.id, "hp": dict(self.hp), "seed": self.seed, "round": self.round, "since": self.since}
+        return {
+            "id": self.id,
+            "hp": dict(self.hp),
+            "seed": self.seed,
+            "round": self.round,
+            "since": self.since,
+        }
 
 
 class _Alone(RunState):
@@ -74,7 +92,9 @@ class _Alone(RunState):
 
     def _eligible(self) -> np.ndarray:
         """Itself, also to be scored without a row to train on."""
-        return np.array([next(i for i, client in enumerate(self.training_clients) if client is not NOBODY)])
+        return np.array(
+            [next(i for i, client in enumerate(self.training_clients) if client is not NOBODY)]
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +111,10 @@ class Site:
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError, when the site has lost what it held."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
-        where, dtype = (int(message.words["clients"]), int(message.words["client"])), str(message.words["dtype"])
+        where, dtype = (
+            (int(message.words["clients"]), int(message.words["client"])),
+            str(message.words["dtype"]),
+        )
         trees: list[Tree] = []
         told: list[dict[str, Any]] = []
         seen: dict[Any, Tree] = {}
@@ -116,14 +139,18 @@ class Site:
                 trees.append(seen[key])
             else:  # masked before it leaves: ``secure_aggregation``
                 masking = Masking.from_words(secure[len(trees)])
-                trees.append({"vector": masking.vector(seen[key], down, float(message.words["weight"]))})
+                trees.append(
+                    {"vector": masking.vector(seen[key], down, float(message.words["weight"]))}
+                )
             outline = {name: list(t.shape) for name, t in kept.items()}
             told.append({"id": job.id, "round": job.round, "outline": outline})
         return SiteMessage({"jobs": told}, trees)
 
     def _run(self, job: SiteJob, clients: int, number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with what this client holds since it last took part."""
-        everybody: Sequence[Client] = [self.client if i == number else NOBODY for i in range(clients)]
+        everybody: Sequence[Client] = [
+            self.client if i == number else NOBODY for i in range(clients)
+        ]
         # An upload that is not finite is the server's to refuse, with the round and this client named.
         trust = TrustPolicy(on_bad="reject")
         run = _Alone(self.method, job.hp, self.data, everybody, job.seed, dtype, trust=trust)
@@ -138,11 +165,17 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
     """Labelled test rows by (domain, label, predicted class); the last class stands for no prediction. int64."""
     C = data.classes
     label = data.y.cpu().numpy()[evaluation.rows]
-    domain = np.zeros(len(label), np.int64) if data.domain is None else data.domain.cpu().numpy()[evaluation.rows]
+    domain = (
+        np.zeros(len(label), np.int64)
+        if data.domain is None
+        else data.domain.cpu().numpy()[evaluation.rows]
+    )
     known = label >= 0
     guess = np.where(evaluation.predictions < 0, C, evaluation.predictions)[known]
     flat = (domain[known] * C + label[known]) * (C + 1) + guess
-    return torch.from_numpy(np.bincount(flat, minlength=domains * C * (C + 1)).reshape(domains, C, C + 1))
+    return torch.from_numpy(
+        np.bincount(flat, minlength=domains * C * (C + 1)).reshape(domains, C, C + 1)
+    )
 
 
 @dataclass(frozen=True)
@@ -164,10 +197,13 @@ class StoredClientMemory:
             found = read_sealed(self._path(job, round_), self._what(job, round_))
         except CorruptionError as error:
             raise FederatedRunError(
-                f"What site {self.client!r} held after round {round_} is damaged, and it does not go on from it.", hint
+                f"What site {self.client!r} held after round {round_} is damaged, and it does not go on from it.",
+                hint,
             ) from error
         if found is None:
-            raise FederatedRunError(f"Site {self.client!r} has lost what it held after round {round_}.", hint)
+            raise FederatedRunError(
+                f"Site {self.client!r} has lost what it held after round {round_}.", hint
+            )
         return found.tensors
 
     def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
@@ -176,7 +212,9 @@ class StoredClientMemory:
         for folder in (self.folder, path.parent.parent, path.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
-        tensors = {k: t.detach().contiguous().clone() for k, t in tree.items()}  # files hold no shared memory
+        tensors = {
+            k: t.detach().contiguous().clone() for k, t in tree.items()
+        }  # files hold no shared memory
         write_sealed(path, self._what(job, round_), {}, tensors)
         for old in path.parent.glob("after-*.safetensors"):
             if int(old.stem.removeprefix("after-")) < since:
@@ -184,11 +222,19 @@ class StoredClientMemory:
 
     def _path(self, job: str, round_: int) -> Path:
         if not job.isalnum():
-            raise FederatedRunError(f"A job is called {job!r:.40}.", "Start the run with fedcache flower.")
+            raise FederatedRunError(
+                f"A job is called {job!r:.40}.", "Start the run with fedcache flower."
+            )
         return self.folder / job / digest_of(self.client)[:16] / f"after-{round_}.safetensors"
 
     def _what(self, job: str, round_: int) -> dict[str, Any]:
-        return {"kind": "client state", "store": self.store, "client": self.client, "job": job, "round": round_}
+        return {
+            "kind": "client state",
+            "store": self.store,
+            "client": self.client,
+            "job": job,
+            "round": round_,
+        }
 
 
 @dataclass(frozen=True)
@@ -217,9 +263,13 @@ class ShardSite:
                 )
             data, client = request.data(str(message.words["feat_post"])), request.client(self.name)
             domains = len(request.store.samples.domains)
-            memory = StoredClientMemory(self.state, str(request.store.dataset["digest"]), client.name)
+            memory = StoredClientMemory(
+                self.state, str(request.store.dataset["digest"]), client.name
+            )
             feat_post = str(message.words["feat_post"])
-            models = SiteModels(self.state, request.store, tuple(request.keys), feat_post, client.name)
+            models = SiteModels(
+                self.state, request.store, tuple(request.keys), feat_post, client.name
+            )
             return Site(request.method, data, client, memory, domains, models).answer(kind, message)
         except FedcacheError as error:
             return refused(error)
@@ -277,7 +327,9 @@ class SiteRequest:
             )
         good = s.ok == 1
         called = name or str(shard["client"])  # type: ignore[index]
-        return Client(called, np.flatnonzero(good & (s.split == 0)), np.flatnonzero(good & (s.split == 1)))
+        return Client(
+            called, np.flatnonzero(good & (s.split == 0)), np.flatnonzero(good & (s.split == 1))
+        )
 
     def facts(self, name: str | None) -> SiteFacts:
         """What the site says of itself."""
@@ -305,7 +357,9 @@ class SiteRequest:
             keys=tuple(keys),
             backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
             recipes=tuple(self.recipes),
-            made_from=tuple(canonical_json(dict(store.arrays[key].recipe)).decode() for key in keys),
+            made_from=tuple(
+                canonical_json(dict(store.arrays[key].recipe)).decode() for key in keys
+            ),
             widths=tuple(int(store.arrays[key].shape[2]) for key in keys),
             views=min(views),
             text="" if text is None else sha256_hex(text.tobytes()),

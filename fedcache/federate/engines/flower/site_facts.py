@@ -15,17 +15,37 @@ import numpy as np
 from fedcache.store.files import sha256_hex
 
 COUNTS = {
-    "train": (0, 2**53), "test": (0, 2**53), "owned": (0, 100_000), "views": (1, 10_000), "rows": (0, 2**53),
+    "train": (0, 2**53),
+    "test": (0, 2**53),
+    "owned": (0, 100_000),
+    "views": (1, 10_000),
+    "rows": (0, 2**53),
     "ok": (0, 2**53),
-}  # fmt: skip
+}
 """Fact -> the smallest and the largest number that it may be; float64 holds every whole number up to 2^53."""
 
-TEXTS = {"name": 200, "tests": 200, "text": 200, "feat_post": 40, "dataset": 200, "parent": 200, "slug": 200,
-         "code": 200, "version": 100}  # fmt: skip
+TEXTS = {
+    "name": 200,
+    "tests": 200,
+    "text": 200,
+    "feat_post": 40,
+    "dataset": 200,
+    "parent": 200,
+    "slug": 200,
+    "code": 200,
+    "version": 100,
+}
 """Fact -> the most characters that it may have."""
 
-LISTS = {"classes": (100_000, 1000), "domains": (10_000, 1000), "keys": (100, 1000), "backbones": (100, 1000),
-         "recipes": (100, 200), "made_from": (100, 20_000), "templates": (1000, 10_000)}  # fmt: skip
+LISTS = {
+    "classes": (100_000, 1000),
+    "domains": (10_000, 1000),
+    "keys": (100, 1000),
+    "backbones": (100, 1000),
+    "recipes": (100, 200),
+    "made_from": (100, 20_000),
+    "templates": (1000, 10_000),
+}
 """Fact -> the most texts that it may hold, and the most characters of each."""
 
 WIDTHS, WIDEST = 100, 1_000_000
@@ -69,8 +89,13 @@ class SiteFacts:
         values = {f.name: _fact(f.name, words.get(f.name)) for f in fields(cls)}
         made = cls(**values)
         if not made.name or "/" in made.name or not made.name.isprintable():
-            raise ValueError(f"name is {made.name!r:.60}, expected printable characters without '/'")
-        if not made.keys or len({len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}) > 1:
+            raise ValueError(
+                f"name is {made.name!r:.60}, expected printable characters without '/'"
+            )
+        if (
+            not made.keys
+            or len({len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}) > 1
+        ):
             raise ValueError("it does not have one backbone, recipe and width for each array")
         if made.recipes != tuple(sha256_hex(text.encode()) for text in made.made_from):
             raise ValueError("its recipes do not have the digests that it says")
@@ -80,7 +105,9 @@ class SiteFacts:
                 f"{made.ok:,} of them sound"
             )
         if made.owned > min(made.train, len(made.classes)):
-            raise ValueError(f"it owns {made.owned} classes of {len(made.classes)} with {made.train} rows")
+            raise ValueError(
+                f"it owns {made.owned} classes of {len(made.classes)} with {made.train} rows"
+            )
         return made
 
     def to_words(self) -> dict[str, Any]:
@@ -97,21 +124,29 @@ def _fact(name: str, value: Any) -> Any:
     if name in COUNTS:
         low, high = COUNTS[name]
         if not _is_whole(value, low, high):
-            raise ValueError(f"{name} is {value!r:.60}, expected a whole number from {low} to {high:,}")
+            raise ValueError(
+                f"{name} is {value!r:.60}, expected a whole number from {low} to {high:,}"
+            )
         return value
     if name in TEXTS:
         if not isinstance(value, str) or len(value) > TEXTS[name]:
-            raise ValueError(f"{name} is {value!r:.60}, expected a text of at most {TEXTS[name]} characters")
+            raise ValueError(
+                f"{name} is {value!r:.60}, expected a text of at most {TEXTS[name]} characters"
+            )
         return value
     if name == "widths":
         known = isinstance(value, list | tuple) and len(value) <= WIDTHS
         if not known or not all(_is_whole(n, 1, WIDEST) for n in value):
-            raise ValueError(f"widths is {value!r:.60}, expected at most {WIDTHS} numbers from 1 to {WIDEST:,}")
+            raise ValueError(
+                f"widths is {value!r:.60}, expected at most {WIDTHS} numbers from 1 to {WIDEST:,}"
+            )
         return tuple(value)
     most, longest = LISTS[name]
     known = isinstance(value, list | tuple) and len(value) <= most
     if not known or not all(isinstance(text, str) and len(text) <= longest for text in value):
-        raise ValueError(f"{name} is {value!r:.60}, expected at most {most:,} texts of {longest:,} characters")
+        raise ValueError(
+            f"{name} is {value!r:.60}, expected at most {most:,} texts of {longest:,} characters"
+        )
     return tuple(value)
 
 
@@ -130,7 +165,9 @@ class RowCounts:
 
 def rows_of(facts: SiteFacts) -> RowCounts:
     """The client of a site, for ``RunState``; its rows take no memory."""
-    return RowCounts(facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64))
+    return RowCounts(
+        facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64)
+    )
 
 
 SAME = {

@@ -60,7 +60,9 @@ class SiteNames:
         gone, known = list(names), self.known()
         for name in gone:
             if name not in known:
-                raise unknown("site", name, known, hint="" if known else "No name belongs to a key yet.")
+                raise unknown(
+                    "site", name, known, hint="" if known else "No name belongs to a key yet."
+                )
         self._change(lambda now: {name: key for name, key in now.items() if name not in gone})
 
     def _change(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:

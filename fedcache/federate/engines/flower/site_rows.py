@@ -17,7 +17,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.evaluate import PersonalModels, Scores, evaluate_global, evaluate_personal
+from fedcache.federate.engine.evaluate import (
+    PersonalModels,
+    Scores,
+    evaluate_global,
+    evaluate_personal,
+)
 from fedcache.federate.engine.feature_post import longest_row
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
@@ -45,7 +50,9 @@ class SiteRows:
         """Those of the first site; all have them by the same recipes."""
         return list(self.facts[0].keys)
 
-    def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
+    def partitions(
+        self, method: Method, seeds: Sequence[int]
+    ) -> tuple[dict[int, Partition], str | None]:
         """Every site is a client. One row stands for all of its own; the digest of the stores says which they are."""
         one, none = np.zeros(1, np.int64), np.ones(1, np.int64)
         partition = Partition(
@@ -60,11 +67,15 @@ class SiteRows:
         )
         return dict.fromkeys(seeds, partition), None
 
-    def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
+    def feat_post(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
+    ) -> str:
         """What every site does to its features."""
         return self.facts[0].feat_post
 
-    def read(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str) -> RunFeatures:
+    def read(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
         """Widths, views and classes of features that have no row."""
         first = self.facts[0]
         data = Data(
@@ -81,7 +92,9 @@ class SiteRows:
         recipes = tuple(parse_json(text.encode()) for text in first.made_from)
         return RunFeatures(tuple(arrays), data, digests, first.templates, recipes, first.feat_post)
 
-    def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
+    def overrides(
+        self, method: Method, features: RunFeatures, clients: int
+    ) -> dict[int, ClientOverrides]:
         """None: they were refused."""
         return {}
 
@@ -107,7 +120,9 @@ class SiteRows:
         return {}
 
 
-def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
+def score_counts(
+    run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]
+) -> tuple[Evaluation, Data]:
     """The evaluation of a run, and the labels that its rows are numbers of.
 
     ``counts`` are int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
@@ -132,7 +147,9 @@ def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int,
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
         clients.append(RowCounts(known.name, first[key], first[key]))
-    y, of, predicted = (np.concatenate([np.empty(0, np.int64), *parts]) for parts in (label, domain, guess))
+    y, of, predicted = (
+        np.concatenate([np.empty(0, np.int64), *parts]) for parts in (label, domain, guess)
+    )
     data = Data(torch.empty(len(y), 1, 0), torch.from_numpy(y), C, domain=torch.from_numpy(of))
 
     def scores(rows: Tensor) -> Tensor:
@@ -147,7 +164,9 @@ def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int,
     def model(_client: int) -> Scores:
         return scores
 
-    return evaluate_personal(PersonalModels(model), data, clients, headline=run.method.headline), data
+    return evaluate_personal(
+        PersonalModels(model), data, clients, headline=run.method.headline
+    ), data
 
 
 def domain_names(facts: Sequence[SiteFacts]) -> list[str]:

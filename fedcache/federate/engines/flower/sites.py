@@ -39,7 +39,9 @@ class Member:
     key: str = ""  # fingerprint of the node's public key
 
 
-def compatible_sites(members: Sequence[Member], like: str = "") -> tuple[list[Member], list[tuple[Member, str, str]]]:
+def compatible_sites(
+    members: Sequence[Member], like: str = ""
+) -> tuple[list[Member], list[tuple[Member, str, str]]]:
     """The largest group of sites that can be taken together, in client order, and the others, each with why and a hint.
 
     Of equal groups the one with the first site is taken; with ``like`` the group of the site of that name, whatever its
@@ -52,18 +54,26 @@ def compatible_sites(members: Sequence[Member], like: str = "") -> tuple[list[Me
         return [], []
     usual = named[0] if named else ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
     found = [(member, difference(member.facts, usual.facts)) for member in ordered]
-    return [m for m, why in found if why is None], [(m, *why) for m, why in found if why is not None]
+    return [m for m, why in found if why is None], [
+        (m, *why) for m, why in found if why is not None
+    ]
 
 
 def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
     """Why a site cannot have its name, in words, and a hint; None when no other key has it."""
     name = member.facts.name
-    return None if owners.get(name, member.key) == member.key else (NAME_BOUND, BOUND_HINT.format(shell_word(name)))
+    return (
+        None
+        if owners.get(name, member.key) == member.key
+        else (NAME_BOUND, BOUND_HINT.format(shell_word(name)))
+    )
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
     """Client order: the numbers of shards, then names."""
-    return sorted(members, key=lambda m: (m.facts.number is None, m.facts.number or 0, m.facts.name))
+    return sorted(
+        members, key=lambda m: (m.facts.number is None, m.facts.number or 0, m.facts.name)
+    )
 
 
 @dataclass(frozen=True)
@@ -81,11 +91,16 @@ class RowLimits:
             return cls(most, most, "--max-rows-per-client")
         said = [m.facts.train for m in members], [m.facts.test for m in members]
         train, test = (min(MOST_ROWS, int(far_out_limit(rows) or MOST_ROWS)) for rows in said)
-        return cls(train, test, f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most")
+        return cls(
+            train, test, f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most"
+        )
 
     def problem(self, facts: SiteFacts) -> tuple[str, str] | None:
         """What is too much of a site's rows, in words, and a hint; None when they are believed."""
-        for rows, most, what in ((facts.train, self.train, "train on"), (facts.test, self.test, "be scored on")):
+        for rows, most, what in (
+            (facts.train, self.train, "train on"),
+            (facts.test, self.test, "be scored on"),
+        ):
             if rows > most:
                 return (
                     f"it claims {rows:,} rows to {what}, and {most:,} are believed ({self.why})",
@@ -124,7 +139,9 @@ START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:POR
 class SecureSum:
     """What a server learns of a round of secure aggregation."""
 
-    words: Mapping[int, Mapping[str, Any]]  # node -> what it says beside its vector, for those that are in the sum
+    words: Mapping[
+        int, Mapping[str, Any]
+    ]  # node -> what it says beside its vector, for those that are in the sum
     total: Tensor  # [d] float64, the sum of their vectors
     missing: Mapping[int, str]  # node -> why it is not in the sum
     failed: str  # why there is no sum at all; "" when there is one
@@ -144,10 +161,14 @@ class Transport(Protocol):
     def nodes(self) -> Mapping[int, str]:
         """Nodes that can be reached now, each with the fingerprint of its public key."""
 
-    def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+    def ask(
+        self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
+    ) -> dict[int, SiteMessage | str]:
         """Send one message to each node: what each answers, or why it does not, in words."""
 
-    def ask_sum(self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float) -> SecureSum:
+    def ask_sum(
+        self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
+    ) -> SecureSum:
         """As ``ask("fit", ..)``, of which only the sum of the answers' vectors is learnt.
 
         ``bound`` is that of every number, ``number`` that of the round, ``timeout`` that of each exchange in seconds.
@@ -164,8 +185,12 @@ class Terms:
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
     poll: float = 1.0  # seconds between looks for new nodes
-    max_rows: int | None = None  # the most rows that a site is believed to have; None for ``RowLimits``' own
-    like: str = ""  # name of the site that the others must agree with; "" for more than half of them
+    max_rows: int | None = (
+        None  # the most rows that a site is believed to have; None for ``RowLimits``' own
+    )
+    like: str = (
+        ""  # name of the site that the others must agree with; "" for more than half of them
+    )
 
 
 @dataclass
@@ -181,15 +206,26 @@ class Sites:
     """Who takes part; ``say`` is told the story, a line at a time."""
 
     def __init__(
-        self, transport: Transport, terms: Terms, say: Callable[[str], None], names: SiteNames | None = None
+        self,
+        transport: Transport,
+        terms: Terms,
+        say: Callable[[str], None],
+        names: SiteNames | None = None,
     ) -> None:
-        self.transport, self.terms, self.say, self.names = transport, terms, say, names or SiteNames()
+        self.transport, self.terms, self.say, self.names = (
+            transport,
+            terms,
+            say,
+            names or SiteNames(),
+        )
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites without which something was done
         self.joined: list[MissedSite] = []  # sites that came after the beginning
         self._question: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have said what they have, or are asked no more
-        self._silent: Counter[int] = Counter()  # node -> how often it was asked what it has, and said nothing
+        self._silent: Counter[int] = (
+            Counter()
+        )  # node -> how often it was asked what it has, and said nothing
 
     def gather(self, question: Mapping[str, Any]) -> list[Member]:
         """Wait for the sites, ask them ``question``, and take those that fit together, in client order.
@@ -202,9 +238,13 @@ class Sites:
         last = time.monotonic() + self.terms.wait
         self.say(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
-            self.say("A name is that of the first node that takes it, in this run alone: sites have no keys here.")
+            self.say(
+                "A name is that of the first node that takes it, in this run alone: sites have no keys here."
+            )
         else:
-            self.say(f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one.")
+            self.say(
+                f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one."
+            )
         while True:
             came += self._ask_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, refused, disbelieved = self._judged(came)
@@ -220,10 +260,15 @@ class Sites:
         here = self._met | set(self._silent)
         enough = self.terms.start_with - (len(here) - len(kept))
         if len(kept) < (max(1, enough) if time.monotonic() >= last else self.terms.sites):
-            lacking += [FederatedRunError(f"Site {m.facts.name!r}: {why}.", hint) for m, why, hint in disbelieved]
+            lacking += [
+                FederatedRunError(f"Site {m.facts.name!r}: {why}.", hint)
+                for m, why, hint in disbelieved
+            ]
             raise self._too_few(kept, refused, lacking)
         if len(kept) < self.terms.sites:
-            self.say(f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then.")
+            self.say(
+                f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then."
+            )
         self.members = kept
         self._bind(kept)
         limits = RowLimits.of(kept, self.terms.max_rows)
@@ -240,7 +285,11 @@ class Sites:
         found = [(member, limits.problem(member.facts)) for member in fit]
         disbelieved = [(member, *problem) for member, problem in found if problem is not None]
         owners = self.names.known()
-        stolen = [(m, *problem) for m, why in found if why is None and (problem := _of_another_key(m, owners))]
+        stolen = [
+            (m, *problem)
+            for m, why in found
+            if why is None and (problem := _of_another_key(m, owners))
+        ]
         believed = [m for m, why in found if why is None and _of_another_key(m, owners) is None]
         first: dict[str, int] = {}
         for member in sorted(believed, key=lambda m: [c.node for c in came].index(m.node)):
@@ -266,7 +315,9 @@ class Sites:
         new = sorted(set(here) - self._met)
         questions = {n: SiteMessage(self._question) for n in new}
         timeout = min(wait, self.terms.timeout)
-        for node, answer in (self.transport.ask("facts", questions, timeout) if new else {}).items():
+        for node, answer in (
+            self.transport.ask("facts", questions, timeout) if new else {}
+        ).items():
             # A site that was ended meanwhile is asked again when it is back: its key makes it the same node. One that
             # is slow, or lost one answer, is asked again a few times.
             if isinstance(answer, str) and answer != GONE:
@@ -285,14 +336,22 @@ class Sites:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
             except ValueError as error:
                 lacking.append(f"its facts are malformed: {error}")
-                self.say(f"warning: node {node} takes no part: what it says of itself cannot be: {error}.")
-                self.missed.append(MissedSite(0, f"node {node}", f"refused: its facts are malformed: {error}"))
+                self.say(
+                    f"warning: node {node} takes no part: what it says of itself cannot be: {error}."
+                )
+                self.missed.append(
+                    MissedSite(0, f"node {node}", f"refused: its facts are malformed: {error}")
+                )
                 continue
             came.append(Member(node, facts, here[node]))
-            self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
+            self.say(
+                f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on."
+            )
         return came
 
-    def _undecided(self, came: Sequence[Member], refused: Sequence[tuple[Member, str, str]]) -> FedcacheError:
+    def _undecided(
+        self, came: Sequence[Member], refused: Sequence[tuple[Member, str, str]]
+    ) -> FedcacheError:
         """Why nobody knows which sites are right."""
         others = {member.node for member, *_ in refused}
         first = next(m for m in in_client_order(came) if m.node not in others)
@@ -304,7 +363,10 @@ class Sites:
         )
 
     def _too_few(
-        self, kept: Sequence[Member], refused: Sequence[tuple[Member, str, str]], lacking: Sequence[FedcacheError | str]
+        self,
+        kept: Sequence[Member],
+        refused: Sequence[tuple[Member, str, str]],
+        lacking: Sequence[FedcacheError | str],
     ) -> FedcacheError:
         names = ", ".join(m.facts.name for m in kept) or "none"
         said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
@@ -326,14 +388,23 @@ class Sites:
         why = ""
         for member in self.members:
             answer = self.ask("text", {member.node: SiteMessage(self._question)})[member.node]
-            sent = None if isinstance(answer, str) or not answer.trees else answer.trees[0].get("text")
-            if sent is not None and sent.dtype == torch.float32 and sent.dim() == 2 and len(sent) == classes:
+            sent = (
+                None if isinstance(answer, str) or not answer.trees else answer.trees[0].get("text")
+            )
+            if (
+                sent is not None
+                and sent.dtype == torch.float32
+                and sent.dim() == 2
+                and len(sent) == classes
+            ):
                 if sha256_hex(sent.numpy().tobytes()) == digest:
                     return sent
                 why = "it sent others than it said"
             else:
                 why = answer if isinstance(answer, str) else "it sent none"
-            self.say(f"warning: site {member.facts.name!r} was asked for the class text features: {why}.")
+            self.say(
+                f"warning: site {member.facts.name!r} was asked for the class text features: {why}."
+            )
         raise FederatedRunError(
             f"No site of {len(self.members)} sent the class text features; the last because {why}.",
             "Run again; what was computed is kept.",
@@ -347,7 +418,9 @@ class Sites:
         for member in came:
             everybody = [*self.members, *fresh]
             found = difference(member.facts, self.members[0].facts)
-            found = found or RowLimits.of([*everybody, member], self.terms.max_rows).problem(member.facts)
+            found = found or RowLimits.of([*everybody, member], self.terms.max_rows).problem(
+                member.facts
+            )
             found = found or _of_another_key(member, owners)
             if found is None and member.facts.name in (m.facts.name for m in everybody):
                 found = NAME_TAKEN, NAME_HINT

@@ -24,7 +24,9 @@ class SummedUploads:
     """What a server learns of a job's round."""
 
     clients: Sequence[int] = ()  # who is in the sums, in client order
-    sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(default_factory=dict)  # as ``UploadPipeline.add_sum``
+    sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(
+        default_factory=dict
+    )  # as ``UploadPipeline.add_sum``
     missing: Mapping[int, str] = field(default_factory=dict)  # client -> why it is not in them
     failed: str = ""  # why there are no sums; "" when there are
     sent: tuple[int, int] = (0, UPLOAD_BYTES)  # numbers that each client sent, and bytes of one
@@ -63,15 +65,23 @@ def summed_round(
         maskings = []
         for g in group:
             run = jobs[g].run
-            maskings.append(Masking.of(run.method, run.hp, run.expected_uploads(), downs[g], scale, bound))
+            maskings.append(
+                Masking.of(run.method, run.hp, run.expected_uploads(), downs[g], scale, bound)
+            )
         asked = {
             sites.members[client].node: SiteMessage(
-                {**common, "jobs": [words(jobs[g], client) for g in group], "clients": len(sites.members),
-                 "client": client, "weight": weights[client], "secure": [m.to_words() for m in maskings]},
+                {
+                    **common,
+                    "jobs": [words(jobs[g], client) for g in group],
+                    "clients": len(sites.members),
+                    "client": client,
+                    "weight": weights[client],
+                    "secure": [m.to_words() for m in maskings],
+                },
                 [downs[g] for g in group],
             )
             for client in clients
-        }  # fmt: skip
+        }
         number = jobs[group[0]].run.round + 1
         got = sites.transport.ask_sum(asked, bound, number, sites.terms.timeout)
         places = {sites.members[client].node: client for client in clients}
@@ -84,9 +94,15 @@ def summed_round(
 
 
 def _read(
-    job: ServerJob, got: SecureSum, total: Tensor, place: int, masking: Masking, down: Tree, places: Mapping[int, int],
+    job: ServerJob,
+    got: SecureSum,
+    total: Tensor,
+    place: int,
+    masking: Masking,
+    down: Tree,
+    places: Mapping[int, int],
     weights: Mapping[int, float],
-) -> SummedUploads:  # fmt: skip
+) -> SummedUploads:
     """One job's part of a sum."""
     missing = {places[node]: why for node, why in got.missing.items() if node not in got.words}
     if got.failed:
@@ -98,8 +114,12 @@ def _read(
         except (LookupError, TypeError, ValueError):
             sound = False
         if not sound:  # its vector cannot be taken out of the sum
-            return SummedUploads(missing=missing, failed=f"client {places[node]} answered another round or job")
+            return SummedUploads(
+                missing=missing, failed=f"client {places[node]} answered another round or job"
+            )
     if len(total) != masking.size or not bool(torch.isfinite(total).all()):
-        return SummedUploads(missing=missing, failed=f"the sum has {len(total)} finite numbers of {masking.size}")
+        return SummedUploads(
+            missing=missing, failed=f"the sum has {len(total)} finite numbers of {masking.size}"
+        )
     sums = masking.sums(total, down, [weights[client] for client in clients])
     return SummedUploads(clients, sums, missing, sent=(masking.size, UPLOAD_BYTES))

@@ -23,7 +23,12 @@ from fedcache.store.files import sha256_hex
 STYPE = "fedcache.raw"
 """How the bytes of an array are to be read: as they lie, little endian."""
 
-KINDS = {"facts": "query.facts", "text": "query.text", "fit": "train.fit", "score": "evaluate.score"}
+KINDS = {
+    "facts": "query.facts",
+    "text": "query.text",
+    "fit": "train.fit",
+    "score": "evaluate.score",
+}
 """What is asked for -> Flower's type of the message."""
 
 PULL_EVERY = 0.5
@@ -41,7 +46,9 @@ WHY = {
 def to_record(packed: PackedMessage) -> RecordDict:
     """A packed message as Flower carries it."""
     arrays = {k: Array(r.dtype, r.shape, STYPE, r.data) for k, r in packed.arrays.items()}
-    return RecordDict({"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)})
+    return RecordDict(
+        {"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)}
+    )
 
 
 def from_record(record: RecordDict) -> PackedMessage:
@@ -71,7 +78,9 @@ class FlowerTransport:
         """Nodes that are online, each with the fingerprint of its public key."""
         return {node.node_id: sha256_hex(node.public_key) for node in self._grid.get_nodes()}
 
-    def ask(self, kind: str, contents: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+    def ask(
+        self, kind: str, contents: Mapping[int, SiteMessage], timeout: float
+    ) -> dict[int, SiteMessage | str]:
         """Send one message to each node; what each answers, or why it does not."""
         asked = {}
         for node, content in contents.items():
@@ -91,7 +100,9 @@ class FlowerTransport:
                 found[node] = f"its answer is malformed: {error}"
         return found
 
-    def ask_sum(self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float) -> SecureSum:
+    def ask_sum(
+        self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
+    ) -> SecureSum:
         """As ``ask`` for ``fit``, of which only the sum over the nodes is learnt."""
         records = {node: to_record(pack(content)) for node, content in contents.items()}
         return secure_sum(self, self._grid, records, bound=bound, number=number, timeout=timeout)
@@ -105,7 +116,11 @@ class FlowerTransport:
             for number in self._grid.push_messages([message]):
                 if number:
                     waiting[number] = node
-        found |= {n: "the SuperLink did not take the message" for n in messages if n not in waiting.values()}
+        found |= {
+            n: "the SuperLink did not take the message"
+            for n in messages
+            if n not in waiting.values()
+        }
         last = time.monotonic() + timeout
         while waiting and time.monotonic() < last:
             time.sleep(PULL_EVERY)

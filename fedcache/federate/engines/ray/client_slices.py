@@ -79,7 +79,12 @@ def set_up_clients(task: ClientsTask) -> HeldRun:
 
 
 def fit_slice(
-    held: HeldRun, seed: int, number: int, groups: Sequence[Group], states: dict[int, Tree], down: Tree
+    held: HeldRun,
+    seed: int,
+    number: int,
+    groups: Sequence[Group],
+    states: dict[int, Tree],
+    down: Tree,
 ) -> dict[str, Any]:
     """What each group of clients sends in round ``number`` (from 0), and what its clients keep afterwards."""
     job = held.job(seed)
@@ -95,7 +100,9 @@ class OverRay(Sequential):
 
     pool: Callable[[], RayWorkerPool]
 
-    def uploads(self, point: RunState, down: Tree, groups: Sequence[Group]) -> Iterator[tuple[Group, Tree]]:
+    def uploads(
+        self, point: RunState, down: Tree, groups: Sequence[Group]
+    ) -> Iterator[tuple[Group, Tree]]:
         """As ``Sequential``; clients of later slices are trained while earlier ones are pooled."""
         pool = type(self).pool()
         pieces, begun = slices(groups, AHEAD * pool.slots), 0
@@ -103,7 +110,12 @@ class OverRay(Sequential):
         answers: dict[int, dict[str, Any]] = {}
         for turn, piece in enumerate(pieces):
             while begun < min(len(pieces), turn + AHEAD * pool.slots):
-                held = {c: s for group in pieces[begun] for c in group if (s := point.states.get(c)) is not None}
+                held = {
+                    c: s
+                    for group in pieces[begun]
+                    for c in group
+                    if (s := point.states.get(c)) is not None
+                }
                 pool.submit(begun, point.seed, point.round, pieces[begun], held, sent)
                 begun += 1
             while turn not in answers:

@@ -59,7 +59,10 @@ PREFIX, HELD = "fedcache-ray-", "held.lock"
 def need_ray() -> None:
     """Refuse where Ray is not installed; nothing is imported. Raises MachineError, with the line that installs it."""
     if find_spec("ray") is None:
-        raise MachineError("--engine ray needs the package ray, which is not installed.", "pip install 'fedcache[ray]'")
+        raise MachineError(
+            "--engine ray needs the package ray, which is not installed.",
+            "pip install 'fedcache[ray]'",
+        )
 
 
 def check_address(address: str) -> None:
@@ -81,7 +84,9 @@ def check_address(address: str) -> None:
     except TimeoutError:
         found = b""
     except OSError as error:
-        raise MachineError(f"No Ray cluster answers at {address}: {error.strerror or error}.", how) from error
+        raise MachineError(
+            f"No Ray cluster answers at {address}: {error.strerror or error}.", how
+        ) from error
     if len(found) < 4 or found[3] != 4:  # a server of Ray begins with its HTTP/2 settings
         raise MachineError(f"What answers at {address} is no Ray cluster.", how)
 
@@ -108,7 +113,9 @@ class Cluster:
     def slots(self, cpus: int, gpus: int = 0) -> int:
         """Calls of that size that can run at once, now."""
         wanted = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
-        return sum(min(int(node.get(k, 0) // v) for k, v in wanted.items()) for node in self.nodes())
+        return sum(
+            min(int(node.get(k, 0) // v) for k, v in wanted.items()) for node in self.nodes()
+        )
 
     def need(self, cpus: int, gpus: int = 0) -> int:
         """``slots``, at least one. Raises MachineError, when no node is large enough."""
@@ -137,7 +144,10 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     home = None if address is not None else os.environ.get("HOME", str(Path.home()))
     where = f"the Ray cluster at {address}" if address is not None else "this machine's Ray"
-    with redirect_stdout(sys.stderr), _surroundings(address) as folder:  # Ray tells of dead workers on stdout
+    with (
+        redirect_stdout(sys.stderr),
+        _surroundings(address) as folder,
+    ):  # Ray tells of dead workers on stdout
         with _own_signals():  # Ray reads its token once, when it is imported
             import ray
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -156,10 +166,19 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
         if address is not None:
             ray.init(address=address, **common)
         else:
-            ray.init(num_cpus=cpus, num_gpus=gpus, include_dashboard=False, object_store_memory=OBJECTS,
-                     _temp_dir=str(folder), **common)  # fmt: skip
+            ray.init(
+                num_cpus=cpus,
+                num_gpus=gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECTS,
+                _temp_dir=str(folder),
+                **common,
+            )
     except (Exception, SystemExit) as error:
-        what, hint = "Ray could not be started", "Free some memory and disk space, or leave --engine ray out."
+        what, hint = (
+            "Ray could not be started",
+            "Free some memory and disk space, or leave --engine ray out.",
+        )
         if address is not None:
             what = f"The Ray cluster at {address} could not be joined"
             hint = (

@@ -56,7 +56,9 @@ LoneRun = tuple[TrainConfig, PartitionConfig]
 
 
 @contextmanager
-def open_pool(address: str | None, spec: TaskSpec, workers: int | None, observer: Observer) -> Iterator[RayWorkerPool]:
+def open_pool(
+    address: str | None, spec: TaskSpec, workers: int | None, observer: Observer
+) -> Iterator[RayWorkerPool]:
     """Workers that compute chunk tasks, until the block ends.
 
     Args:
@@ -73,7 +75,9 @@ def open_pool(address: str | None, spec: TaskSpec, workers: int | None, observer
         if on_gpus:  # each worker holds a GPU and decodes with its share of the node's CPUs
             shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]
             spec = replace(spec, decoders=max(1, min(shares, default=1)))
-        pool = RayWorkerPool(cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers)
+        pool = RayWorkerPool(
+            cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers
+        )
         count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
         observer.note(f"Ray: {pool.slots} at once on {count} of {cluster.words}.")
         yield pool
@@ -114,7 +118,9 @@ def slices(request: GridRequest) -> list[Slice]:
     found: dict[Any, list[tuple[int, ...]]] = {}
     for group in point_groups(request.points):
         name = request.points[group[0]][0]
-        found.setdefault(name if shares_uploads(find_method(name)) else group[0], []).append(tuple(group))
+        found.setdefault(name if shares_uploads(find_method(name)) else group[0], []).append(
+            tuple(group)
+        )
     return [tuple(groups) for groups in found.values()]
 
 
@@ -143,8 +149,14 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
         for group in piece:
             grid.train(group)
     lost = {out.message for out in grid.ended.values() if isinstance(out, FedcacheError)}
-    ended = {n: (str(out.path), out.reused) if isinstance(out, Run) else out for n, out in grid.ended.items()}
-    return {"ended": ended, "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost]}
+    ended = {
+        n: (str(out.path), out.reused) if isinstance(out, Run) else out
+        for n, out in grid.ended.items()
+    }
+    return {
+        "ended": ended,
+        "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost],
+    }
 
 
 def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
@@ -155,7 +167,9 @@ def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
     )
 
 
-def _answers(pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
+def _answers(
+    pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]
+) -> Iterator[dict[str, Any]]:
     """The answers of all calls, as they end.
 
     Raises FedcacheError, as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
@@ -171,7 +185,8 @@ def _answers(pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callabl
             pool.interrupt()
             pool.settle(GRACE)
             raise StoppedError(
-                f"Stopped on request after {done()}; they are kept.", "Run the same command again to go on."
+                f"Stopped on request after {done()}; they are kept.",
+                "Run the same command again to go on.",
             )
 
 
@@ -218,7 +233,9 @@ def train_one(task: RunsTask, one: LoneRun) -> dict[str, Any]:
     """Train one run; its directory and whether it was there, or nothing where it cannot be trained."""
     try:
         with _asked_by_sigint() as stop:
-            done = train(one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop)
+            done = train(
+                one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop
+            )
     except FedcacheError as error:
         if error.code in (Exit.INTERRUPTED, Exit.BUG):
             raise
@@ -236,7 +253,8 @@ class RayEngine:
         """Refuse ``--workers 0``, which keeps everything in this process. Raises UsageError."""
         if workers == 0:
             raise UsageError(
-                "--workers 0 keeps everything in this process, and --engine ray takes others.", "Leave one of them out."
+                "--workers 0 keeps everything in this process, and --engine ray takes others.",
+                "Leave one of them out.",
             )
 
     def extraction_workers(
@@ -255,18 +273,28 @@ class RayEngine:
         grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
         threads = max(1, torch.get_num_threads() // jobs)
         names = {name for name, _ in request.points}
-        live = request.config.device == "cuda" or any(wants_encoders(find_method(name)) for name in names)
+        live = request.config.device == "cuda" or any(
+            wants_encoders(find_method(name)) for name in names
+        )
         gpus = _gpus() if live and torch.cuda.is_available() else 0
         pieces, many = slices(request), len(request.points)
         cpus = threads * jobs if jobs > 1 else max(cores(), threads)
         with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
             task = GridTask(request, threads)
-            pool = RayWorkerPool(cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0))
-            _note_place(grid.observer, pool, f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points")
+            pool = RayWorkerPool(
+                cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0)
+            )
+            _note_place(
+                grid.observer,
+                pool,
+                f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points",
+            )
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
             try:
-                for answer in _answers(pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"):
+                for answer in _answers(
+                    pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"
+                ):
                     for text in answer["warnings"]:
                         if text not in warned:
                             warned.add(text)
@@ -282,7 +310,12 @@ class RayEngine:
 
     @contextmanager
     def training(
-        self, config: TrainConfig, partition: PartitionConfig, home: Home, repartition: bool, observer: Observer
+        self,
+        config: TrainConfig,
+        partition: PartitionConfig,
+        home: Home,
+        repartition: bool,
+        observer: Observer,
     ) -> Iterator[None]:
         """Have the clients of a sequential run trained on the cluster, which is opened when its first round begins.
 
@@ -295,8 +328,12 @@ class RayEngine:
         with ExitStack() as opened:
 
             def open_workers() -> RayWorkerPool:
-                cluster = opened.enter_context(open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus))
-                pool = RayWorkerPool(cluster, set_up_clients, fit_slice, task, cpus=threads, gpus=int(gpus > 0))
+                cluster = opened.enter_context(
+                    open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
+                )
+                pool = RayWorkerPool(
+                    cluster, set_up_clients, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
+                )
                 _note_place(observer, pool, "the clients of each round")
                 return pool
 
@@ -317,12 +354,19 @@ class RayEngine:
         made: set[Path] = set()
         with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
             pool = RayWorkerPool(
-                cluster, set_up_runs, train_one, RunsTask(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
+                cluster,
+                set_up_runs,
+                train_one,
+                RunsTask(home, runs, threads),
+                cpus=threads,
+                gpus=int(gpus > 0),
             )
             _note_place(observer, pool, f"{len(todo)} runs")
             observer.start("runs", len(todo), "runs")
             try:
-                for answer in _answers(pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
+                for answer in _answers(
+                    pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"
+                ):
                     if answer and not answer["reused"]:
                         made.add(Path(answer["path"]))
                     observer.advance(1)

@@ -31,7 +31,9 @@ def package_digest() -> str:
     root = Path(fedcache.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()
 
 
@@ -60,17 +62,33 @@ class RayWorkerPool:
     """
 
     def __init__(
-        self, cluster: Cluster, make: Make, use: Use, setup: Any, *, cpus: int, gpus: int = 0, most: int | None = None
+        self,
+        cluster: Cluster,
+        make: Make,
+        use: Use,
+        setup: Any,
+        *,
+        cpus: int,
+        gpus: int = 0,
+        most: int | None = None,
     ) -> None:
         self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
         self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
         ray = cluster.ray
         # Sent with every call, small; the setup is stored once in the cluster and fetched by the workers.
-        self._head = (make, use, secrets.token_hex(8), worker_environment(cluster.home), [ray.put(setup)])
+        self._head = (
+            make,
+            use,
+            secrets.token_hex(8),
+            worker_environment(cluster.home),
+            [ray.put(setup)],
+        )
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
         if gpus:  # no CPU is held: actors that hold every CPU leave tasks waiting for ever
-            kind = ray.remote(num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES)(GpuActor)
+            kind = ray.remote(
+                num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES
+            )(GpuActor)
             self._actors = [kind.remote() for _ in range(self._slots)]
         else:
             self._task = ray.remote(num_cpus=cpus, max_retries=RETRIES)(call)
@@ -131,7 +149,9 @@ class RayWorkerPool:
     def settle(self, seconds: float) -> None:
         """Wait until no call is under way, that long at most; answers are lost."""
         if self._waiting:
-            self.cluster.ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=seconds)
+            self.cluster.ray.wait(
+                list(self._waiting), num_returns=len(self._waiting), timeout=seconds
+            )
         self._waiting.clear()
 
     def _answer(self, ref: Any) -> dict[str, Any]:
@@ -172,7 +192,9 @@ def worker_environment(home: str | None) -> WorkerEnvironment:
     """Those of this process; ``home`` is the user's where workers have another."""
     named = ("FEDCACHE_", "HF_", "TORCH_HOME", "XDG_")
     variables = {key: value for key, value in os.environ.items() if key.startswith(named)}
-    return WorkerEnvironment(package_digest(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})})
+    return WorkerEnvironment(
+        package_digest(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})}
+    )
 
 
 _sessions: dict[str, Any] = {}
@@ -184,7 +206,9 @@ def call(
 ) -> dict[str, Any]:
     """In a worker: one use of what this process made of the setup, which it fetches once."""
     try:
-        if session not in _sessions:  # the first call of this process: become like the driver, then load
+        if (
+            session not in _sessions
+        ):  # the first call of this process: become like the driver, then load
             import ray
 
             check_code(environment.code)

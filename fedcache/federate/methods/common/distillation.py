@@ -31,25 +31,71 @@ ALL = 4096
 DISTIL = (
     HParam("tau_T", 0.1, "float", "temperature of the ensemble (eq 5)", low=1e-6),
     HParam("tau_S", 0.1, "float", "temperature of the student (eq 7)", low=1e-6),
-    HParam("zeta", 0.999, "float", "how much of the key encoder stays in a step (eq 10)", low=0.0, high=1.0),
-    HParam("anchors", "auto", "choice", "a queue of keys, or all public rows; auto: all up to 4,096",
-           choices=("auto", "all", "queue"), official="queue"),
+    HParam(
+        "zeta",
+        0.999,
+        "float",
+        "how much of the key encoder stays in a step (eq 10)",
+        low=0.0,
+        high=1.0,
+    ),
+    HParam(
+        "anchors",
+        "auto",
+        "choice",
+        "a queue of keys, or all public rows; auto: all up to 4,096",
+        choices=("auto", "all", "queue"),
+        official="queue",
+    ),
     HParam("queue", 2048, "int", "K_q, length of the queue; a multiple of esd_batch", low=1),
-    HParam("queue_warm", True, "bool", "fill the queue with keys before the first step (D-34)", official=False),
-    HParam("key_mode", "eval", "choice", "BatchNorm of a queue's keys: running statistics, or the batch's (D-94)",
-           choices=("eval", "train"), official="train"),
-    HParam("ema", "after", "choice", "eq 10 after the step; or before the keys, in every batch or in those that the "
-           "queue's filling leaves (D-95)", choices=("after", "before", "filled"), official="before"),
+    HParam(
+        "queue_warm",
+        True,
+        "bool",
+        "fill the queue with keys before the first step (D-34)",
+        official=False,
+    ),
+    HParam(
+        "key_mode",
+        "eval",
+        "choice",
+        "BatchNorm of a queue's keys: running statistics, or the batch's (D-94)",
+        choices=("eval", "train"),
+        official="train",
+    ),
+    HParam(
+        "ema",
+        "after",
+        "choice",
+        "eq 10 after the step; or before the keys, in every batch or in those that the "
+        "queue's filling leaves (D-95)",
+        choices=("after", "before", "filled"),
+        official="before",
+    ),
     HParam("exclude_self", False, "bool", "leave a query's own key out of its anchors (D-35)"),
-    HParam("sim_at", "projection", "choice", "what is compared (D-32)", choices=("projection", "trunk")),
-    HParam("sim_topk_percent", 100.0, "float", "share of similarities kept in a row, the largest", low=1e-3, high=100),
-    HParam("sim_topk_own", False, "bool", "the share rounded down, and beside it the row's own similarity (D-96)",
-           official=True),
+    HParam(
+        "sim_at", "projection", "choice", "what is compared (D-32)", choices=("projection", "trunk")
+    ),
+    HParam(
+        "sim_topk_percent",
+        100.0,
+        "float",
+        "share of similarities kept in a row, the largest",
+        low=1e-3,
+        high=100,
+    ),
+    HParam(
+        "sim_topk_own",
+        False,
+        "bool",
+        "the share rounded down, and beside it the row's own similarity (D-96)",
+        official=True,
+    ),
     HParam("esd_epochs", 200, "int", "epochs of distillation a round", low=0),
     HParam("esd_batch", 256, "int", "its batch", low=1),
     HParam("esd_drop_last", False, "bool", "leave its short last batch out (D-93)", official=True),
     HParam("esd_lr", 1e-3, "float", "its learning rate (Adam, decay wd)", low=0.0),
-)  # fmt: skip
+)
 
 
 def unit(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
@@ -84,7 +130,11 @@ def check(hp: Hp, ctx: Ctx) -> None:
     rows, size, batch = len(ctx.public), int(hp["queue"]), int(hp["esd_batch"])  # type: ignore[arg-type]
     if queued(hp, rows) and (size > rows or size % min(batch, size)):
         most = min(rows, size) // batch * batch
-        fix = f"--set queue={most}" if most else f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
+        fix = (
+            f"--set queue={most}"
+            if most
+            else f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
+        )
         raise UsageError(
             f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
             f"For example {fix}.",
@@ -116,13 +166,17 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     """
     hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"]}
     hp["drop_last"] = hp["esd_drop_last"]
-    hp["bn"] = simclr.on_images(hp)  # a last batch of one image, which has no variance, joins the one before it
+    hp["bn"] = simclr.on_images(
+        hp
+    )  # a last batch of one image, which has no variance, joins the one before it
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
     queue = _filled(w, every, ctx) if queued(hp, target.size) else None
     projected, zeta, ema = hp["sim_at"] == "projection", float(ctx.number("zeta")), hp["ema"]
-    names = tuple(n for n in simclr.trained(hp) if projected or n.startswith("t."))  # else the projection rests
+    names = tuple(
+        n for n in simclr.trained(hp) if projected or n.startswith("t.")
+    )  # else the projection rests
     one, by_batch = optimiser_step(_loss(target), names, {}), hp["key_mode"] == "train"
 
     def follow(p: Tree) -> None:
@@ -130,7 +184,11 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             p[f"key/{n}"].lerp_(p[n], 1.0 - zeta)
 
     def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
-        filling = queue is not None and not hp["queue_warm"] and queue.at + len(batch["i"]) <= len(queue.places)
+        filling = (
+            queue is not None
+            and not hp["queue_warm"]
+            and queue.at + len(batch["i"]) <= len(queue.places)
+        )
         if ema == "before" or (ema == "filled" and not filling):
             follow(p)
         key = {n: p[f"key/{n}"] for n in w}
@@ -182,8 +240,12 @@ def _seen(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
 def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, Tree]]:
     def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         z, updates = _embed(p, batch["x"], ctx, training=True)
-        q = target.targets(batch["i"], batch["anchors"], exclude_self=bool(ctx.hp["exclude_self"])).to(z.dtype)
-        return similarity_divergence(z, batch["keys"], q, batch["w"], float(ctx.number("tau_S"))), updates
+        q = target.targets(
+            batch["i"], batch["anchors"], exclude_self=bool(ctx.hp["exclude_self"])
+        ).to(z.dtype)
+        return similarity_divergence(
+            z, batch["keys"], q, batch["w"], float(ctx.number("tau_S"))
+        ), updates
 
     return loss
 

@@ -21,9 +21,12 @@ from fedcache.heads.augment import Crop, Policy, augment
 from fedcache.heads.encoder import RESNETS, STEMS, Encoder
 
 ON_IMAGES = HParam(
-    "encoder", "conv", "choice", "conv: a ResNet-18 on images (--backbones pixels); resnet50: one of bottleneck blocks",
+    "encoder",
+    "conv",
+    "choice",
+    "conv: a ResNet-18 on images (--backbones pixels); resnet50: one of bottleneck blocks",
     choices=tuple(RESNETS),
-)  # fmt: skip
+)
 
 SMALL_IMAGE = 32
 """Pixels up to which ``augment=auto`` takes CIFAR's policy; FLESD's other data sets have 64 and 224."""
@@ -41,27 +44,84 @@ LARGE_SUPERVISED = Policy("resized", area=0.08)
 """``supervised`` beyond ``SMALL_IMAGE``, as released for Tiny-ImageNet and ImageNet-100."""
 
 AUGMENT = (
-    HParam("augment", "simclr", "choice", "policy of live augmentation (D-91); auto: cifar for images of up to 32 px, "
-           "imagenet beyond; supervised: padded crop up to 32 px, resized beyond", official="auto",
-           choices=("auto", *POLICIES)),
-    HParam("crop", "auto", "choice", "a window of drawn size, or of the image's size moved over a margin of 4 px",
-           choices=("auto", "resized", "padded", "none")),
-    HParam("crop_area", None, "float", "smallest share of the image that a resized crop shows", low=0.01, high=1.0,
-           auto="the policy's"),
-    HParam("jitter", None, "float", "strength of brightness, contrast and saturation", low=0.0, auto="the policy's"),
-    HParam("hue", None, "float", "largest turn of the hue, in circles", low=0.0, high=0.5, auto="the policy's"),
-    HParam("grey", None, "float", "share of views without colour", low=0.0, high=1.0, auto="the policy's"),
+    HParam(
+        "augment",
+        "simclr",
+        "choice",
+        "policy of live augmentation (D-91); auto: cifar for images of up to 32 px, "
+        "imagenet beyond; supervised: padded crop up to 32 px, resized beyond",
+        official="auto",
+        choices=("auto", *POLICIES),
+    ),
+    HParam(
+        "crop",
+        "auto",
+        "choice",
+        "a window of drawn size, or of the image's size moved over a margin of 4 px",
+        choices=("auto", "resized", "padded", "none"),
+    ),
+    HParam(
+        "crop_area",
+        None,
+        "float",
+        "smallest share of the image that a resized crop shows",
+        low=0.01,
+        high=1.0,
+        auto="the policy's",
+    ),
+    HParam(
+        "jitter",
+        None,
+        "float",
+        "strength of brightness, contrast and saturation",
+        low=0.0,
+        auto="the policy's",
+    ),
+    HParam(
+        "hue",
+        None,
+        "float",
+        "largest turn of the hue, in circles",
+        low=0.0,
+        high=0.5,
+        auto="the policy's",
+    ),
+    HParam(
+        "grey",
+        None,
+        "float",
+        "share of views without colour",
+        low=0.0,
+        high=1.0,
+        auto="the policy's",
+    ),
     HParam("blur", None, "float", "share of blurred views", low=0.0, high=1.0, auto="the policy's"),
     HParam("flip", True, "bool", "live augmentation may mirror images; not for letters and digits"),
-)  # fmt: skip
+)
 
 LIVE = (
-    HParam("channels", 64, "int", "channels of the first convolution; 64 is ResNet-18 and ResNet-50", low=1),
-    HParam("stem", "cifar", "choice", "first layers of a ResNet: 3 x 3, or ImageNet's 7 x 7 and max pool",
-           choices=STEMS),
+    HParam(
+        "channels",
+        64,
+        "int",
+        "channels of the first convolution; 64 is ResNet-18 and ResNet-50",
+        low=1,
+    ),
+    HParam(
+        "stem",
+        "cifar",
+        "choice",
+        "first layers of a ResNet: 3 x 3, or ImageNet's 7 x 7 and max pool",
+        choices=STEMS,
+    ),
     *AUGMENT,
-    HParam("amp", False, "bool", "forward passes of training in bfloat16 on a CUDA GPU, as autocast mixes it (D-97)"),
-)  # fmt: skip
+    HParam(
+        "amp",
+        False,
+        "bool",
+        "forward passes of training in bfloat16 on a CUDA GPU, as autocast mixes it (D-97)",
+    ),
+)
 
 
 def encoder_of(hp: Hp) -> Encoder:

@@ -65,9 +65,13 @@ def init(ctx: Ctx) -> Tree:
         if how == "text":
             made = text_head(ctx.text)
         else:
-            made = zero_head(env.classes, env.width, torch.empty(0, dtype=env.dtype, device=env.device))
+            made = zero_head(
+                env.classes, env.width, torch.empty(0, dtype=env.dtype, device=env.device)
+            )
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in made.items()}
-    return head.init(ctx.rng.uniform("init", independent=how == "independent"), env.width, env.classes)
+    return head.init(
+        ctx.rng.uniform("init", independent=how == "independent"), env.width, env.classes
+    )
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:

@@ -33,35 +33,74 @@ ENCODE_BYTES = 32 << 20
 """Normalised images that are encoded at once where no gradient is taken."""
 
 CONTEXT = (
-    HParam("n_ctx", 16, "int", "context vectors of a prompt (D-62); with ctx_init=words as many as the words", low=1),
-    HParam("ctx_pos", "end", "choice", "where the class name stands among them", choices=("end", "middle", "front")),
+    HParam(
+        "n_ctx",
+        16,
+        "int",
+        "context vectors of a prompt (D-62); with ctx_init=words as many as the words",
+        low=1,
+    ),
+    HParam(
+        "ctx_pos",
+        "end",
+        "choice",
+        "where the class name stands among them",
+        choices=("end", "middle", "front"),
+    ),
     HParam("csc", False, "bool", "every class has context vectors of its own"),
     HParam(
-        "ctx_init", "normal", "choice", "N(0, 0.02^2), or the words before {} in the backbone's template",
+        "ctx_init",
+        "normal",
+        "choice",
+        "N(0, 0.02^2), or the words before {} in the backbone's template",
         choices=("normal", "words"),
     ),
-)  # fmt: skip
+)
 
 VISUAL = (
     HParam(
-        "vp_template", "padding", "choice", "which pixels the visual prompt covers",
+        "vp_template",
+        "padding",
+        "choice",
+        "which pixels the visual prompt covers",
         choices=("padding", "fixed_patch", "random_patch"),
     ),
     HParam(
-        "vp_size", None, "int", "border or side in pixels (D-62); 0 for no visual prompt", low=0,
+        "vp_size",
+        None,
+        "int",
+        "border or side in pixels (D-62); 0 for no visual prompt",
+        low=0,
         auto="30 of 224, in proportion",
     ),
     HParam(
-        "vp_init", "zeros", "choice", "initial visual prompt: zeros, or N(0, 1)", choices=("zeros", "randn"),
+        "vp_init",
+        "zeros",
+        "choice",
+        "initial visual prompt: zeros, or N(0, 1)",
+        choices=("zeros", "randn"),
         official="randn",
     ),
-)  # fmt: skip
+)
 
 SCALE = HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6, auto="the model's own")
 
 SCHEDULE = (
-    HParam("sched_unit", "round", "choice", "the cosine of lr counts rounds; none keeps lr", choices=("round", "none")),
-    HParam("sched_rounds", None, "int", "rounds of the cosine's half period", low=1, auto="those of the run"),
+    HParam(
+        "sched_unit",
+        "round",
+        "choice",
+        "the cosine of lr counts rounds; none keeps lr",
+        choices=("round", "none"),
+    ),
+    HParam(
+        "sched_rounds",
+        None,
+        "int",
+        "rounds of the cosine's half period",
+        low=1,
+        auto="those of the run",
+    ),
     HParam("warm_rounds", 0, "int", "rounds before the cosine takes over (D-66)", low=0),
     HParam("warm_lr", 1e-5, "float", "lr of those rounds", low=0.0),
 )
@@ -71,12 +110,22 @@ SCHEDULE = (
 PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False, epochs=20)
 
 AUG = (
-    HParam("mu_aug", 0.5, "float", "weight of the pull towards the global prompts (eq 5, D-62); 0 is tpfl", low=0.0),
     HParam(
-        "gamma_aug", None, "float", "temperature of that pull; the paper prints one Gamma for eqs 2 and 4 (D-82)",
-        low=1e-6, auto="1/scale, that of eq 2",
+        "mu_aug",
+        0.5,
+        "float",
+        "weight of the pull towards the global prompts (eq 5, D-62); 0 is tpfl",
+        low=0.0,
     ),
-)  # fmt: skip
+    HParam(
+        "gamma_aug",
+        None,
+        "float",
+        "temperature of that pull; the paper prints one Gamma for eqs 2 and 4 (D-82)",
+        low=1e-6,
+        auto="1/scale, that of eq 2",
+    ),
+)
 
 
 def scheduled(ctx: Ctx) -> Ctx:
@@ -138,7 +187,9 @@ def class_names(ctx: Ctx, n: int) -> Names:
         raise UsageError(
             f"The prompt of class {longest!r} has {n} context vectors, a name of at least {int(end.max()) - 1} tokens,"
             f" a start and an end: more than the {tower.context} tokens that {ctx.towers.name} reads.",
-            f"--set n_ctx={room} fits." if room > 0 else "Shorten the class name, or use another --backbones.",
+            f"--set n_ctx={room} fits."
+            if room > 0
+            else "Shorten the class name, or use another --backbones.",
         )
     index, ends = slots(end, n, tower.context, str(ctx.hp["ctx_pos"]))
     return Names(tokens.to(ctx.env.dtype), index, ends)
@@ -150,12 +201,16 @@ def init_context(ctx: Ctx) -> Tensor:
     if ctx.hp["ctx_init"] == "words":
         tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
         words = tokens[0, 1 : int(end)].to(ctx.env.dtype)
-        return words.expand(ctx.env.classes, *words.shape).clone() if ctx.hp["csc"] else words.clone()
+        return (
+            words.expand(ctx.env.classes, *words.shape).clone() if ctx.hp["csc"] else words.clone()
+        )
     whole = (ctx.env.classes, *shape) if ctx.hp["csc"] else shape
     return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(whole))
 
 
-def moved(server: Tree, states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+def moved(
+    server: Tree, states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
+) -> dict[str, float]:
     """How far prompts are from where they began, as Euclidean norms; the mean over clients where each has its own.
 
     Returns:
@@ -193,7 +248,9 @@ def places(ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor:
 
 def corner(generator: np.random.Generator, ctx: Ctx) -> np.ndarray:
     """A uniform (top, left) for the patch."""
-    return generator.integers(0, np.array(cast(tuple[int, int], ctx.env.image)) - prompt_size(ctx) + 1)
+    return generator.integers(
+        0, np.array(cast(tuple[int, int], ctx.env.image)) - prompt_size(ctx) + 1
+    )
 
 
 def init_visual(ctx: Ctx) -> Tensor:
@@ -255,7 +312,12 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
 
     def scores(x: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.cat([affine(image_features(part, None, ctx), T) for part in torch.split(x, _at_once(ctx))])
+            return torch.cat(
+                [
+                    affine(image_features(part, None, ctx), T)
+                    for part in torch.split(x, _at_once(ctx))
+                ]
+            )
 
     return scores
 
@@ -269,7 +331,9 @@ def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
 
 def paint(p: Batch, ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor | None:
     """The visual prompt of parameters ``p`` as an image [3, H, W]; None when they have none."""
-    return canvas(p["v"], places(ctx, at), *cast(tuple[int, int], ctx.env.image)) if "v" in p else None
+    return (
+        canvas(p["v"], places(ctx, at), *cast(tuple[int, int], ctx.env.image)) if "v" in p else None
+    )
 
 
 def _at_once(ctx: Ctx) -> int:
@@ -314,6 +378,12 @@ def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     now, visual = scheduled(ctx), "v" in p
     names = tuple(k for k in p if not k.startswith("opt/"))
     return train(
-        p, names, ctx.count("epochs"), loss, {}, data, now,
+        p,
+        names,
+        ctx.count("epochs"),
+        loss,
+        {},
+        data,
+        now,
         batches=(lambda _p, epoch: _batches(data, now, epoch)) if visual else None,
-    )  # fmt: skip
+    )

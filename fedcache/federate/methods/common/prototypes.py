@@ -24,14 +24,34 @@ from fedcache.heads.prototype import class_means
 TAU = HParam("tau", 0.07, "float", "temperature", low=1e-6)
 
 OWN_PROTOTYPES = (
-    HParam("views", "1", "choice", "rows of a batch: that of train_view, or it twice, or two augmentations of each "
-           "where three views are stored (D-08)", choices=("1", "2", "twice"), official="2"),
+    HParam(
+        "views",
+        "1",
+        "choice",
+        "rows of a batch: that of train_view, or it twice, or two augmentations of each "
+        "where three views are stored (D-08)",
+        choices=("1", "2", "twice"),
+        official="2",
+    ),
     TRAIN_VIEW,
     PROTO_VIEW,
     HParam("proto_norm", False, "bool", "bring prototypes to unit length (D-07)"),
-    HParam("proto_drop_last", False, "bool", "drop the last batch of the prototype pass (D-09)", official=True),
-    HParam("infer_score", "dot", "choice", "similarity (D-12)", choices=("dot", "cos", "mse"), official="mse"),
-)  # fmt: skip
+    HParam(
+        "proto_drop_last",
+        False,
+        "bool",
+        "drop the last batch of the prototype pass (D-09)",
+        official=True,
+    ),
+    HParam(
+        "infer_score",
+        "dot",
+        "choice",
+        "similarity (D-12)",
+        choices=("dot", "cos", "mse"),
+        official="mse",
+    ),
+)
 
 
 def body(hp: Hp) -> Head:
@@ -46,7 +66,9 @@ def project(_down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
     """Prototypes [*lead, C, P] of no rows, and the counts [*lead, C] that say so."""
-    proto = torch.zeros(*lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
+    proto = torch.zeros(
+        *lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device
+    )
     return proto, proto.sum(-1)
 
 
@@ -67,7 +89,16 @@ def train_body(
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
     p, trained = body_of(state, ctx), body(ctx.hp).trained()
-    return train(p, trained, ctx.count("epochs"), loss, down, data, ctx, batches=lambda _now, epoch: batches(epoch))
+    return train(
+        p,
+        trained,
+        ctx.count("epochs"),
+        loss,
+        down,
+        data,
+        ctx,
+        batches=lambda _now, epoch: batches(epoch),
+    )
 
 
 def body_of(state: Tree, ctx: Ctx) -> Tree:
@@ -78,7 +109,11 @@ def body_of(state: Tree, ctx: Ctx) -> Tree:
 
 def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
-    views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else training_views(data, ctx, epoch)
+    views = (
+        drawn_views(data, ctx, epoch, 2)
+        if ctx.hp["views"] == "2"
+        else training_views(data, ctx, epoch)
+    )
     return minibatches(data, ctx, epoch, views=views * 2 if ctx.hp["views"] == "twice" else views)
 
 
@@ -102,7 +137,9 @@ def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
         return data.full()
     positions = data.positions()
     (view,) = drawn_views(data, ctx, 0, 1, "views proto")
-    return data.take(positions, view.gather(-1, positions) if isinstance(view, Tensor) else view), data.mask()
+    return data.take(
+        positions, view.gather(-1, positions) if isinstance(view, Tensor) else view
+    ), data.mask()
 
 
 def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -110,7 +147,9 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
     x, mask = prototype_rows(data, ctx)
     if ctx.hp["proto_drop_last"]:
         size = ctx.count("batch")  # a random n - n mod batch rows count
-        mask = ctx.rng.each("proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float))
+        mask = ctx.rng.each(
+            "proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float)
+        )
     z = embed(body(ctx.hp), p, x)[0]
     proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
     return {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}

@@ -35,26 +35,54 @@ from fedcache.heads.losses import cross_entropy
 from fedcache.heads.simclr import nt_xent, one_way
 
 ENCODER = HParam(
-    "encoder", "mlp", "choice", "mlp: a head on cached views; on images (--backbones pixels) conv, a ResNet-18, or "
+    "encoder",
+    "mlp",
+    "choice",
+    "mlp: a head on cached views; on images (--backbones pixels) conv, a ResNet-18, or "
     "resnet50, one of bottleneck blocks",
     choices=("mlp", *RESNETS),
-)  # fmt: skip
+)
 
 SIMCLR = (
     *declare(FEAT_POST, TRAINING, wd=1e-6, batch=1024, epochs=200, drop_last=False),
     HParam("hidden", 512, "int", "width of the mlp trunk", low=1),
     HParam("proj", 128, "int", "width of the projection", low=1),
     HParam("tau", 0.4, "float", "temperature of the contrast", low=1e-6),
-    HParam("simclr", "nt_xent", "choice", "both views as candidates, or one direction (D-30)",
-           choices=("nt_xent", "one_way"), official="one_way"),
-    HParam("dropout", 0.2, "float", "share of features a view loses when one view is stored", low=0.0, high=0.99),
-    HParam("bn_views", "joint", "choice", "BatchNorm sees both views of a batch at once, or each by itself (D-92)",
-           choices=("joint", "separate"), official="separate"),
+    HParam(
+        "simclr",
+        "nt_xent",
+        "choice",
+        "both views as candidates, or one direction (D-30)",
+        choices=("nt_xent", "one_way"),
+        official="one_way",
+    ),
+    HParam(
+        "dropout",
+        0.2,
+        "float",
+        "share of features a view loses when one view is stored",
+        low=0.0,
+        high=0.99,
+    ),
+    HParam(
+        "bn_views",
+        "joint",
+        "choice",
+        "BatchNorm sees both views of a batch at once, or each by itself (D-92)",
+        choices=("joint", "separate"),
+        official="separate",
+    ),
     *LIVE,
-)  # fmt: skip
+)
 
 PROBE = (
-    HParam("probe_epochs", 60, "int", "epochs of the linear probe; the rate falls to a tenth at 1/2 and 5/6", low=1),
+    HParam(
+        "probe_epochs",
+        60,
+        "int",
+        "epochs of the linear probe; the rate falls to a tenth at 1/2 and 5/6",
+        low=1,
+    ),
     HParam("probe_lr", 0.03, "float", "its learning rate (SGD, momentum 0.9)", low=0.0),
     HParam("probe_batch", 256, "int", "its batch", low=1),
 )
@@ -88,7 +116,9 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
 
 
-def watch(_server: Tree, states: Mapping[int, Tree], _labels: object, _ctx: Ctx) -> dict[str, float]:
+def watch(
+    _server: Tree, states: Mapping[int, Tree], _labels: object, _ctx: Ctx
+) -> dict[str, float]:
     """The training loss in the first and the last epoch of the last round (FLESD figure 5), mean over clients."""
     # by client: a run that was taken up holds them in another order, and the sum would have other last bits
     seen = [states[c]["loss"] for c in sorted(states) if float(states[c]["loss"][1]) > 0]
@@ -106,14 +136,22 @@ def normal(x: Tensor, ctx: Ctx) -> Tensor:
     return 2.0 * unit_range(x, ctx) - 1.0 if ctx.env.image else x
 
 
-def live(data: ClientData, ctx: Ctx, *, views: tuple[str, ...]) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def live(
+    data: ClientData, ctx: Ctx, *, views: tuple[str, ...]
+) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
     """Batches of images as the encoder reads them, augmented anew in every epoch: one view for each of ``views``."""
 
     def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         u = ctx.rng.each("augment", lambda g, i: g.random((data.n[i], len(views), DRAWS)), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             drawn = u[batch["i"]]
-            yield k, {**batch, **{name: view(batch["x"], drawn[:, j], ctx) for j, name in enumerate(views)}}
+            yield (
+                k,
+                {
+                    **batch,
+                    **{name: view(batch["x"], drawn[:, j], ctx) for j, name in enumerate(views)},
+                },
+            )
 
     return batches
 
@@ -132,7 +170,10 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
             mine = narrow_clients(u, k, ctx)
             index = batch["i"][..., None, None].expand(*batch["i"].shape, *u.shape[-2:])
             keep = mine.gather(-3, index)
-            masks = [(keep[..., j, :] >= over(rate, x)).to(x.dtype) / (1.0 - over(rate, x)) for j in (0, 1)]
+            masks = [
+                (keep[..., j, :] >= over(rate, x)).to(x.dtype) / (1.0 - over(rate, x))
+                for j in (0, 1)
+            ]
             yield k, {**batch, "x": x * masks[0], "x2": x * masks[1]}
 
     if ctx.env.image:
@@ -163,7 +204,9 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         # A batch of one image, each of whose views has no variance by itself, joins another.
-        ctx = replace(ctx, hp={**ctx.hp, "bn": on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"})
+        ctx = replace(
+            ctx, hp={**ctx.hp, "bn": on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"}
+        )
         known, epochs, made = {**down, **state}, ctx.count("epochs"), pairs(data, ctx)
         p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
         now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
@@ -175,7 +218,10 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
 
         def watched(q: Tree, batch: Batch, sent: Tree, at: Ctx) -> tuple[Tensor, Tree]:
             value, updates = cast(tuple[Tensor, Tree], loss(q, batch, sent, at))
-            return value, {**updates, "loss": q["loss"] + value.detach().unsqueeze(-1) * now[0] + now[1]}
+            return value, {
+                **updates,
+                "loss": q["loss"] + value.detach().unsqueeze(-1) * now[0] + now[1],
+            }
 
         p = train(p, trained(ctx.hp), epochs, watched, down, data, ctx, batches=batches)
         return {k: p[k] for k in state}, {k: p[k] for k in names(ctx.hp)} if send else {}
@@ -204,12 +250,26 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
         lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
         return {**p, "probe.W": lost.unsqueeze(-1).expand(-1, width), "probe.b": lost}
     h = represent(p, x, ctx, project=False)
-    frozen = ClientData(h.unsqueeze(-2), data.labels(data.positions()), torch.arange(len(h), device=h.device), data.n)
-    start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1])))
+    frozen = ClientData(
+        h.unsqueeze(-2),
+        data.labels(data.positions()),
+        torch.arange(len(h), device=h.device),
+        data.n,
+    )
+    start = ctx.rng.shared(
+        "probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1]))
+    )
     head = {"W": start, "b": start.new_zeros(len(start))}
     epochs, rate = ctx.count("probe_epochs"), float(ctx.number("probe_lr"))
     cuts = [0, epochs // 2, epochs * 5 // 6, epochs]
-    hp = {**ctx.hp, "opt": "sgd", "wd": 0.0, "momentum": 0.9, "batch": ctx.hp["probe_batch"], "drop_last": False}
+    hp = {
+        **ctx.hp,
+        "opt": "sgd",
+        "wd": 0.0,
+        "momentum": 0.9,
+        "batch": ctx.hp["probe_batch"],
+        "drop_last": False,
+    }
 
     def fitted(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
         return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
@@ -240,7 +300,11 @@ def fidelity(hp: Hp, views: int) -> str:
 def trainable(server: Tree, state: Tree) -> int:
     """Scalars of one encoder that a gradient moves: not BatchNorm's running statistics, and not the probe."""
     known = {**server, **state}
-    return sum(t.numel() for n, t in known.items() if n[:2] in ("t.", "p1", "p2") and not n.endswith((".mean", ".var")))
+    return sum(
+        t.numel()
+        for n, t in known.items()
+        if n[:2] in ("t.", "p1", "p2") and not n.endswith((".mean", ".var"))
+    )
 
 
 def parameters(down: Tree, ctx: Ctx) -> int:

@@ -17,7 +17,9 @@ from fedcache.heads.class_balance import deficits, votes
 
 SYNTHESIS = (
     HParam("gamma", 0.0, "float", "synthetic rows beyond the largest class (eq 7, D-55)", low=0.0),
-    HParam("sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"),
+    HParam(
+        "sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"
+    ),
     HParam(
         "tsamp_reduce",
         "mean",
@@ -34,7 +36,13 @@ SYNTHESIS = (
         choices=("exact", "strata"),
     ),
     HParam("strata", 1, "int", "rows of a class and step under synth=strata", low=1),
-    HParam("sampling", "balanced", "choice", "n_k by eq 7, or equal (table 4)", choices=("balanced", "equal")),
+    HParam(
+        "sampling",
+        "balanced",
+        "choice",
+        "n_k by eq 7, or equal (table 4)",
+        choices=("balanced", "equal"),
+    ),
 )
 
 
@@ -53,15 +61,23 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
         w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
     shape = (*ctx.lead, longest)
     cls = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
-    per_client = np.asarray(counts).reshape(points, -1).max(0)  # grid points share draws: a prefix of the longest
+    per_client = (
+        np.asarray(counts).reshape(points, -1).max(0)
+    )  # grid points share draws: a prefix of the longest
     noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
     sigma = ctx.env.width**-0.5 if ctx.hp["sigma"] is None else ctx.number("sigma")
-    near = ctx.text.index_select(0, cls.flatten()).view(*shape, ctx.env.width)  # a third of the time of ``text[cls]``
+    near = ctx.text.index_select(0, cls.flatten()).view(
+        *shape, ctx.env.width
+    )  # a third of the time of ``text[cls]``
     scale = over(sigma, noise)
     z = near.add_(noise, alpha=scale) if isinstance(scale, float) else near + scale * noise
     if ctx.hp["renorm_synth"]:
         z = normalize(z, dim=-1)
-    return {"z": z, "k": cls, "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)}
+    return {
+        "z": z,
+        "k": cls,
+        "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape),
+    }
 
 
 def shares(batch: Batch, ctx: Ctx) -> tuple[float | Tensor, float | Tensor]:
@@ -114,7 +130,11 @@ def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 
 
 def with_rows(
-    batches: Iterator[tuple[int, Batch]], deals: list[np.ndarray], data: ClientData, ctx: Ctx, epoch: int
+    batches: Iterator[tuple[int, Batch]],
+    deals: list[np.ndarray],
+    data: ClientData,
+    ctx: Ctx,
+    epoch: int,
 ) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, dealt to a client's steps."""
     M = len(data.n)
@@ -123,7 +143,13 @@ def with_rows(
         for t, (k, batch) in enumerate(batches):
             alive = [i for i in range(len(deals)) if i % M < max(k, 1)]
             parts = [deals[i] for i in alive]
-            yield k, {**batch, **stratified(parts, [steps[i % M] for i in alive], ctx.narrow(k), epoch, t)}
+            yield (
+                k,
+                {
+                    **batch,
+                    **stratified(parts, [steps[i % M] for i in alive], ctx.narrow(k), epoch, t),
+                },
+            )
         return
     for i, deal in enumerate(deals):
         ctx.rng.generator("deal", i % M, epoch).shuffle(deal)
