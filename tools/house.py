@@ -1,7 +1,11 @@
-"""The layout of fedcache in numbers: layers, circles, imports inside functions, and sizes.
+"""The layout of fedcache in numbers: layers, import cycles, imports inside functions, size and density.
 
     python tools/house.py            # every fault, and the figures
     python tools/house.py --floor runs
+    python tools/house.py --files    # how many files four commands run functions of; takes a minute
+
+Size is counted in code tokens, without comments, docstrings and layout: no formatter and no packing changes it. An
+f-string is one token in Python 3.11 and several from 3.12 on, so the limits hold for 3.11.
 
 A module may import from its own floor and from floors below it. Imports inside functions and under ``TYPE_CHECKING``
 are counted like all others. An import inside a function is allowed for one reason only: to keep torch out of start-up.
@@ -12,9 +16,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
+import json
+import os
+import subprocess
 import sys
+import tempfile
+import tokenize
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,17 +203,204 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
+TOKENS = {
+    "fedcache": 11_300,
+    "fedcache/calls": 4_300,
+    "fedcache/commands": 39_900,
+    "fedcache/extract": 110_700,
+    "fedcache/federate": 198_100,
+    "fedcache/grids": 17_400,
+    "fedcache/heads": 14_300,
+    "fedcache/models": 29_100,
+    "fedcache/report": 64_000,
+    "fedcache/reproduce": 20_500,
+    "fedcache/runs": 56_000,
+    "fedcache/store": 37_700,
+    "fedcache/tables": 27_400,
+    "fedcache/testing": 11_700,
+    "fedcache/ui": 10_400,
+    "tests": 557_000,
+    "tools": 57_000,
+    "benchmarks": 24_000,
+}
+"""Most code tokens of each folder. A limit goes down when code goes, and never up: what is new replaces something."""
+
+DENSITY = {
+    "tokens a statement": 13.5,
+    "conditional expressions": 54.5,
+    "tuple assignments": 19.5,
+    "f-strings with logic": 21.0,
+}
+"""The densest that the package may be; the last three per 1,000 statements."""
+
+COMMENTS = 0.4
+"""Comment lines in percent of the package's lines with code or a comment, at least."""
+
+FILES_RUN = {"extract": 75, "train": 145, "second train": 146, "compare": 52, "predict": 73}
+"""Most files of the package of which a command runs functions."""
+
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+LOGIC = 8
+"""Tokens inside the braces of an f-string from which on it counts as one that holds logic."""
+
+
+@dataclass
+class Mass:
+    """Counts of some Python files."""
+
+    tokens: int = 0
+    statements: int = 0
+    conditional: int = 0  # conditional expressions
+    tuples: int = 0  # assignments of several values to several names
+    strings: int = 0  # f-strings that hold logic
+    comments: int = 0  # lines that are a comment
+    lines: int = 0  # lines with code
+
+    def density(self) -> dict[str, float]:
+        """Tokens a statement, three kinds of dense code per 1,000 statements, and comment lines in percent."""
+        thousands = max(self.statements, 1) / 1000
+        return {
+            "tokens a statement": self.tokens / max(self.statements, 1),
+            "conditional expressions": self.conditional / thousands,
+            "tuple assignments": self.tuples / thousands,
+            "f-strings with logic": self.strings / thousands,
+            "comment lines": 100 * self.comments / max(self.lines + self.comments, 1),
+        }
+
+
+def mass(files: Iterable[Path]) -> Mass:
+    """The counts of Python files."""
+    total = Mass()
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        _count_tokens(text, total)
+        for node in ast.walk(ast.parse(text)):
+            total.conditional += isinstance(node, ast.IfExp)
+            total.strings += isinstance(node, ast.JoinedStr) and _logic(node) >= LOGIC
+            total.tuples += (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Tuple)
+                and isinstance(node.targets[0], ast.Tuple)
+            )
+    return total
+
+
+def _count_tokens(text: str, total: Mass) -> None:
+    with_code = set()
+    statement = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            total.comments += token.line.lstrip().startswith("#")
+        elif token.type == tokenize.NEWLINE:
+            if statement > 1:  # a docstring is a statement of one token
+                total.tokens += statement
+                total.statements += 1
+            statement = 0
+        elif token.type not in LAYOUT:
+            statement += 1
+            with_code.add(token.start[0])
+    total.lines += len(with_code)
+
+
+def _logic(string: ast.JoinedStr) -> int:
+    """Tokens of the expressions in an f-string."""
+    count = 0
+    for part in string.values:
+        if isinstance(part, ast.FormattedValue):
+            found = tokenize.generate_tokens(io.StringIO(ast.unparse(part.value)).readline)
+            count += sum(token.type not in LAYOUT for token in found)
+    return count
+
+
+def folders(root: Path = ROOT) -> dict[str, list[Path]]:
+    """The parts of the package, tests, tools and benchmarks -> their Python files."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for top in ("fedcache", "tests", "tools", "benchmarks"):
+        for path in sorted((root / top).rglob("*.py")):
+            parts = path.relative_to(root).parts
+            inside = top == "fedcache" and len(parts) > 2
+            found["/".join(parts[:2]) if inside else top].append(path)
+    return found
+
+
+TRACED = """
+import inspect, json, runpy, sys, threading
+out, root, *words = sys.argv[1:]
+files = set()
+
+def called(frame, event, _):
+    # Bodies of modules and classes, which an import runs, are not optimised code; comprehensions are no functions.
+    code = frame.f_code
+    if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<":
+        files.add(code.co_filename)
+
+threading.setprofile(called)
+sys.setprofile(called)
+sys.argv = ["fedcache", *words]
+try:
+    runpy.run_module("fedcache", run_name="__main__")
+except SystemExit as end:
+    status = end.code or 0
+finally:
+    sys.setprofile(None)
+with open(out, "w") as file:
+    json.dump([f for f in files if f.startswith(root)], file)
+sys.exit(status)
+"""
+
+
+def files_run() -> dict[str, int]:
+    """How many files of the package each of some commands runs functions of, on 200 small images."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        env = {
+            **os.environ,
+            "FEDCACHE_HOME": folder,
+            "PYTHONPATH": str(ROOT),
+            "FEDCACHE_OFFLINE": "1",
+        }
+        store = ("--store", str(Path(folder) / "digits.zarr"))
+        data = ("--dataset", "digits", "--limit", "200", "--backbones", "random-projection")
+        train = ("train", *store, "--rounds", "2", "--method")
+        words = {
+            "extract": ("extract", *data, *store),
+            "train": (*train, "fedavg"),
+            "second train": (*train, "fedprox"),  # which is compared with the first
+            "compare": ("compare",),
+            "predict": ("predict", "method:fedavg", *store),
+        }
+        for command, options in words.items():
+            out = Path(folder) / f"{command}.json"
+            traced = [sys.executable, "-c", TRACED, str(out), str(ROOT / "fedcache"), *options]
+            subprocess.run(traced, env=env, check=True, capture_output=True, cwd=folder)
+            found[command] = len(json.loads(out.read_text(encoding="utf-8")))
+    return found
+
+
 def main() -> None:
     """Print the faults of a floor, or of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--floor", default="", help="only faults of modules whose name begins with fedcache.FLOOR"
     )
-    chosen = parser.parse_args().floor.replace("/", ".")
+    parser.add_argument("--files", action="store_true", help="count the files that commands run")
+    arguments = parser.parse_args()
+    if arguments.files:
+        for command, count in files_run().items():
+            print(f"{command}: functions of {count} files, at most {FILES_RUN[command]}")
+        return
+    chosen = arguments.floor.replace("/", ".")
     known = modules()
     found = imports(known)
     inside = [i for i in found if i.kind == "function"]
-    lines = sum(p.read_text(encoding="utf-8").count("\n") for p in known.values())
     mine = f"fedcache.{chosen}"
     for title, faults in (
         ("against the layers", against_layers(found)),
@@ -214,9 +411,15 @@ def main() -> None:
         for fault in faults:
             if mine in fault:
                 print(f"{title}: {fault}")
+    for folder, files in folders().items():
+        print(f"{folder}: {mass(files).tokens:,} tokens, at most {TOKENS[folder]:,}")
+    package = mass(known.values())
+    print(f"package: {package.tokens:,} tokens in {len(known)} files")
+    for what, figure in package.density().items():
+        print(f"package: {figure:.1f} {what}")
     print(
-        f"{lines:,} lines, {len(known)} files; {len(against_layers(found))} imports against the layers, "
-        f"{len(circles(found))} circles, {len(inside)} imports inside functions"
+        f"{len(against_layers(found))} imports against the layers, {len(circles(found))} import cycles, "
+        f"{len(inside)} imports inside functions"
     )
 
 
