@@ -18,10 +18,8 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Row, in_turn, make_row, quartiles, shown
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.feature_post import prepare
+from fedcache.federate.engine.client_data import Data, prepare, stored_rows
 from fedcache.federate.engine.run import TrainingRun, run
-from fedcache.federate.engine.stored_rows import stored_rows
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Client
 from fedcache.store.content import arrange

@@ -22,9 +22,8 @@ from benchmarks import clean
 from benchmarks.large import product
 from benchmarks.measure import Row, make_row
 from benchmarks.memory import status
-from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.engine.run import TrainingRun, run
-from fedcache.federate.engine.stored_rows import StoredRows
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
     from fedcache.grids.result import Grid
-    from fedcache.models.measures import RunEvaluation
+    from fedcache.models.evaluate import RunEvaluation
     from fedcache.models.model import Model
     from fedcache.report.compare import Comparisons
     from fedcache.report.page import Report

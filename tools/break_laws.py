@@ -58,14 +58,14 @@ LANES, ROUNDS, STEPS = (
 BATCH = "federate/execution/grid_batch.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
 SAMPLING, OPTIMISER = "federate/engine/sampling.py", "federate/engine/optimiser.py"
-TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/timed_run.py"
+TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/simulated_time.py"
 SNAPSHOTS, SCORE, METHODS = (
     "federate/engine/snapshots.py",
     "federate/engine/evaluate.py",
     "federate/methods/",
 )
 CHECKS = "federate/trust/statistic_checks.py"
-WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
+WEIGHTS, BUFFERED = "federate/trust/pipeline.py", "federate/trust/pipeline.py"
 SITES, FACTS, SERVER_JOB, PLAN = (
     f"federate/engines/flower/{name}.py" for name in ("sites", "site_facts", "server_job", "plan")
 )
@@ -506,7 +506,7 @@ TABLE = (
     B(
         "the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it",
         "the public set trains",
-        "federate/engine/eligibility.py",
+        "federate/engine/run_state.py",
         "np.arange(len(clients)) >= public",
         "np.arange(len(clients)) >= 0",
     ),
@@ -807,7 +807,7 @@ TABLE = (
     B(
         "the_seed_changes_who_holds_what",
         "partitions ignore the seed",
-        "federate/partition/rows.py",
+        "federate/partition/scheme.py",
         '[self.seed, "partition"',
         '[0, "partition"',
     ),

@@ -430,7 +430,7 @@ PROMISES = (
             "tests/federate/engines/test_site_claims.py -k 'differs or silent or waited'",
         ),
         (
-            "federate/engines/flower/site_facts.py",
+            "federate/engines/flower/sites.py",
             "return type(value) is int and low <= value <= high",
             "return True",
             "tests/federate/engines/test_site_claims.py -k outside",
@@ -455,7 +455,7 @@ PROMISES = (
         "The name of a site belongs to its key in all runs of a server; another key that claims it is refused",
         ("tests/federate/engines/test_site_names.py",),
         (
-            "federate/engines/flower/site_names.py",
+            "federate/engines/flower/sites.py",
             "{**keys, **known}",
             "{**known, **keys}",
             "tests/federate/engines/test_site_names.py -k 'first_key'",

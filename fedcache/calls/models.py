@@ -12,9 +12,9 @@ from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.federate.engine.method import Method
-from fedcache.models.measures import RunEvaluation
+from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.model import Model
-from fedcache.models.request import EvaluateOptions, ModelOptions, PersonaliseOptions
+from fedcache.models.saved_model import EvaluateOptions, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.report.evaluation import check_asked, write_evaluations

@@ -15,8 +15,8 @@ from fedcache.commands.predict import check_apart, check_one_named, find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit
 from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.models.measures import RunEvaluation
-from fedcache.models.request import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
+from fedcache.models.evaluate import RunEvaluation
+from fedcache.models.saved_model import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.report.evaluation import check_asked, write_evaluations

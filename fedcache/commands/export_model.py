@@ -9,7 +9,7 @@ from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, check_apart, find_model
 from fedcache.config import Home, resolve
-from fedcache.models.request import ONE_SEED, ExportOptions, ModelOptions
+from fedcache.models.saved_model import ONE_SEED, ExportOptions, ModelOptions
 
 
 @command("export-model", worded(pick(ModelOptions), "seed", meaning=ONE_SEED), pick(ExportOptions))

@@ -25,10 +25,9 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import model_lines
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
-from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
-from fedcache.federate.engines.flower.processes import need_flower
-from fedcache.federate.engines.flower.site_names import names_of
+from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
+from fedcache.federate.engines.flower.sites import names_of
 from fedcache.process import stop_on_signals
 
 flower = typer.Typer(

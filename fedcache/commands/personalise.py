@@ -7,7 +7,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit, UsageError, shell_word
-from fedcache.models.request import ONE_SEED, ModelOptions, PersonaliseOptions
+from fedcache.models.saved_model import ONE_SEED, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 

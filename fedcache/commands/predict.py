@@ -16,7 +16,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.models.predictions import Prediction, check_out, write_predictions
-from fedcache.models.request import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
+from fedcache.models.saved_model import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run

@@ -18,7 +18,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract.backbones.table import declared
 from fedcache.extract.device import DTYPES as COMPUTE_DTYPES
 from fedcache.extract.recipe import Recipe
-from fedcache.federate.engine.feature_post import FEAT_POSTS
+from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.models.client_stacks import PREFIX
 
 HINT = "Get the file again from whoever made it; fedcache never writes such a model."

@@ -16,18 +16,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from fedcache.errors import UsageError, unknown
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.feature_post import prepare_features
+from fedcache.federate.engine.client_data import Data, prepare_features
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.partition.partition import SCHEMES, Columns
-from fedcache.federate.partition.rows import Streams, make_pool
+from fedcache.federate.partition.scheme import Streams, make_pool
 from fedcache.models.calibrate import temperature_of
-from fedcache.models.collect import collect
 from fedcache.models.predictor import Predictor, check_temperature
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 from fedcache.torch_state import usual_torch_state
 
 Labels = NDArray[Any]

@@ -27,8 +27,7 @@ from fedcache.federate.engine.method import Method, keep_down, less_training_sta
 from fedcache.federate.engine.views import check_views
 from fedcache.federate.trust.update_validation import all_bounded
 from fedcache.models.client_stacks import PREFIX, ClientTensors
-from fedcache.models.collect import client_tensors, owned
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import SavedModel, client_tensors, owned
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Nothing else is needed but the frozen backbones, whose recipes and weights' dige
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcache.config import DATASET
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -34,15 +35,16 @@ from fedcache.errors import (
     unknown,
 )
 from fedcache.extract.recipe import Recipe
-from fedcache.federate.engine.client_data import FrozenEncoders
+from fedcache.federate.engine.client_data import Data, FrozenEncoders, Scaling, prepare_features
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
-from fedcache.federate.engine.feature_post import Scaling, prepare_features
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.methods import METHODS, NAMES, find_method
 from fedcache.heads.linear import Tree
 from fedcache.models.check_facts import check_facts, check_format, check_tensors, refused
-from fedcache.models.client_stacks import ClientStacks, of_format_1
+from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
+from fedcache.option_info import option
 from fedcache.optional import reason
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.outputs import write_output
@@ -503,3 +505,313 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
         raise refused(
             f"{model.method.name} scores {list(scores.shape[1:])} classes with its tensors, of {env.classes}"
         )
+
+
+# What a run trained as one ``SavedModel``: the server's tensors, and the model of each client that
+# is to be saved.
+
+
+MOST_BYTES = 256 << 20
+"""Personal models of one seed that are saved without being asked for; ``--save-clients`` saves any."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A model, and what there is to say about it."""
+
+    model: SavedModel
+    notes: tuple[str, ...]  # sentences
+
+
+def collect(
+    out: TrainingOutput,
+    facts: ModelFacts,
+    data: Data,
+    scaling: Scaling | None,
+    clients: str | None = None,
+) -> Collected | None:
+    """The models of a seed; None where the one model for all is not there.
+
+    Raises UsageError for a client in ``clients`` that the run has not.
+
+    Args:
+        out: of the seed.
+        facts: of the run; ``saved`` is filled in here.
+        data: what was trained on, for its text features.
+        scaling: the numbers of ``feat_post=standardize``.
+        clients: ``--save-clients``: all, none, or names, comma-separated; None for all up to ``MOST_BYTES``.
+    """
+    tensors: dict[str, Tensor] = {}
+    if data.text is not None:
+        tensors["features/text"] = data.text
+    if scaling is not None:
+        tensors |= {
+            "features/mean": torch.from_numpy(scaling.mean),
+            "features/scale": torch.from_numpy(scaling.scale),
+        }
+    notes: list[str] = []
+    if not facts.personal:
+        one = out.deployed(None)
+        if one is None:
+            return None
+        check_saved(one, data)
+        tensors |= {f"server/{name}": t for name, t in one.down.items()}
+        return Collected(SavedModel(facts, owned(tensors)), ())
+    saved: dict[str, int] = {}
+    rows = ClientTensors()
+    shared, left_out = out.broadcast(), 0
+    tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
+    for number in chosen_clients(out.clients, clients):
+        own = out.deployed(number)
+        if own is None:
+            continue
+        if not saved:
+            check_saved(own, data)
+        one_client = client_tensors(own, shared)
+        size = sum(t.numel() * t.element_size() for t in one_client.values())
+        if clients is None and not saved and size * len(out.clients) > MOST_BYTES:
+            left_out = size * len(out.clients)
+            break
+        saved[out.clients[number]] = number
+        rows.add(number, owned(one_client))
+    if left_out:
+        notes.append(
+            f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
+            "--fresh --save-clients all, or the names of some, saves them."
+        )
+    return Collected(
+        SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), tuple(notes)
+    )
+
+
+def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
+    """What a client's model has in the place of what all share (``down/NAME``), and beside it (``own/NAME``)."""
+    own = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
+    return own | {f"own/{k}": t for k, t in model.personal.items()}
+
+
+def chosen_clients(names: Sequence[str], asked: str | None) -> list[int]:
+    """The numbers of the clients that ``--save-clients`` names.
+
+    Raises UsageError for a name that no client has.
+    """
+    if asked in (None, "all"):
+        return list(range(len(names)))
+    if asked == "none":
+        return []
+    numbers = {name: i for i, name in enumerate(names)}
+    wanted = [part.strip() for part in str(asked).split(",") if part.strip()]
+    for name in wanted:
+        if name not in numbers:
+            raise unknown(
+                "client", name, list(numbers), hint="--save-clients all | none | NAME,NAME"
+            )
+    return sorted({numbers[name] for name in wanted})
+
+
+def check_saved(model: DeployedModel, data: Data) -> None:
+    """Refuse a user's own method whose ``predict`` reads what a file does not hold; UsageError says what to do."""
+    if model.method.name in NAMES and METHODS[model.method.name] is model.method:
+        return  # a test holds it for every method of the package
+    x = data.x[:1, 0, : model.ctx.env.width]
+    x = x.to(model.ctx.env.dtype) if x.is_floating_point() else x
+    apart = replace(model, data=no_training_rows(model.method.name))
+    with torch.no_grad():
+        scores = apart.scores(x)
+    if scores.shape[-1] != data.classes:
+        raise UsageError(
+            f"predict of {model.method.name} gives {scores.shape[-1]} scores for {data.classes} classes.",
+            "Return scores [N, C].",
+        )
+
+
+def owned(tree: Tree) -> Tree:
+    """Copies on the CPU that share no memory with one another, as a file wants them."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tree.items()}
+
+
+# What may be asked of the model of a run, as options of ``predict``, ``evaluate`` and ``export-
+# model``.
+
+
+MODEL, ROWS, RESULT = "Model", "Rows", "Result"
+"""Panels of the help."""
+
+BATCH_OF_THE_RUN = "that of the run's features"
+"""The batch in which images are computed unless ``--batch`` says one, in words."""
+
+ONE_SEED = "A seed of the run."
+"""What ``--seed`` is to the commands that make one model of one."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model of a run."""
+
+    client: str | None = option(
+        None,
+        "Whose model, of a method that trains one for each client.",
+        MODEL,
+        said="the one for all",
+    )
+    one_for_all: bool = option(
+        False,
+        "The server's model, where a method trains personal ones beside it.",
+        MODEL,
+        names=("--global",),
+    )
+    seed: str | None = option(
+        None, "A seed of the run, or all: their mean probability.", MODEL, said="the run's first"
+    )
+    temperature: float | None = option(
+        None,
+        "Scores are divided by it before the softmax.",
+        MODEL,
+        said="that fitted in training, or 1",
+    )
+    weights: Mapping[str, str] = option(
+        {}, "NAME=FILE, a backbone's local weights; repeatable.", MODEL, said="looked for by name"
+    )
+    backbone: tuple[str, ...] = option(
+        (), "A module: backbone that the model reads and whose code you trust.", MODEL, said="none"
+    )
+    runs: str | None = option(
+        None,
+        "Directory of the runs, instead of the one under FEDCACHE_HOME.",
+        MODEL,
+        path=True,
+        said="$FEDCACHE_HOME/runs",
+    )
+
+    def __post_init__(self) -> None:
+        # Python code may say client=0: a name as any other, which is found or refused with those that are there.
+        if self.client is not None:
+            object.__setattr__(self, "client", str(self.client))
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Which rows, and where what is said of them goes."""
+
+    store: str | None = option(
+        None,
+        "Rows of a store, by directory or a name of `fedcache ls`.",
+        ROWS,
+        path=True,
+        said="none",
+    )
+    split: str = option(
+        "all", "Which rows of --store.", ROWS, choices=("all", "train", "test", "validation")
+    )
+    embeddings: str | None = option(
+        None,
+        "Features in place of images: .npz, .npy, .h5, .parquet or .safetensors.",
+        ROWS,
+        path=True,
+        said="none",
+    )
+    top: int = option(1, "Classes to name for each row.", RESULT, minimum=1)
+    out: str | None = option(
+        None,
+        "Write all rows here: FILE.csv, .jsonl or .parquet.",
+        RESULT,
+        short="-o",
+        path=True,
+        said="nowhere",
+    )
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """On which labelled rows models are evaluated, and where the figures go."""
+
+    dataset: str | None = option(None, DATASET, ROWS, short="-d", said="none")
+    store: str | None = option(
+        None,
+        "Rows of a store, by directory or a name of `fedcache ls`.",
+        ROWS,
+        path=True,
+        said="none",
+    )
+    embeddings: str | None = option(
+        None,
+        "Features with labels: .npz, .h5, .parquet or .safetensors.",
+        ROWS,
+        path=True,
+        said="none",
+    )
+    split: str = option(
+        "all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation")
+    )
+    with_images: bool = option(
+        False, "In FILE.html also the images of the most confident mistakes.", RESULT
+    )
+    out: str | None = option(
+        None,
+        "Write everything here: FILE.html, .csv or .json.",
+        RESULT,
+        short="-o",
+        path=True,
+        said="nowhere",
+    )
+
+
+@dataclass(frozen=True)
+class PersonaliseOptions:
+    """Whose model is made, of which rows, and where it goes."""
+
+    store: str | None = option(
+        None,
+        "The new client's rows: a store, by directory or a name of `fedcache ls`.",
+        ROWS,
+        path=True,
+        said="none; name one",
+    )
+    name: str | None = option(
+        None, "Of the new client.", MODEL, said="that of the shard, or of the store"
+    )
+    set: Mapping[str, str] = option(
+        {},
+        "key=value of the method, in place of the run's. Repeatable.",
+        MODEL,
+        once=True,
+        said="the run's",
+    )
+    rounds: int | None = option(
+        None,
+        "Of local training, each of the run's number of epochs.",
+        MODEL,
+        minimum=0,
+        said="the run's",
+    )
+    out: str | None = option(
+        None,
+        "The model file, .safetensors; one that is there is kept.",
+        RESULT,
+        short="-o",
+        path=True,
+        said="NAME.safetensors",
+    )
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Where an exported model goes, and how it is written."""
+
+    out: str | None = option(
+        None,
+        "A folder, or a file ending in .onnx, .pt2, .safetensors or .joblib.",
+        RESULT,
+        short="-o",
+        path=True,
+        said="none; say one",
+    )
+    kind: str | None = option(
+        None,
+        "What is written.",
+        RESULT,
+        names=("--format",),
+        said="that of the ending of -o",
+        choices=("folder", "onnx", "torch", "safetensors", "sklearn"),
+    )
+    force: bool = option(False, "Write over what is there; other files of a folder stay.", RESULT)

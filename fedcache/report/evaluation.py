@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.models.measures import BINS, ClassMeasures, RightRows, RunEvaluation
+from fedcache.models.evaluate import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import (
     MUTED,

@@ -8,10 +8,20 @@ from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
-from fedcache.models.export.formats import PROGRAMS, Parts, check_place, format_of, size_of, write
-from fedcache.models.export.program import BATCH, DRAWS, LIBRARIES, ModelProgram, make_program
-from fedcache.models.request import ExportOptions, ModelOptions
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.export.program import (
+    BATCH,
+    DRAWS,
+    LIBRARIES,
+    PROGRAMS,
+    ModelProgram,
+    Parts,
+    check_place,
+    format_of,
+    make_program,
+    size_of,
+    write,
+)
+from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
 from fedcache.report.model_card import model_card, run_result
 from fedcache.runs.client_columns import client_columns

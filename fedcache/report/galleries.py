@@ -16,7 +16,7 @@ from PIL import Image
 from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_images import read_images
 from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.models.measures import Mistakes
+from fedcache.models.evaluate import Mistakes
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.gallery import Gallery, Thumbnail, ToShow

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedcache.errors import UsageError
-from fedcache.models.measures import Mistake
+from fedcache.models.evaluate import Mistake
 from fedcache.report.find_runs import StoredRun
 
 

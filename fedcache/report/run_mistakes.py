@@ -8,9 +8,8 @@ import numpy as np
 
 from fedcache.errors import StoreError
 from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.models.measures import Mistakes
-from fedcache.models.mistakes import find_mistakes
-from fedcache.models.request import ModelOptions
+from fedcache.models.evaluate import Mistakes, find_mistakes
+from fedcache.models.saved_model import ModelOptions
 from fedcache.progress import Silent
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_origin import RunStore

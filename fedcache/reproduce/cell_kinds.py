@@ -16,7 +16,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.images import decode
 from fedcache.extract.recipe import slug
-from fedcache.federate.engine import result_diagnostics as diagnostics
+from fedcache.federate.engine import outcome as diagnostics
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS

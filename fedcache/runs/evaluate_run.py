@@ -18,16 +18,16 @@ from fedcache.extract.planning.find_store import ingested_path, need_store
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.models.evaluate import (
     LabelledRows,
+    Mistakes,
+    RunEvaluation,
+    find_mistakes,
     measure,
     measure_clients,
     rows_of_file,
     rows_of_store,
 )
-from fedcache.models.measures import Mistakes, RunEvaluation
-from fedcache.models.mistakes import find_mistakes
 from fedcache.models.predictor import Predictor, array_keys
-from fedcache.models.request import EvaluateOptions, ModelOptions
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import EvaluateOptions, ModelOptions, SavedModel
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent

@@ -17,11 +17,17 @@ from fedcache.extract.backbones import clip_towers
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
-from fedcache.federate.engine.client_data import Data, FrozenEncoders
-from fedcache.federate.engine.feature_post import Scaling, longest_row, prepare_features
+from fedcache.federate.engine.client_data import (
+    Data,
+    Features,
+    FrozenEncoders,
+    Scaling,
+    longest_row,
+    prepare_features,
+    stored_rows,
+)
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.engine.stored_rows import Features, stored_rows
 from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.progress import Observer

@@ -21,7 +21,7 @@ from fedcache.errors import (
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
-from fedcache.federate.partition.rows import FEWER
+from fedcache.federate.partition.scheme import FEWER
 from fedcache.progress import Observer
 from fedcache.runs.damaged_partition import check_same, with_its_command
 from fedcache.runs.held_out_values import check_held_out_domains, with_whole_value

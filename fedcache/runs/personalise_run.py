@@ -14,14 +14,12 @@ from fedcache.config import Home
 from fedcache.errors import StoppedError, StoreError, UsageError, shell_word
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.find_store import need_store
-from fedcache.federate.engine.feature_post import prepare_features
-from fedcache.models.evaluate import measure, model_labels, rows_of_store
-from fedcache.models.measures import Measures
+from fedcache.federate.engine.client_data import prepare_features
+from fedcache.models.evaluate import Measures, measure, model_labels, rows_of_store
 from fedcache.models.model import Model
 from fedcache.models.personalise import NewClient, personalise, settled, trains
 from fedcache.models.predictor import Predictor, array_keys, encoders_of
-from fedcache.models.request import ModelOptions, PersonaliseOptions
-from fedcache.models.saved_model import SavedModel, check_place
+from fedcache.models.saved_model import ModelOptions, PersonaliseOptions, SavedModel, check_place
 from fedcache.notebooks import percent
 from fedcache.process import Stop
 from fedcache.progress import Observer

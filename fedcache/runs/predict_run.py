@@ -17,8 +17,7 @@ from fedcache.federate.methods import NAMES
 from fedcache.models.model import Model
 from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
-from fedcache.models.request import ModelOptions, PredictOptions
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, ModelOptions, PredictOptions, SavedModel
 from fedcache.models.sources import (
     find_inputs,
     predict_embeddings,

@@ -28,8 +28,14 @@ from fedcache.errors import (
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.execution.memory_estimate import Forecast, Load
-from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
-from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
+from fedcache.models.saved_model import (
+    MOST_BYTES,
+    ModelFacts,
+    SavedModel,
+    chosen_clients,
+    collect,
+    computed_as,
+)
 from fedcache.runs.choice import DIGITS, Order, choice_value, order_of_run
 from fedcache.runs.directory import (
     INDEX,

@@ -6,7 +6,7 @@ import torch
 
 from fedcache.errors import MachineError
 from fedcache.extract.device import resolve_device
-from fedcache.federate.engine.stored_rows import StoredRows
+from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.execution.memory_estimate import free_memory
 from fedcache.progress import Observer
 from fedcache.runs.features import RunInputs

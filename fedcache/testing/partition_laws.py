@@ -11,8 +11,7 @@ import numpy as np
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, Partition, make
-from fedcache.federate.partition.rows import VALIDATION, Columns
-from fedcache.federate.partition.scheme import Scheme
+from fedcache.federate.partition.scheme import VALIDATION, Columns, Scheme
 from fedcache.plugins import forget, register
 from fedcache.tables.groups import Group
 from fedcache.testing.law import require

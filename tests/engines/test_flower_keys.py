@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.keys import make_keys, read_keys, read_site_keys
 from fedcache.federate.engines.flower.network import Address
-from fedcache.federate.engines.flower.processes import check_port
+from fedcache.federate.engines.flower.processes import (
+    check_port,
+    make_keys,
+    read_keys,
+    read_site_keys,
+)
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = pytest.mark.engines

@@ -27,11 +27,11 @@ from fedcache.errors import FedcacheError  # noqa: E402
 from fedcache.federate.engines.flower import site as site_module  # noqa: E402
 from fedcache.federate.engines.flower import transport as transport_module  # noqa: E402
 from fedcache.federate.engines.flower.client_app import app  # noqa: E402
-from fedcache.federate.engines.flower.federation import federate  # noqa: E402
 from fedcache.federate.engines.flower.masking import MODULUS  # noqa: E402
 from fedcache.federate.engines.flower.messages import refusal_of, unpack  # noqa: E402
 from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
 from fedcache.federate.engines.flower.secure_aggregation import least_that_stay  # noqa: E402
+from fedcache.federate.engines.flower.server import federate  # noqa: E402
 from fedcache.federate.engines.flower.transport import FlowerTransport, from_record  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs.loop import train  # noqa: E402

@@ -18,7 +18,7 @@ from pairs import parametrize, served
 
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.federate.engine.stored_rows import StoredRows
+from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
 from fedcache.testing.federation import fitted

@@ -29,11 +29,9 @@ from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.models.calibrate import consistent_temperature, temperature_of
-from fedcache.models.collect import collect
-from fedcache.models.evaluate import fit_temperature
-from fedcache.models.measures import bin_sums, calibration_error
+from fedcache.models.evaluate import bin_sums, calibration_error, fit_temperature
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 
 BOUND = 0.1
 """Largest expected calibration error of what is called a probability; 597 test rows alone give about 0.03."""

@@ -24,8 +24,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import find_method
-from fedcache.models.request import ModelOptions
-from fedcache.models.saved_model import KIND, SavedModel
+from fedcache.models.saved_model import KIND, ModelOptions, SavedModel
 from fedcache.progress import Silent
 from fedcache.runs.predict_run import open_predictor
 from fedcache.store.sealed import read_sealed, write_sealed

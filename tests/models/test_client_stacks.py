@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_saved_model import facts_of
 
-import fedcache.models.collect as collecting
+import fedcache.models.saved_model as collecting
 from fedcache.errors import StoreError
 from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
-from fedcache.models.collect import collect
-from fedcache.models.saved_model import KIND, ModelFacts, SavedModel
+from fedcache.models.saved_model import KIND, ModelFacts, SavedModel, collect
 from fedcache.store.sealed import read_sealed, write_sealed
 
 NAMES = ("down/W", "down/a/b", "own/W", "own/count")

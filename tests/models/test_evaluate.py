@@ -16,13 +16,16 @@ from fedcache.errors import StoreError
 from fedcache.heads.losses import MASKED
 from fedcache.models import evaluate
 from fedcache.models.evaluate import (
+    BINS,
     LabelledRows,
+    LeftOutRows,
+    RightRows,
+    calibration_error,
     fit_temperature,
     matched,
     measure,
     measure_clients,
 )
-from fedcache.models.measures import BINS, LeftOutRows, RightRows, calibration_error
 from fedcache.models.predictor import Predictor
 
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from fedcache.config import Home
 from fedcache.federate.methods import METHODS
-from fedcache.models.request import ModelOptions
+from fedcache.models.saved_model import ModelOptions
 from fedcache.progress import Silent
 from fedcache.report.methods.facts import rows_in_models
 from fedcache.report.model_card import model_card

@@ -27,9 +27,8 @@ from fedcache.extract import images
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
 from fedcache.heads.losses import MASKED
-from fedcache.models.export import formats
-from fedcache.models.export.formats import Parts, write
-from fedcache.models.export.program import AnswerGap, make_program
+from fedcache.models.export import program
+from fedcache.models.export.program import AnswerGap, Parts, make_program, write
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="the extra export is not installed")
@@ -194,7 +193,7 @@ def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
     program = make_program(predictor, home=None)
     held = [*program.exported.state_dict.values(), *program.exported.constants.values()]
     assert program.bytes == sum(t.nbytes for t in held) > 0
-    monkeypatch.setattr(formats, "MOST_ONNX", program.bytes - 1)
+    monkeypatch.setattr(program, "MOST_ONNX", program.bytes - 1)
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: pytest.fail("made the graph first"))
     with pytest.raises(UsageError):
         write(tmp_path / "m.onnx", "onnx", Parts(predictor, "card", program))
@@ -233,7 +232,7 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
 
     monkeypatch.setattr(torch.export, "load", lambda place: SimpleNamespace(module=lambda: model))
     monkeypatch.setattr(sys, "argv", ["predict.py", str(path), str(path)])
-    script = Path(formats.__file__).parent / "predict_images.py"
+    script = Path(program.__file__).parent / "predict_images.py"
     code = compile(script.read_text(), str(script), "exec")
     exec(
         code, {"__file__": str(tmp_path / "predict.py"), "__name__": "it"}

@@ -14,16 +14,15 @@ from test_saved_model import facts_of, rows_of
 
 from fedcache.errors import UsageError
 from fedcache.extract.recipe import Recipe
-from fedcache.federate.engine.feature_post import FEAT_POSTS, prepare_features
+from fedcache.federate.engine.client_data import FEAT_POSTS, prepare_features
 from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import MASKED
-from fedcache.models.collect import collect
 from fedcache.models.export.linear_head import estimator, linear_head
 from fedcache.models.export.program import export, image_inputs, make_program
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 
 LINEAR = {
     "afl",

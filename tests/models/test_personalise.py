@@ -14,9 +14,8 @@ from test_saved_model import facts_of
 from fedcache.errors import FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.methods import METHODS
-from fedcache.models.collect import collect
 from fedcache.models.personalise import NewClient, personalise, trains
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import SavedModel, collect
 
 
 def trained(case, **kwargs):

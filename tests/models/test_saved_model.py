@@ -11,8 +11,7 @@ from pairs import parametrize, served
 
 from fedcache.federate.engine.evaluate import predict_rows
 from fedcache.federate.methods import METHODS
-from fedcache.models.collect import collect
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 
 
 def pytest_generate_tests(metafunc):

@@ -19,7 +19,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, StoppedError
 from fedcache.models import file_features, predictor
 from fedcache.models.predictions import best_of, write_predictions
-from fedcache.models.request import ModelOptions, PredictOptions
+from fedcache.models.saved_model import ModelOptions, PredictOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs import predict_run as running

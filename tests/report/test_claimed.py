@@ -11,8 +11,8 @@ from command import ok
 from fake_grid import grid_of
 
 from fedcache.config import Home, TrainConfig
-from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.server import federate
 from fedcache.progress import Silent
 from fedcache.runs.directory import read_result
 from fedcache.runs.run import Run, is_claimed

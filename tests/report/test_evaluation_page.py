@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_figure_drawings import Drawn
 
-from fedcache.models.measures import (
+from fedcache.models.evaluate import (
     BINS,
     ClassMeasures,
     ClientSpread,

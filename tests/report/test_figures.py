@@ -12,8 +12,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from fedcache.federate.engine.outcome import entropy_bits
-from fedcache.federate.engine.result_diagnostics import linear_cka
+from fedcache.federate.engine.outcome import entropy_bits, linear_cka
 from fedcache.report.figures import data
 from fedcache.report.figures.runs import last_numbers, own_numbers
 from fedcache.report.find_runs import StoredRun

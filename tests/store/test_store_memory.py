@@ -13,7 +13,7 @@ from refusal import refused
 from toy_store import KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.feature_post import prepare
+from fedcache.federate.engine.client_data import prepare
 from fedcache.store import machine as limit
 from fedcache.store import reader as reading
 from fedcache.store.machine import memory_limit

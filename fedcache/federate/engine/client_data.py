@@ -7,17 +7,360 @@ model; what satisfies these protocols arrives as an argument of ``engine.run``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.errors import InternalError, StoreError
-from fedcache.federate.engine.stored_rows import Features, StoredRows, take_rows
+from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows
+from fedcache.store.files import make_private
+from fedcache.store.machine import explain_disk_errors, memory_limit
+from fedcache.store.mapped_rows import map_rows, mapped_bytes
+from fedcache.store.reader import Reader
+
+# What is made of stored features before a method reads them: backbones side by side, brought to
+# length or scale.
+#
+# The one transformation that has numbers of its own, ``standardize``, keeps them as ``Scaling``: a
+# trained head reads new rows as it read the rows it was trained on.
+
+
+FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
+
+LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
+    "l2": lambda widths: math.sqrt(len(widths)),
+    "l2_concat": lambda _widths: 1.0,
+    "sign": lambda widths: math.sqrt(sum(widths)),
+}
+"""A ``feat_post`` that bounds the length of a row -> that bound, of the widths of the backbones."""
+
+
+def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
+    """Length that no row exceeds after ``feat_post``; None where it sets no bound."""
+    bound = LONGEST_ROWS.get(feat_post)
+    return None if bound is None else bound(widths)
+
+
+STEP = 4096
+"""Rows that are worked on at a time: what is made of them on the way stays small."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What ``standardize`` subtracts from every feature and divides it by."""
+
+    mean: NDArray[np.float64]  # [D]
+    scale: NDArray[np.float64]  # [D]; 1 for a feature that is constant
+
+    @staticmethod
+    def of(features: NDArray[np.float32], train: NDArray[np.int64]) -> Scaling:
+        """Mean and standard deviation of view 0 of the ``train`` rows of features [N, V, D].
+
+        Features are taken as many at a time as the memory budget has room for; each one's sums are the same whichever.
+        """
+        D = features.shape[2]
+        together = max(1, min(D, memory_limit() // (16 * len(train))))
+        mean, scale = np.empty(D), np.empty(D)
+        for start in range(0, D, together):
+            known = features[train, 0, start : start + together]
+            mean[start : start + together] = known.mean(0, dtype=np.float64)
+            scale[start : start + together] = known.std(0, dtype=np.float64)
+        scale[scale == 0.0] = 1.0  # a constant feature stays constant
+        return Scaling(mean, scale)
+
+    def apply(self, features: NDArray[np.float32]) -> None:
+        """Zero mean and unit variance, in place."""
+        for first in range(0, len(features), STEP):
+            features[first : first + STEP] = (
+                features[first : first + STEP] - self.mean
+            ) / self.scale
+
+
+class Blocks(Protocol):
+    """Features that come in blocks of rows, such as a store's array; ``store.reader.Reader`` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, V, D)."""
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, rows [n, V, D]) in order."""
+
+
+def prepare(
+    features: Sequence[np.ndarray | Blocks],
+    feat_post: str,
+    train: np.ndarray | None = None,
+    *,
+    views: int | None = None,
+    scratch: Path | None = None,
+) -> Tensor:
+    """The features of ``prepare_features`` without the numbers of ``standardize``."""
+    return prepare_features(features, feat_post, train, views=views, scratch=scratch)[0]
+
+
+def prepare_features(
+    features: Sequence[np.ndarray | Blocks],
+    feat_post: str,
+    train: np.ndarray | None = None,
+    *,
+    scaling: Scaling | None = None,
+    views: int | None = None,
+    scratch: Path | None = None,
+) -> tuple[Tensor, Scaling | None]:
+    """Concatenate backbones and apply the ``feat_post`` of a run.
+
+    Raises FedcacheError, exit 2 for an unknown ``feat_post``, exit 4 when the arrays do not fit one another, exit 6
+    when the disk cannot hold what memory cannot.
+
+    Args:
+        features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
+        feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
+            where x > 0, else 0: the released FedPCL's ResNet features, D-01); standardize (zero mean and unit
+            variance of every feature over view 0 of the ``train`` rows).
+        train: int64 rows of the clients' training sets, needed by ``standardize``. Its mean and variance are
+            statistics of all clients together, which no single client of a real federation could know.
+        scaling: what ``standardize`` found on other rows, in place of ``train``.
+        views: how many of each row's views to take; None takes all, and all backbones need the same number.
+        scratch: where a result beyond the memory limit is mapped from a file without a name, which goes with it; None
+            keeps any result in memory.
+
+    Returns:
+        [N, V, D] float32, and what ``standardize`` used; None for the others.
+    """
+    if feat_post not in FEAT_POSTS:
+        raise unknown("feat_post", feat_post, FEAT_POSTS)
+    shapes = {(f.shape[0], min(f.shape[1], views or f.shape[1])) for f in features}
+    if len(shapes) != 1:
+        raise StoreError(
+            f"The backbones hold different rows or views: {sorted(f.shape for f in features)}.",
+            "Extract them for one store with the same number of views: see fedcache inspect.",
+        )
+    (N, V), widths = next(iter(shapes)), [f.shape[2] for f in features]
+    out = _room((N, V, sum(widths)), scratch)
+    for start, part in zip(np.cumsum([0, *widths[:-1]]), features, strict=True):
+        for first, rows in [(0, part)] if isinstance(part, np.ndarray) else part.blocks():
+            target = out[first : first + len(rows), :, start : start + part.shape[2]]
+            target[...] = rows[:, :V]
+            if feat_post == "l2":
+                _unit(target)
+    if feat_post in ("l2_concat", "sign"):
+        for first in range(0, N, STEP):
+            rows = out[first : first + STEP]
+            if feat_post == "l2_concat":
+                _unit(rows)
+            else:
+                _sign(rows)
+    elif feat_post == "standardize":
+        rows = np.empty(0, np.int64) if train is None else np.unique(train)
+        if scaling is None and not len(rows):
+            raise FederatedRunError(
+                "feat_post=standardize needs training rows, found none.",
+                "Give the clients training rows, or choose --set feat_post=l2.",
+            )
+        scaling = scaling or Scaling.of(out, rows)
+        scaling.apply(out)
+    return torch.from_numpy(out), scaling if feat_post == "standardize" else None
+
+
+def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
+    """Room for float32 features: in memory, or beyond the budget in a file of ``scratch`` that has no name."""
+    size = 4 * math.prod(shape)
+    if scratch is None or size <= memory_limit():
+        return np.empty(shape, np.float32)
+    make_private(scratch)
+    with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # a full disk is an error here, and later a signal
+        return np.asarray(np.memmap(file, np.float32, "r+", shape=shape))
+
+
+def _unit(rows: np.ndarray) -> None:
+    """Bring vectors [..., D] to unit length, in place."""
+    for first in range(0, len(rows), STEP):
+        part = rows[first : first + STEP]
+        part /= np.maximum(np.linalg.norm(part, axis=-1, keepdims=True), 1e-12)
+
+
+def _sign(rows: np.ndarray) -> None:
+    """1 where a value is above 0, else 0, in place; NaN stays."""
+    np.copyto(rows, rows > 0, where=~np.isnan(rows))
+
+
+ROW_POSTS = {"none": None, "l2": _unit, "l2_concat": _unit, "sign": _sign}
+"""What a ``feat_post`` does in place to float32 rows [.., D] of one backbone, each by itself; None for nothing."""
+
+
+# Features that stay in their files, in the dtype in which they are stored: rows are cast when they
+# are gathered.
+#
+# A cast of a row gives the same bits whichever rows are cast with it, so a run reads the same
+# numbers as of a float32 copy of the whole, and needs no room for one.
+
+
+RESIDENT = 768 << 20
+"""Bytes of mapped pages from which on they are given back; a file that is read again is read from the page cache."""
+
+IN_MEMORY = 256 << 20
+"""Bytes of float32 features that are read into memory all the same: a cast for every gather costs more than they do."""
+
+AROUND = 2 << 20
+"""Bytes that the system may map around the one that is read: 64 KB on most, and up to a huge page of its cache."""
+
+
+@dataclass
+class _Touched:
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """[N, V, D] features as a run reads them, with what the engine asks of a tensor of them.
+
+    Indexing by rows, views and columns gives a tensor of its own, in ``dtype``: ``rows[index, 0]``.
+    """
+
+    stored: Tensor  # [N, V, D] in the stored dtype, never written
+    dtype: torch.dtype = torch.float32  # of what is read
+    # what is made of float32 rows [.., D], in place, each row by itself; None for nothing
+    post: Callable[[NDArray[np.float32]], Any] | None = None
+    release: Callable[[], None] | None = None  # gives back what was mapped of a file
+    _touched: _Touched = field(default_factory=_Touched)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, V, D)."""
+        return self.stored.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are gathered."""
+        return self.stored.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of its own: none where the rows are mapped."""
+        return 0 if self.release is not None else self.stored.nbytes
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def is_floating_point(self) -> bool:
+        """As of a tensor of ``dtype``."""
+        return True
+
+    def element_size(self) -> int:
+        """Bytes of a number that is read."""
+        return self.dtype.itemsize
+
+    def to(self, target: torch.dtype | torch.device | str) -> StoredRows:
+        """The same rows read as another dtype, or copied to another device."""
+        if isinstance(target, torch.dtype):
+            return replace(self, dtype=target)
+        return replace(self, stored=self.stored.to(target), release=None)
+
+    def new_empty(self, *size: int) -> Tensor:
+        """A tensor of what is read, without values."""
+        return torch.empty(*size, dtype=self.dtype, device=self.device)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        rows, *others = key if isinstance(key, tuple) else (key,)
+        if isinstance(rows, Tensor):
+            read = self._read(self._gather(self.stored[(slice(None), *others[:1])], rows))
+        else:
+            read = self._read(self.stored[(rows, *others[:1])])
+        return read[(..., *others[1:])]  # columns of what was made of whole rows
+
+    def take(self, index: Tensor) -> Tensor:
+        """Rows ``index`` [K] of the matrix [N V, D], of which row n V + v is view v of row n; [K, D]."""
+        V, D = self.shape[1:]
+        return self._read(self._gather(self.stored.reshape(-1, D), index, V))
+
+    def _read(self, rows: Tensor) -> Tensor:
+        read = rows.to(torch.float32, copy=self.post is not None)  # never write what is mapped
+        if self.post is not None:
+            made = read.cpu()
+            self.post(made.numpy())
+            read = made.to(self.device)
+        return read.to(self.dtype)
+
+    def _gather(self, source: Tensor, index: Tensor, views: int = 1) -> Tensor:
+        """source[index] of the rows, or of the matrix of all views; mapped rows in parts, of which each may stay."""
+        if self.release is None or not len(index) or self.stored.nbytes <= RESIDENT:
+            return source[index]
+        if (most := self._maps(index, views)) <= RESIDENT:
+            self._touch(most)
+            return source[index]
+        flat = index.flatten()
+        out = source.new_empty((len(flat), *source.shape[1:]))
+        for part in flat.argsort().tensor_split(-(-most // RESIDENT)):
+            rows = flat[part]
+            self._touch(self._maps(rows, views))
+            out[part] = source[rows]
+        return out.reshape(*index.shape, *source.shape[1:])
+
+    def _maps(self, index: Tensor, views: int) -> int:
+        """Bytes that a gather maps at most: what lies around each of its rows, and all from the first to the last."""
+        size = self.stored[0].nbytes
+        span = (int(index.max()) - int(index.min())) // views + 1
+        return min(index.numel() * (size + AROUND), span * size + AROUND)
+
+    def _touch(self, most: int) -> None:
+        """Count what a gather is about to map, and give back what is mapped when that may not stay."""
+        self._touched.nbytes += most
+        if self._touched.nbytes > RESIDENT:
+            # That was the most it can be. Giving back and mapping again costs more than to ask what it is.
+            self._touched.nbytes = mapped_bytes(self._touched.nbytes)
+        if self._touched.nbytes > RESIDENT:
+            self._touched.nbytes = most
+            if self.release is not None:
+                self.release()
+
+
+def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
+    """The features of an array where they need not be in memory: None for those that are small, or several arrays.
+
+    Args:
+        readers: one per backbone; side by side they are one matrix, which is in no file.
+        feat_post: what is done to features; ``standardize`` reads all rows before it can make one.
+
+    Raises CorruptionError, when a chunk is damaged.
+    """
+    if len(readers) != 1 or feat_post not in ROW_POSTS or len(readers[0].shape) != 3:
+        return None
+    if 4 * math.prod(readers[0].shape) <= min(IN_MEMORY, memory_limit()):
+        return None
+    mapped = map_rows(readers[0])
+    if mapped is None:
+        return None
+    return StoredRows(
+        torch.from_numpy(mapped.values), post=ROW_POSTS[feat_post], release=mapped.release
+    )
+
+
+Features = Tensor | StoredRows
+"""[N, V, D] features of a run."""
+
+
+def take_rows(x: Features, index: Tensor) -> Tensor:
+    """Rows ``index`` [K] of the matrix [N V, D] of features [N, V, D], as ``StoredRows.take``."""
+    return (
+        x.take(index)
+        if isinstance(x, StoredRows)
+        else x.reshape(-1, x.shape[-1]).index_select(0, index)
+    )
+
 
 ALIGNED = 64
 """Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""

@@ -14,11 +14,44 @@ from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import MOST_CONFUSED, Evaluation, confusion, macro_f1
-from fedcache.federate.engine.pooled import with_pooled
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.row_lists import RowLists
 from fedcache.heads.linear import Tree
+
+# Accuracy over all test rows of all clients together, one definition for all methods (D-89).
+
+
+def with_pooled(
+    found: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False
+) -> Evaluation:
+    """With the accuracy over all labelled test rows of all clients that were scored.
+
+    A row that several clients are tested on counts for each, whether one model predicts it or those of the clients.
+    ``everywhere``: every client was scored on the union of the test rows. NaN where no client was scored.
+    """
+    accuracy = found.client_accuracy
+    scored = ~np.isnan(accuracy)
+    rows = np.ones(len(accuracy)) if everywhere else _labelled_rows(clients, data)
+    pooled = (
+        float(accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum()))
+        if scored.any()
+        else float("nan")
+    )
+    return replace(found, pooled=pooled)
+
+
+def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
+    """float64 [M]: test rows of each client whose label is known."""
+    known, tests = (data.y >= 0).cpu().numpy(), table.tests
+    if isinstance(tests, RowLists):
+        rows = np.bincount(tests.owner, known[tests.rows], minlength=len(table)).astype(np.float64)
+    else:
+        rows = tests.sizes.astype(np.float64)  # dealt by class, so all have a label
+    rows[table.shares] = known[table.common].sum()
+    return rows
+
 
 BLOCK = 4096
 """Rows scored at once, over all models that are scored together: bounds the memory of logits and projections."""
@@ -435,3 +468,35 @@ def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
         return down
     ctx = job.server_ctx() if client is None else job.ctx([client], 0)
     return job.method.deploy(down, state, job.labelled(client), ctx)
+
+
+# The accuracy that a method which starts from class texts has without any training.
+
+
+def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> float | None:
+    """Accuracy (a fraction) of the zero-shot classifier on the very rows that the method is scored on.
+
+    Of personal models' own test rows it is the mean over clients, as theirs is; else that of all test rows.
+
+    Args:
+        job: the run; its method says what zero-shot is.
+        chosen: clients whose personal models are scored; None for all.
+
+    Returns:
+        None where the method does not start from class texts, or clients differ in the features that they have.
+    """
+    if job.own:
+        return None
+    scores = job.method.zero_shot(job.server_ctx())
+    if scores is None:
+        return None
+    found = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
+    if job.method.protocol(job.hp) != "personalised":
+        return found.global_accuracy
+    of_clients = (
+        found.client_accuracy
+        if chosen is None
+        else found.client_accuracy[np.asarray(chosen, np.int64)]
+    )
+    known = of_clients[~np.isnan(of_clients)]
+    return float(known.mean()) if len(known) else None

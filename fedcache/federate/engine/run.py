@@ -18,7 +18,12 @@ from torch import Tensor
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.deployed import DeployedModel
-from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
+from fedcache.federate.engine.evaluate import (
+    deployed_model,
+    has_model,
+    score_job,
+    zero_shot_accuracy,
+)
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import (
@@ -30,10 +35,8 @@ from fedcache.federate.engine.outcome import (
 )
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
-from fedcache.federate.engine.simulated_time import TimingRule
+from fedcache.federate.engine.simulated_time import TimedRun, TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
-from fedcache.federate.engine.timed_run import TimedRun
-from fedcache.federate.engine.zero_shot import zero_shot_accuracy
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, find_executor
 from fedcache.federate.execution.executor import Executor

@@ -23,17 +23,17 @@ from fedcache.federate.engine.client_data import (
     ClientData,
     Data,
     FeatureColumns,
+    Features,
     cut_out,
     stack_clients,
+    take_rows,
 )
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
-from fedcache.federate.engine.eligibility import eligible_clients
-from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
+from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
-from fedcache.federate.engine.row_norms import count_exchange, mean_training_length
 from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
-from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.engine.views import check_views
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
@@ -43,9 +43,17 @@ from fedcache.federate.partition.client_table import (
     names_of,
     train_sizes,
 )
+from fedcache.federate.partition.row_lists import sorted_once
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.buffered_uploads import FAR_FROM_OTHERS, BufferedUploads
-from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
+from fedcache.federate.trust.pipeline import (
+    FAR_FROM_OTHERS,
+    BufferedUploads,
+    RejectedUpload,
+    UploadPipeline,
+    UploadRound,
+    reduced_weights,
+    weight_warnings,
+)
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.privacy import PrivateDraws
 from fedcache.federate.trust.update_validation import (
@@ -58,8 +66,123 @@ from fedcache.federate.trust.update_validation import (
     not_finite,
     probe_uploads,
 )
-from fedcache.federate.trust.weights import reduced_weights
 from fedcache.heads.linear import Tree
+
+# Which clients of a run can train, and what a person is told of the others and of those that weigh
+# the most.
+
+
+def eligible_clients(
+    method: Method, hp: Hp, clients: Sequence[ClientRows], public: int, trust: TrustPolicy
+) -> tuple[np.ndarray, list[str]]:
+    """Numbers (int64, ascending) of the clients with something to train on, and no more than is allowed; and warnings.
+
+    The warnings of a private run name nobody.
+
+    Raises FederatedRunError, when no client is left, or the public set has no row.
+
+    Args:
+        method: what they train.
+        hp: its hyperparameters.
+        clients: all of them.
+        public: how many of the first hold what everybody reads, and rest.
+        trust: how many rows a client may have, and how much it may weigh.
+    """
+    if public and not len(clients[0].train):
+        raise FederatedRunError(
+            f"{method.name} reads client 0 as the public set, and it has no training rows.",
+            "Deal rows to it, for example --scheme flesd.",
+        )
+    names, rows = names_of(clients), train_sizes(clients)
+    asked = np.arange(len(clients)) >= public
+    empty = asked & (rows == 0)
+    large = asked & ~empty & (rows > (np.inf if trust.max_rows is None else trust.max_rows))
+    short = asked & ~empty & ~large & np.isin(rows, _too_few(method, hp, rows))
+    kept = np.flatnonzero(asked & ~empty & ~large & ~short)
+    few, normalised = "have too few rows for one batch", has_batchnorm(hp)
+    if normalised:
+        few += " (BatchNorm needs two of them, bn=false one)"
+    said = []
+    for skipped, why in (
+        (empty, "have no training rows"),
+        (short, few),
+        (large, f"have more rows than --max-rows-per-client {trust.max_rows}"),
+    ):
+        count = int(skipped.sum())
+        if count and trust.protects:  # who has how many rows is nothing that noise was added to
+            said.append(
+                f"clients that {why} are skipped; who they are is not told, as this run is private"
+            )
+        elif count:
+            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist()) + (
+                " .." if count > 5 else ""
+            )
+            said.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
+    if not len(kept):
+        raise FederatedRunError(
+            f"None of the {len(clients)} clients can train: {'; '.join(said)}.",
+            f"Use fewer clients, more rows, or a smaller --set batch={'; or --set bn=false' * normalised}.",
+        )
+    if trust.weighs_by_rows(method, hp):
+        said += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)
+    return kept, said
+
+
+def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
+    """The numbers of rows, of those that occur, that make no batch."""
+    if not method.gradient or "batch" not in hp:
+        return []
+    few = sorted_once(
+        rows[rows <= 2 * cast(int, hp["batch"])]
+    ).tolist()  # above there is a whole batch
+    return [n for n in few if not batch_sizes(n, hp)]
+
+
+# The mean length of all clients' training rows: the one number that a run asks of its clients
+# before the first round.
+#
+# Every client tells the sum of its rows' lengths beside their number, and is told the mean.
+
+
+STEP = 4096
+"""Rows whose lengths are computed at once."""
+
+SUM_BYTES = 8
+"""Of the number that travels each way: sums are float64."""
+
+
+def mean_length(x: Features, rows: np.ndarray) -> float:
+    """Mean length of the rows ``rows`` (int64 [n]) of features [N, V, D], view 0, in float64; 0 without rows."""
+    total, V = 0.0, x.shape[1]
+    for start in range(0, len(rows), STEP):
+        part = torch.from_numpy(rows[start : start + STEP]).to(x.device)
+        total += float(take_rows(x, part * V).double().norm(dim=-1).sum())
+    return total / max(1, len(rows))
+
+
+def mean_training_length(x: Features, clients: Sequence[ClientRows], known: LruCache) -> float:
+    """``mean_length`` of all clients' training rows, computed once for the points of a grid that share ``known``.
+
+    Rows are taken in the order of the matrix, so the number does not depend on who holds which.
+    """
+    rows = np.sort(all_train_rows(clients))
+    key = ("mean length", SameObject(x), rows.tobytes())
+    return known.get(key, lambda: mean_length(x, rows), lambda _: rows.nbytes)
+
+
+def count_exchange(traffic: Traffic, clients: np.ndarray, totals: dict[str, int]) -> None:
+    """Add what telling the sums and the mean costs: one scalar each way for each of ``clients``.
+
+    Args:
+        traffic: of the run; its counts of single clients grow.
+        clients: int64 numbers of those that can train.
+        totals: of the round in which it is counted; they grow.
+    """
+    for way in ("up", "down"):
+        getattr(traffic, way)[clients] += 1
+        totals[way] += len(clients)
+        totals[f"{way}_bytes"] += SUM_BYTES * len(clients)
+
 
 NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # not in its __all__
 """Errors of a method's server step that come from the numbers in the uploads."""

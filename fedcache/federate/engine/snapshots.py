@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot, Traffic
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engine.timed_run import TimedRun
+from fedcache.federate.engine.simulated_time import TimedRun
 from fedcache.federate.execution.gram_states import stored
 from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.linear import Tree

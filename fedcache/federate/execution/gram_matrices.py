@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.stored_rows import Features, take_rows
+from fedcache.federate.engine.client_data import Features, take_rows
 from fedcache.federate.execution.cache import SameObject
 from fedcache.heads.gram import WIDE, GramBasis, points_first
 from fedcache.heads.products import by_onednn, each_times_transposed, times_transposed

@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedcache.federate.engine.client_data import Features
 from fedcache.federate.engine.outcome import Snapshot
-from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.federate.execution.state_table import StateTable
 from fedcache.federate.execution.tensor_blocks import TensorBlocks, same_outline

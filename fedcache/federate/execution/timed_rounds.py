@@ -7,7 +7,7 @@ from typing import cast
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.outcome import RoundTraffic
-from fedcache.federate.engine.timed_run import TimedRun
+from fedcache.federate.engine.simulated_time import TimedRun
 from fedcache.federate.execution.executor import Executor
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.row_lists import RowLists, is_among
-from fedcache.federate.partition.rows import Columns, Dealt, MatchedTests, Streams
-from fedcache.federate.partition.scheme import Scheme, Value
+from fedcache.federate.partition.scheme import Columns, Dealt, MatchedTests, Scheme, Streams, Value
 
 MOST_TESTED = 10**10
 """Test rows of all clients together, of which a digest can be taken in minutes."""

@@ -14,11 +14,12 @@ import numpy as np
 
 from fedcache.federate.partition.fill_up import fill_up
 from fedcache.federate.partition.row_lists import RowLists
-from fedcache.federate.partition.rows import RowPool, Streams
 from fedcache.federate.partition.scheme import (
     LARGEST_COUNT,
     InfeasibleError,
+    RowPool,
     Scheme,
+    Streams,
     Value,
     Values,
     count_of,

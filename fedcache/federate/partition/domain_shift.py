@@ -21,24 +21,22 @@ from fedcache.federate.partition.dirichlet_shares import (
     present,
 )
 from fedcache.federate.partition.fill_up import FILL
-from fedcache.federate.partition.rows import (
-    FEWER,
-    Dealt,
-    MatchedTests,
-    RowPool,
-    Streams,
-    first_per_class,
-    need_rows,
-)
 from fedcache.federate.partition.scheme import (
     DOMAIN,
+    FEWER,
     Argument,
+    Dealt,
     InfeasibleError,
+    MatchedTests,
+    RowPool,
     Scheme,
+    Streams,
     Values,
     alpha_argument,
     clients_argument,
     count_of,
+    first_per_class,
+    need_rows,
     number_of,
     shots_argument,
     test_protocol_argument,

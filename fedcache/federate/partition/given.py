@@ -12,9 +12,14 @@ from fedcache.errors import UsageError
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.partition import Partition, make
 from fedcache.federate.partition.row_lists import RowLists, is_among, sorted_once
-from fedcache.federate.partition.rows import TEST, TRAIN, VALIDATION, Columns
-from fedcache.federate.partition.scheme import VALIDATION as ARGUMENT
-from fedcache.federate.partition.scheme import Value
+from fedcache.federate.partition.scheme import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    VALIDATION_ARGUMENT,
+    Columns,
+    Value,
+)
 from fedcache.federate.partition.validation import with_validation
 from fedcache.tables.groups import Group
 
@@ -155,7 +160,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if any(map(len, chosen_by)):
         table = replace(table, validation=Validation.of_clients(RowLists.of(chosen_by)))
     elif validation is not None:
-        args["validation"] = how = ARGUMENT.check(validation)
+        args["validation"] = how = VALIDATION_ARGUMENT.check(validation)
         assert isinstance(how, float | str)
         table = with_validation(table, how, columns, range(len(columns.domains)), None, own=False)
     return Partition(

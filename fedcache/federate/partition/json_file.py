@@ -9,14 +9,26 @@ beside ``test``: of every client, or of the whole where all clients have the sam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.federate.partition.client_table import ClientRows, ClientTable, Validation
+from fedcache.federate.partition.matched_lists import MatchedLists, TestLists
+from fedcache.federate.partition.row_lists import (
+    NumberedNames,
+    RowLists,
+    in_decimal,
+    is_among,
+    sorted_once,
+)
 from fedcache.federate.partition.scheme import LARGEST_SEED
 from fedcache.parsing import parse_json
+from fedcache.store.array_file import unpack
+from fedcache.store.files import canonical_json
 
 SCHEMA, WITH_VALIDATION = "fedcache.partition/1", "fedcache.partition/2"
 SCHEMAS = SCHEMA, WITH_VALIDATION
@@ -190,3 +202,321 @@ _LISTS: Fields = {
     "test": (lambda value: isinstance(value, list), "a list"),
 }
 _VALIDATION: Fields = {"validation": (lambda value: isinstance(value, list), "a list")}
+
+
+# A partition as arrays in one sealed file (``store/array_file``), and what such a file must be to
+# be one.
+#
+# The head holds the words of the partition and its digest, which is that of its JSON: the form is
+# no part of it. Clients are ``{"count", "names"}``, with null for numbered names. Arrays are
+# ``train`` (rows of all clients, one after the other) with ``train_sizes`` [M] and ``test`` (the
+# global test rows). Where clients have test rows of their own, ``own`` with ``own_sizes`` [M] and
+# ``shares`` [M], 1 for a client that is tested on the global ones; or the rule that chooses them:
+# ``order``, ``starts``, ``classes`` with ``classes_sizes`` [M], and ``taken`` (``MatchedLists``).
+# Where there are rows to choose by, ``validation``, with ``validation_sizes`` [M] where clients
+# have their own.
+
+
+_ALL_SHARE = {"train", "train_sizes", "test"}
+_OWN = {"own", "own_sizes", "shares"}
+_MATCHED = {"order", "starts", "classes", "classes_sizes", "taken"}
+_VALIDATION_of_array_form = {"validation", "validation_sizes"}
+
+
+def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
+    """The arrays of a file, by name."""
+    arrays = {"train": table.train.rows, "train_sizes": table.train_sizes, "test": table.common}
+    tests, held = table.tests, table.validation
+    if held is not None and held.own is not None:
+        arrays |= {"validation": held.own.rows, "validation_sizes": held.own.sizes}
+    elif held is not None:
+        arrays["validation"] = held.rows
+    if table.shares.all():
+        return arrays
+    if isinstance(tests, RowLists):
+        return {
+            **arrays,
+            "own": tests.rows,
+            "own_sizes": tests.sizes,
+            "shares": table.shares.view(np.uint8),
+        }
+    rule = {"order": tests.order, "starts": tests.starts, "taken": tests.taken}
+    return {**arrays, **rule, "classes": tests.classes.rows, "classes_sizes": tests.classes.sizes}
+
+
+def clients_of(table: ClientTable) -> dict[str, Any]:
+    """The entry ``clients`` of the head."""
+    names = None if isinstance(table.names, NumberedNames) else list(table.names)
+    return {"count": len(table), "names": names}
+
+
+def decode_arrays(raw: memoryview, origin: str) -> dict[str, Any]:
+    """The fields of a partition: ``clients`` as a table that holds its own copy of the rows, ``digest`` as claimed.
+
+    Raises CorruptionError for anything that is not such a file; the rows are compared with one another elsewhere.
+    """
+    try:
+        content, arrays = unpack(raw)
+    except ValueError as error:
+        raise corrupt(origin, f"it {error}") from error
+    words = words_of(check_words(content, origin))
+    clients = content["clients"]
+    if (
+        type(clients) is not dict
+        or clients.keys() != {"count", "names"}
+        or type(clients["count"]) is not int
+    ):
+        raise corrupt(origin, "clients should be count and names")
+    names, count = clients["names"], clients["count"]
+    if names is not None and not (
+        isinstance(names, list) and len(names) == count and all(map(is_name, names))
+    ):
+        raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
+    tests = arrays.keys() - _VALIDATION_of_array_form in (
+        _ALL_SHARE,
+        _ALL_SHARE | _OWN,
+        _ALL_SHARE | _MATCHED,
+    )
+    if (
+        not tests
+        or ("validation" in arrays) != (content["schema"] == WITH_VALIDATION)
+        or ("validation_sizes" in arrays and "validation" not in arrays)
+    ):
+        raise corrupt(origin, f"its arrays are {', '.join(sorted(arrays))[:80] or 'none'}")
+    train = _lists(arrays, "train", count, origin)
+    test = _rows(arrays, "test", origin)
+    called = NumberedNames(count) if names is None else NumberedNames.recognise(names)
+    if "own" in arrays:
+        own, shares = _lists(arrays, "own", count, origin), arrays["shares"].astype(bool)
+        if len(shares) != count or own.sizes[shares].any():
+            raise corrupt(
+                origin,
+                f"shares should be {count} numbers, with no rows of their own for clients that share",
+            )
+        table = ClientTable(called, train, test, shares, own)
+    else:
+        table = ClientTable.dealt(
+            called, train, test, _matched(arrays, count, origin) if "order" in arrays else None
+        )
+    if "validation_sizes" in arrays:
+        table = replace(
+            table, validation=Validation.of_clients(_lists(arrays, "validation", count, origin))
+        )
+    elif "validation" in arrays:
+        table = replace(table, validation=Validation(_rows(arrays, "validation", origin), None))
+    return {**words, "clients": table, "test": test}
+
+
+def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
+    """The rule of test rows, when it gives every client a set of them."""
+    order, classes = _rows(arrays, "order", origin), _lists(arrays, "classes", count, origin)
+    starts, taken = (_rows(arrays, name, origin) for name in ("starts", "taken"))
+    high = np.diff(starts)
+    if not (len(starts) and starts[0] == 0 and starts[-1] == len(order) and (high >= 0).all()):
+        raise corrupt(origin, f"starts should ascend from 0 to {len(order)}")
+    again = np.diff(classes.rows) <= 0
+    again[
+        classes.ends[1:-1][(classes.ends[1:-1] > 0) & (classes.ends[1:-1] < len(classes.rows))] - 1
+    ] = False
+    if again.any() or (classes.rows >= len(high)).any():
+        raise corrupt(origin, f"classes should ascend for each client and be below {len(high)}")
+    if len(taken) != len(classes.rows) or (taken > high[classes.rows]).any():
+        raise corrupt(
+            origin,
+            "taken should be a number of rows for each class of a client, no more than the class has",
+        )
+    if len(sorted_once(order)) < len(order):
+        raise corrupt(origin, "order should hold each row once")
+    return MatchedLists(order, starts, classes, taken)
+
+
+def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarray:
+    """int64 copy of an array of rows."""
+    rows = arrays[name]
+    if len(rows) and int(rows.max()) >= LARGEST_ROW:
+        raise corrupt(
+            origin, f"{name} holds {rows.max()}, expected rows from 0 to {LARGEST_ROW - 1}"
+        )
+    return rows.astype(np.int64)
+
+
+def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str) -> RowLists:
+    """The rows of an array in lists of the sizes beside it."""
+    rows, sizes = _rows(arrays, name, origin), arrays[f"{name}_sizes"]
+    # Each below the sum before it is taken: what a file can hold is then too little to pass 2**63.
+    if (
+        len(sizes) != count
+        or (sizes > len(rows)).any()
+        or int(sizes.sum(dtype=np.int64)) != len(rows)
+    ):
+        raise corrupt(origin, f"{name}_sizes should be {count} numbers with the sum {len(rows)}")
+    return RowLists.of_sizes(rows, sizes.astype(np.int64))
+
+
+# The canonical JSON of a partition, of which its digest is taken, in parts of bounded size.
+
+
+PART, ROWS = 1 << 14, 1 << 20
+"""Clients (or rows of one list), and rows of all of them, that are written at once."""
+
+
+def canonical_parts(words: Mapping[str, Any], table: ClientTable) -> Iterator[bytes]:
+    """The JSON of an object of ``words``, ``clients`` and ``test``, with one spelling; of ``validation`` where all
+    clients have the same.
+    """
+    held = table.validation
+    shared = ["validation"] if held is not None and held.own is None else []
+    for place, name in enumerate(sorted([*words, "clients", "test", *shared])):
+        yield f'{"," if place else "{"}"{name}":'.encode()
+        if name == "clients":
+            yield from _clients_json(table)
+        elif name == "test":
+            yield from _rows_json(table.common)
+        elif name == "validation" and held is not None:
+            yield from _rows_json(held.rows)
+        else:
+            yield canonical_json(words[name])
+    yield b"}"
+
+
+def _rows_json(rows: np.ndarray) -> Iterator[bytes]:
+    """Canonical JSON of one list of rows, in parts."""
+    yield b"["
+    for start in range(0, len(rows), PART):
+        yield (b"," if start else b"") + in_decimal(rows[start : start + PART])[0][:-1].encode()
+    yield b"]"
+
+
+def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
+    """Where blocks begin and end that have at most ``PART`` clients and ``ROWS`` rows, or one client."""
+    held = table.validation
+    own = 0 if held is None or held.own is None else held.own.sizes
+    rows = np.cumsum(table.train_sizes + table.tests.sizes + own)
+    start = 0
+    while start < len(table):
+        fits = int(np.searchsorted(rows, ROWS + (rows[start - 1] if start else 0), "right"))
+        stop = min(start + PART, max(start + 1, fits))
+        yield start, stop
+        start = stop
+
+
+def _clients_json(table: ClientTable) -> Iterator[bytes]:
+    """Canonical JSON of the list of clients: name, test rows or null for the common ones, training rows of each, and
+    validation rows where clients have their own.
+    """
+    plain = isinstance(table.names, NumberedNames)  # nothing in them needs an escape
+    yield b"["
+    for start, stop in _blocks(table):
+        said = []
+        train, test = (lists.words(start, stop) for lists in (table.train, table.tests))
+        shares = table.shares[start:stop].tolist()
+        ends = ["}"] * len(train)
+        if table.validation is not None and table.validation.own is not None:
+            ends = [f',"validation":[{rows}]}}' for rows in table.validation.own.words(start, stop)]
+        for name, rows, shared, own, end in zip(
+            table.names[start:stop], train, shares, test, ends, strict=True
+        ):
+            quoted = f'"{name}"' if plain else canonical_json(name).decode()
+            said.append(
+                f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]{end}'
+            )
+        yield (b"," if start else b"") + ",".join(said).encode()
+    yield b"]"
+
+
+# What makes clients and test rows no partition, in words.
+
+
+def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
+    """What is no list of rows at all, in words; None when all are."""
+    if not len(clients):
+        return "it has no clients"
+    if isinstance(clients, ClientTable):
+        lists = [
+            ("training rows", clients.train.rows),
+            ("the clients' test rows", _held(clients.tests)),
+        ]
+        if clients.validation is not None:
+            lists.append(("validation rows", clients.validation.rows))
+    else:
+        lists = [
+            (f"{what} rows of {c.name!r}", rows)
+            for c in clients
+            for what, rows in (("training", c.train), ("test", c.test))
+        ]
+    for what, rows in [*lists, ("the global test rows", test)]:
+        if rows.dtype != np.int64 or rows.ndim != 1:
+            return f"{what} are {rows.dtype} with {rows.ndim} axes, expected int64 with 1"
+    return None
+
+
+def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
+    """What makes these row lists no partition, in words; None when nothing does."""
+    names = table.names
+    if not isinstance(names, NumberedNames) and len(set(names)) < len(names):
+        return f"{len(names)} clients have {len(set(names))} names"
+    sizes = np.stack([table.train_sizes, table.test_sizes], 1)
+    if len(empty := np.flatnonzero((sizes == 0).any(1))):
+        train, tested = sizes[empty[0]].tolist()
+        return f"client {names[int(empty[0])]!r} has {train} training and {tested} test rows"
+    for what, lists in (("training rows of {!r}", table.train), ("test rows of {!r}", table.tests)):
+        if isinstance(lists, RowLists) and (client := _out_of_order(lists)) is not None:
+            return f"{what.format(names[client])} are not ascending and non-negative"
+    if _out_of_order(RowLists.of([test])) is not None:
+        return "the global test rows are not ascending and non-negative"
+    tested = table.tested
+    both = tested[is_among(tested, table.train.rows)]
+    if len(both):
+        return f"row {both[0]} is trained and tested on ({len(both)} such rows)"
+    return None if table.validation is None else _problem_of_validation(table, table.validation)
+
+
+def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
+    """As ``problem_of``, of the rows to choose by."""
+    rows, own = held.rows, held.own
+    if not len(rows):
+        return "there is no row among its validation rows"
+    if own is not None and len(own) != len(table):
+        return f"{len(table)} clients have {len(own)} lists of validation rows"
+    if own is not None and (client := _out_of_order(own)) is not None:
+        return f"validation rows of {table.names[client]!r} are not ascending and non-negative"
+    if _out_of_order(RowLists.of([rows])) is not None:
+        return "the validation rows are not ascending and non-negative"
+    for what, others in (("trained", table.train.rows), ("tested", table.tested)):
+        if len(both := rows[is_among(rows, others)]):
+            return f"row {both[0]} is {what} on and is a validation row ({len(both)} such rows)"
+    return None
+
+
+def _held(tests: TestLists) -> np.ndarray:
+    """The array that holds the rows of the lists; a rule gives ascending lists of what is in it."""
+    return tests.rows if isinstance(tests, RowLists) else tests.order
+
+
+def _out_of_order(lists: RowLists) -> int | None:
+    """The first list that is not ascending and non-negative, by its number."""
+    wrong = np.diff(lists.rows, prepend=-1) <= 0
+    starts = lists.ends[:-1][lists.sizes > 0]
+    wrong[starts] = lists.rows[starts] < 0  # the difference there is to the list before
+    return int(np.searchsorted(lists.ends, wrong.argmax(), "right")) - 1 if wrong.any() else None
+
+
+def beyond(table: ClientTable, rows: int) -> str | None:
+    """The first list that holds a row from ``rows`` on, and that row, in words; None when none does."""
+    if len(table.common) and table.common[-1] >= rows:
+        return f"test holds {table.common[-1]}"
+    if table.validation is not None and table.validation.rows[-1] >= rows:
+        return f"validation holds {table.validation.rows[-1]}"
+    first = [
+        (np.searchsorted(held.ends, np.flatnonzero(held.rows >= rows)[:1], "right"), held)
+        for held in (table.train, table.tests)
+        if isinstance(held, RowLists)
+    ]
+    found = [
+        (int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)
+    ]
+    if not found:
+        rule = np.empty(0, np.int64) if isinstance(table.tests, RowLists) else table.tests.order
+        return f"the clients' tests hold {rule.max()}" if (rule >= rows).any() else None
+    client, _, held = min(found, key=lambda one: one[:2])
+    return f"client {table.names[client]!r} holds {held[client][-1]}"

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from fedcache.federate.partition.row_lists import MadeWhenAsked, RowLists, share_of_ones
-from fedcache.federate.partition.rows import MatchedTests
+from fedcache.federate.partition.scheme import MatchedTests
 
 
 class MatchedLists(MadeWhenAsked[np.ndarray]):

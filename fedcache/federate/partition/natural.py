@@ -13,13 +13,15 @@ import numpy as np
 
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.federate.partition.row_lists import RowLists, sorted_once
-from fedcache.federate.partition.rows import Dealt, RowPool, Streams
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     LARGEST_COUNT,
     Argument,
+    Dealt,
     InfeasibleError,
+    RowPool,
     Scheme,
+    Streams,
     Value,
     Values,
     count_of,

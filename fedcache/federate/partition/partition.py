@@ -19,28 +19,25 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
-from fedcache.federate.partition import array_form, json_file
-from fedcache.federate.partition.canonical import canonical_parts
-from fedcache.federate.partition.checks import beyond, not_rows, problem_of
+from fedcache.federate.partition import json_file
 from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
+from fedcache.federate.partition.json_file import beyond, canonical_parts, not_rows, problem_of
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
-from fedcache.federate.partition.rows import (
+from fedcache.federate.partition.scheme import (
     FEWER,
     TEST,
     TRAIN,
-    Columns,
-    RowPool,
-    Streams,
-    make_pool,
-)
-from fedcache.federate.partition.scheme import (
     Argument,
+    Columns,
     InfeasibleError,
+    RowPool,
     Scheme,
+    Streams,
     Value,
     checked_seed,
+    make_pool,
 )
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import with_validation
@@ -210,11 +207,11 @@ class Partition:
         """The parts of the file of arrays, which follow one another. Raises as ``save``."""
         content = {
             **self._words(),
-            "clients": array_form.clients_of(self.table),
+            "clients": json_file.clients_of(self.table),
             "digest": self.digest,
         }
         try:
-            return pack(content, array_form.arrays_of(self.table))
+            return pack(content, json_file.arrays_of(self.table))
         except ValueError as error:
             raise UsageError(
                 f"No file holds this partition: {error}.", "Give the clients shorter names."
@@ -269,7 +266,9 @@ class Partition:
             return from_payload(
                 json_file.read_json(raw, origin), dataset=dataset, rows=rows, origin=origin
             )
-        return _checked(array_form.decode(raw, origin), dataset, rows, origin, vouched=vouched)
+        return _checked(
+            json_file.decode_arrays(raw, origin), dataset, rows, origin, vouched=vouched
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same as ``to_payload``."""

@@ -24,19 +24,23 @@ from fedcache.federate.partition.dirichlet_shares import (
 from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
 from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.row_lists import RowLists
-from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
+    FEWER,
     LARGEST_COUNT,
     SHARED_TESTS,
     Argument,
+    Dealt,
     InfeasibleError,
+    RowPool,
     Scheme,
+    Streams,
     Value,
     Values,
     alpha_argument,
     clients_argument,
     count_of,
+    need_rows,
     number_of,
     shots_argument,
 )

@@ -11,20 +11,31 @@ which they came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import FederatedRunError, InternalError
+from fedcache.errors import FedcacheError, FederatedRunError, InternalError
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method, Pooling, Uploads
-from fedcache.federate.trust.noise import Noise
+from fedcache.federate.engine.method import Method, Pooling, StatisticKind, Uploads
 from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.federate.trust.update_validation import UpdateValidation, is_bounded, not_finite
+from fedcache.federate.trust.privacy import Noise
+from fedcache.federate.trust.robust_rules import RobustRule
+from fedcache.federate.trust.update_validation import (
+    UpdateValidation,
+    is_bounded,
+    largest_number,
+    largest_to_train_from,
+    not_finite,
+)
 from fedcache.heads.linear import Tree
+from fedcache.heads.ridge import gram, nearest_gram
 
 
 class UploadPool:
@@ -294,3 +305,520 @@ class UploadPipeline:
         if self.policy.on_bad == "fail":
             raise self.validation.refusal(client, self.round.names[client], why)
         return RejectedUpload(self.round.number, client, why)
+
+
+# How much a client weighs where its number of rows counts: a bound on the number, a cap on the
+# share.
+#
+# A number of rows is measured in a simulation and claimed in a federation, and a mean by rows
+# gives whoever claims enough of them all of it. So a claim far above the others is told or
+# refused, and no client need have more than a given share.
+
+
+FAR_OUT = 10
+"""Times the median of all clients' rows, above which a number is far out.
+
+Sizes of honest clients spread over about one order of magnitude: of a log-normal law with sigma 1, as wide as the
+federated benchmarks have it, 1 % of the clients lie above. Below three clients no number is far out, as nobody can say
+which of two is wrong.
+"""
+
+ROUNDING = 1e-12
+"""Relative, of shares."""
+
+NAMED = 3
+"""Clients that are warned of one by one, the largest first."""
+
+FEWEST = 3
+"""Clients from which on there is a median to compare with."""
+
+
+def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
+    """The number of rows above which a client's is far out: ``FAR_OUT`` times the median of those that have any.
+
+    The lower median, so that it takes more than half of the clients to raise it. None for fewer than ``FEWEST``.
+    """
+    known = np.asarray(rows, np.float64)
+    known = known[known > 0]
+    if len(known) < FEWEST:
+        return None
+    middle = (len(known) - 1) // 2
+    return FAR_OUT * float(np.partition(known, middle)[middle])
+
+
+def capped_weights(rows: Sequence[float], share: float) -> list[float]:
+    """min(n_i, t), with the largest t for which no weight is more than ``share`` of their sum.
+
+    Args:
+        rows: n_i of the clients of a round, each at least 0.
+        share: S in (0, 1]. Where S m <= 1 for the m clients that have rows, these all weigh the same.
+    """
+    n = np.asarray(rows, np.float64)
+    rising = np.sort(n[n > 0])
+    if share * len(rising) <= 1.0:
+        return [float(w) for w in np.minimum(n, rising[0] if len(rising) else 0.0)]
+    # With the k largest cut to t, and the others' sum b_k:  t = S (k t + b_k). The first k that leaves no one above t.
+    k, largest, below = 0, rising[::-1], np.cumsum(rising)[::-1]
+    while largest[k] * (1.0 - k * share) > share * below[k] * (1.0 + ROUNDING):
+        k += 1
+    return (
+        [float(w) for w in np.minimum(n, share * below[k] / (1.0 - k * share))] if k else list(rows)
+    )
+
+
+def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int, float]:
+    """Client -> its capped weight, for the clients of a round whose rows do not weigh in full."""
+    if share is None:
+        return {}
+    weights = capped_weights(list(rows.values()), share)
+    return {c: w for (c, n), w in zip(rows.items(), weights, strict=True) if w != n}
+
+
+def weight_warnings(
+    names: Mapping[int, str] | Sequence[str],
+    clients: np.ndarray,
+    rows: np.ndarray,
+    share: float | None,
+) -> list[str]:
+    """What a person is told of the largest clients, where uploads are averaged or added by rows.
+
+    Args:
+        names: of all clients, by number.
+        clients: int64 [k], numbers of those that may take part.
+        rows: float64 [k], n_i of these.
+        share: the cap on a client's share, None for none.
+    """
+    whole, limit = float(rows.sum()), far_out_limit(rows)
+    if share is not None:
+        found = rows > share * whole
+    else:
+        found = (
+            (rows > limit) | (rows > whole / 2) if limit is not None else np.zeros(len(rows), bool)
+        )
+    said = []
+    places = np.flatnonzero(found)
+    for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
+        c, n = int(clients[place]), float(rows[place])
+        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {n / whole:.0%} of all"
+        if share is None:
+            said.append(
+                f"{has}: more than half of them, or than {FAR_OUT} times the median, and uploads weigh by rows "
+                "(--max-share 0.2 caps its weight, --aggregate median gives every client one vote)"
+            )
+        else:
+            said.append(f"{has}: --max-share {share:g} caps its weight in every round")
+    return said
+
+
+# Uploads that a policy compares with one another: attack simulation, clipping and noise, robust
+# rules.
+#
+# A rule, an attack, noise, rejection, or a bound on norms keeps the uploads of a round until the
+# last is there and works on rows V [m, d] of them: updates (upload minus broadcast) where the
+# method pools means, statistics per row of data where it pools sums, prototypes of each class
+# where its server merges them by class (``Method.merges``).
+
+
+SECOND_MOMENTS: frozenset[StatisticKind] = frozenset(
+    {"gram", "class grams", "squares", "class squares"}
+)
+"""Kinds of statistics that are bounded by the sums of the same rows."""
+
+FAR_FROM_OTHERS = 1e3
+"""Times the median of the other uploads, above which what a client sends or changes may be rejected.
+
+Clients that differ in rows, steps and learning rates change a model by amounts within about two orders of magnitude.
+"""
+
+COMPARABLE = 3
+"""Fewest uploads of a round that are compared: of two nobody can say which one is wrong."""
+
+NAMED_REJECTIONS = 5
+"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
+
+
+class UploadLayout:
+    """Which numbers of an upload stand in a row of V, and where: all floats but counts, tensor by tensor by name.
+
+    Args:
+        expected: what the method declares.
+        broadcast: what clients were sent; a tensor that is averaged stands in V as its difference from this.
+        rules: name -> how the method pools it; what is summed stands in V per row of the client's data.
+        counts: whether summed counts of rows stand in V too, so that they are voted on like the sums they belong to.
+    """
+
+    def __init__(
+        self,
+        expected: Uploads,
+        broadcast: Tree,
+        rules: Mapping[str, Pooling],
+        *,
+        counts: bool = False,
+    ) -> None:
+        self.rules = rules
+        self.expected = expected
+        counted = {n for n, t in expected.items() if t.counts_rows}
+        taken = {n for n in counted if counts and rules[n] == "sum"}
+        self.names = sorted(
+            n
+            for n, t in expected.items()
+            if t.dtype.is_floating_point and (n in taken or n not in counted)
+        )
+        self.base = {}
+        for name in self.names:
+            replaces = rules[name] in ("mean", "uniform") and not expected[name].is_step
+            if (
+                replaces
+                and name in broadcast
+                and tuple(broadcast[name].shape) == expected[name].shape
+            ):
+                self.base[name] = broadcast[name].double()
+
+    def vector(self, up: Tree, rows: float) -> Tensor:
+        """[d] float64 of an upload by a client with that many rows."""
+        parts = []
+        for name in self.names:
+            t = self.change(name, up[name].double())
+            parts.append((t / rows if self.rules[name] == "sum" else t).flatten())
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def tree(self, v: Tensor, rows: float, rest: Tree) -> Tree:
+        """The upload that ``vector`` makes ``v`` of; counts and integers are those of ``rest``."""
+        out, start = dict(rest), 0
+        for name in self.names:
+            shape = self.expected[name].shape
+            size = math.prod(shape)
+            t = v[start : start + size].view(shape)
+            start += size
+            t = t * rows if self.rules[name] == "sum" else t
+            out[name] = (t + self.base[name] if name in self.base else t).to(
+                self.expected[name].dtype
+            )
+        return out
+
+    def change(self, name: str, t: Tensor) -> Tensor:
+        """A tensor of an upload, as its difference from the broadcast where the server puts it in that one's place."""
+        return t.double() - self.base[name] if name in self.base else t
+
+    @property
+    def size(self) -> int:
+        """d, numbers in a row."""
+        return sum(math.prod(self.expected[name].shape) for name in self.names)
+
+
+@dataclass
+class _KeptUpload:
+    """An upload that waits for the last one of its round."""
+
+    client: int
+    rows: float
+    tree: Tree
+    validated: bool = False
+
+
+class BufferedUploads(UploadPipeline):
+    """The pipeline of a policy that is not plain."""
+
+    def __init__(self, round_: UploadRound) -> None:
+        super().__init__(round_)
+        self._kept: list[_KeptUpload] = []
+
+    def rule(self, name: str) -> Pooling:
+        """Kept one by one."""
+        return "stack"
+
+    def _check_counts(self, up: object, clients: Sequence[int]) -> None:
+        """Each upload is validated by itself when all are there, as one may be rejected alone."""
+
+    def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
+        """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
+        # A copy: an executor may write the next client's upload to the same memory.
+        own = (
+            {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
+            if isinstance(up, dict)
+            else up
+        )
+        self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
+
+    def pooled(self) -> Tree:
+        """What the policy makes of the uploads that survive it."""
+        self._kept.sort(key=lambda kept: kept.client)
+        if not self._kept and not self.rejected:
+            return self._noise_alone()
+        if not self.expected:
+            raise self.policy.refused(self.method, "its clients send nothing")
+        layout = self._layout()
+        self._reject(lambda kept: self.validation.malformed(kept.tree, kept.rows))
+        if self.policy.attack is not None:
+            self._simulate_attack(layout)
+        self._reject(self._problem)
+        self._reject(lambda kept: self._too_long(layout, kept))
+        self._reject_far_out(layout)
+        self.rejected.sort(key=lambda rejected: rejected.client)
+        if not self._kept:
+            raise FederatedRunError(
+                f"Round {self.round.number}: all {len(self.rejected)} uploads were refused, so there is nothing to "
+                f"aggregate; the first because {self.rejected[0].why}.",
+                "Lower the learning rate, or look at the clients.",
+            )
+        return self._combined()
+
+    def _combined(self) -> Tree:
+        """What the policy makes of the uploads that are kept."""
+        changed = self.policy.rule.text != "mean" or self.policy.privacy is not None
+        if self.method.merges == "classes" and changed:
+            return self._merged_classes()
+        if self.policy.privacy is not None:
+            return self._private(self._layout())
+        return self._aggregated()
+
+    def suspects(self) -> list[int]:
+        """The clients whose uploads are kept, the one whose upload is farthest from the median of all first.
+
+        Empty where an upload cannot be left out: under noise, which is drawn once for a round.
+        """
+        if self.policy.privacy is not None or len(self._kept) < 2:
+            return []
+        V = self._rows(self._layout())
+        far = (V - V.median(0).values).norm(dim=1) if V.shape[1] else torch.zeros(len(V))
+        order = far.argsort(descending=True, stable=True).tolist()
+        return [self._kept[i].client for i in order]
+
+    def without(self, client: int, why: str) -> tuple[BufferedUploads, Tree]:
+        """The same round with that client's upload rejected, and what it pools.
+
+        Raises FederatedRunError or UsageError, where the other uploads do not suffice for the rule.
+        """
+        rest = copy.copy(self)
+        rest._kept = [kept for kept in self._kept if kept.client != client]
+        rest.rejected = [*self.rejected, RejectedUpload(self.round.number, client, why)]
+        rest.rejected.sort(key=lambda rejected: rejected.client)
+        rest.unprotected_classes = 0
+        return rest, rest._combined()
+
+    def _problem(self, kept: _KeptUpload) -> str | None:
+        """What is wrong with the numbers of an upload, in words.
+
+        The statistics of a liar of a simulated attack are not checked. Those of a private run are clipped instead:
+        epsilon does not cover who is rejected.
+        """
+        if kept.validated:
+            return None
+        statistics = not self._lies_on_purpose(kept) and self.policy.privacy is None
+        return self.validation.problem(kept.tree, kept.rows, statistics=statistics)
+
+    def warnings(self, named: int, unprotected: int) -> list[str]:
+        """The first rejected uploads of a run, and the first round with unprotected classes."""
+        said = []
+        if self.unprotected_classes and not unprotected:
+            said.append(
+                f"round {self.round.number}: {self.unprotected_classes} classes have so few owners that --aggregate "
+                f"{self.policy.rule.text} expects no liar among them: their prototypes are not protected"
+            )
+        for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
+            name = self.round.names[r.client]
+            said.append(
+                f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
+            )
+        return said
+
+    def _layout(self, *, counts: bool = False) -> UploadLayout:
+        rules = {name: self._pool.rule(name) for name in self.expected}
+        return UploadLayout(self.expected, self.round.broadcast, rules, counts=counts)
+
+    def _reject(self, problem: Callable[[_KeptUpload], str | None]) -> None:
+        sound = []
+        for kept in self._kept:
+            why = problem(kept)
+            if why is None:
+                sound.append(kept)
+            else:
+                self.rejected.append(self._rejection(kept.client, why))
+        self._kept = sound
+
+    def _too_long(self, layout: UploadLayout, kept: _KeptUpload) -> str | None:
+        """Whether the norm of an update is above the bound of the policy, in words."""
+        bound = self.policy.max_norm
+        if bound is None or (norm := float(layout.vector(kept.tree, kept.rows).norm())) <= bound:
+            return None
+        return f"its update has norm {norm:.4g}, above the {bound:g} that are allowed"
+
+    def _reject_far_out(self, layout: UploadLayout) -> None:
+        """Reject uploads that would make the model one from which no honest client can train.
+
+        Such an upload has a tensor whose change (``UploadLayout.change``) exceeds ``largest_to_train_from``, and
+        ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have checks of their own, and clipping
+        bounds the uploads of a private run.
+        """
+        robust = (
+            self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
+        )  # the rule withstands such uploads
+        if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
+            return
+        reasons: dict[int, str] = {}
+        for name in layout.names:
+            if self.expected[name].statistic is not None:
+                continue
+            sizes = [largest_number(layout.change(name, kept.tree[name])) for kept in self._kept]
+            safe = largest_to_train_from(self.expected[name].dtype)
+            for place, size in enumerate(sizes):
+                others = sorted(sizes[:place] + sizes[place + 1 :])
+                # The upper median, so that a client which sends next to nothing makes no other one far out.
+                usual = others[len(others) // 2]
+                if size > max(safe, FAR_FROM_OTHERS * usual):
+                    why = f"{name} changes by {size:.2g}, and by a median of {usual:.2g} in the other uploads"
+                    reasons.setdefault(self._kept[place].client, why)
+        self._reject(lambda kept: None if self._lies_on_purpose(kept) else reasons.get(kept.client))
+
+    def _lies_on_purpose(self, kept: _KeptUpload) -> bool:
+        """Whether this is the upload of a liar of a simulated attack, which shows what a rule withstands."""
+        return self.policy.attack is not None and kept.client in self.round.attackers
+
+    def _rows(self, layout: UploadLayout) -> Tensor:
+        """V [m, d] of the kept uploads."""
+        return torch.stack([layout.vector(kept.tree, kept.rows) for kept in self._kept])
+
+    def _simulate_attack(self, layout: UploadLayout) -> None:
+        """Replace what attackers send; they know what all clients of the round would send."""
+        attack = self.policy.attack
+        if attack is None or not layout.names or not self._kept:
+            return
+        lying = torch.tensor([kept.client in self.round.attackers for kept in self._kept])
+        lies = attack(self._rows(layout), lying, self.round.seed, self.round.number - 1)
+        for i in lying.nonzero().flatten().tolist():
+            kept = self._kept[i]
+            self._kept[i] = _KeptUpload(
+                kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree)
+            )
+
+    def _aggregated(self) -> Tree:
+        """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
+        rule, pool = self.policy.rule, UploadPool(self.method.pool(self.round.hp), len(self._kept))
+        weights = [kept.rows for kept in self._kept]
+        if self.policy.max_share is not None:  # of those that are left
+            weights = capped_weights(weights, self.policy.max_share)
+        for kept, weight in zip(self._kept, weights, strict=True):
+            self._add(pool, kept.tree, kept.client, weight)
+        pooled = pool.done()
+        if rule.text == "mean":
+            return pooled
+        liars = self._expected_liars()
+        self._check_rule(rule, len(self._kept), liars)
+        layout = self._layout(counts=True)
+        # Sums are those of m clients of the middle one's size: the sum of all rows is as large as a liar says.
+        total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
+        taken = rule.of_moments if self._has_second_moments else rule
+        made = _with_definite_gram(layout.tree(taken(self._rows(layout), liars), total, pooled))
+        return {name: made[name] for name in pooled}
+
+    @property
+    def _has_second_moments(self) -> bool:
+        """Whether uploads hold second moments, which fit the sums beside them."""
+        return any(
+            t.statistic and t.statistic.kind in SECOND_MOMENTS for t in self.expected.values()
+        )
+
+    def _expected_liars(self) -> int:
+        """f of this round: of all its clients, less those that are rejected already."""
+        return max(
+            0, self.policy.liars_of(len(self._kept) + len(self.rejected)) - len(self.rejected)
+        )
+
+    def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
+        """Refuse a rule that what is left of a round cannot carry.
+
+        Raises FederatedRunError, with the round and who was rejected. m uploads are left, f liars are expected among
+        them; ``of`` says of which class.
+        """
+        try:
+            rule.check(m, f)
+        except FedcacheError as error:
+            if not self.rejected and not of:
+                raise
+            gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
+            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
+            said = f"Round {self.round.number}{of}: {m} uploads are left{lost}. {error.message}"
+            raise FederatedRunError(said, error.hint) from error
+
+    def _private(self, layout: UploadLayout) -> Tree:
+        """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
+        privacy = self.policy.privacy
+        assert privacy is not None
+        mean = privacy.noisy_sum(self._rows(layout), self.round.noise) / self.round.expected_clients
+        return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
+
+    def _noise_alone(self) -> Tree:
+        """A round in which nobody was drawn: the noise, on what was broadcast."""
+        privacy = self.policy.privacy
+        assert privacy is not None  # else somebody is always drawn
+        if self.method.merges == "classes":
+            proto, count = self._prototype_names()
+            (C, width), dtype = self.expected[proto].shape, self.expected[proto].dtype
+            nobody = torch.zeros(1, C, width, dtype=torch.float64)
+            means, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
+            return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
+        layout = self._layout()
+        noise = privacy.noisy_sum(
+            torch.zeros(1, layout.size, dtype=torch.float64), self.round.noise
+        )
+        return layout.tree(noise / self.round.expected_clients, self.round.expected_rows, {})
+
+    def _prototype_names(self) -> tuple[str, str]:
+        """Names of the prototypes and of their counts, where the server merges by class."""
+        tensors = self.expected.items()
+        return next(n for n, t in tensors if not t.counts_rows), next(
+            n for n, t in tensors if t.counts_rows
+        )
+
+    def _merged_classes(self) -> Tree:
+        """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
+        proto, count = self._prototype_names()
+        P = torch.stack([kept.tree[proto].double() for kept in self._kept])  # [m, C, P]
+        N = torch.stack([kept.tree[count].double() for kept in self._kept])  # [m, C]
+        if self.policy.privacy is not None:
+            means, total = self._private_classes(P, (N > 0).double())
+        else:
+            means, total = self._robust_classes(P, N)
+        expected = self.expected
+        return {
+            proto: means.unsqueeze(0).to(expected[proto].dtype),
+            count: total.unsqueeze(0).to(expected[count].dtype),
+        }
+
+    def _robust_classes(self, P: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
+        """The rule on the owners of each class: prototypes [C, P] and rows [C] of all of them."""
+        means = torch.zeros_like(P[0])
+        for c in range(P.shape[1]):
+            owners = (N[:, c] > 0).nonzero().flatten()
+            if len(owners):
+                f = self.policy.liars_of(len(owners))
+                self.unprotected_classes += self.policy.byzantine > 0 and f == 0
+                self._check_rule(self.policy.rule, len(owners), f, f", class {c}")
+                means[c] = self.policy.rule(P[owners, c], f)
+        return means, N.sum(0)
+
+    def _private_classes(self, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of prototypes and of who owns a class, made noisy together; a class that too few own is left out."""
+        privacy = self.policy.privacy
+        assert privacy is not None
+        m, C, width = P.shape
+        V = torch.cat([(P * own.unsqueeze(-1)).reshape(m, -1), own], 1)
+        total = privacy.noisy_sum(V, self.round.noise)
+        sums, owners = total[: C * width].view(C, width), total[C * width :]
+        known = owners > max(0.5, privacy.deviation)
+        return torch.where(
+            known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0
+        ), owners * known
+
+
+def _with_definite_gram(pooled: Tree) -> Tree:
+    """With the Gram matrix nearest to what noise, or a rule that takes coordinate by coordinate, has made of one.
+
+    Where class sums and counts came too, the scatter within classes is what cannot be negative.
+    """
+    if "gram" not in pooled or pooled["gram"].dim() != 1:
+        return pooled
+    between = torch.zeros_like(pooled["gram"])
+    if {"class_sum", "count"} <= pooled.keys():
+        between = gram(pooled["class_sum"] / pooled["count"].clamp(min=1.0).sqrt().unsqueeze(-1))
+    return {**pooled, "gram": nearest_gram(pooled["gram"] - between) + between}

@@ -13,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine import client_clusters
-from fedcache.federate.engine.client_clusters import ClusterRule, parse_clusters
-from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse_sampling
+from fedcache.federate.engine import sampling
+from fedcache.federate.engine.sampling import (
+    ClientSampler,
+    ClusterRule,
+    SamplingRule,
+    parse_clusters,
+    parse_sampling,
+)
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy
@@ -174,10 +179,8 @@ def test_a_file_names_the_clusters_of_clients(tmp_path):
 def test_a_file_is_parsed_once_while_it_says_the_same(tmp_path, monkeypatch):
     """Its options are parsed several times in a command, and 10^6 lines take seconds."""
     path, read = tmp_path / "clusters.csv", []
-    real = client_clusters.lines_of_clients
-    monkeypatch.setattr(
-        client_clusters, "lines_of_clients", lambda *words: read.append(1) or real(*words)
-    )
+    real = sampling.lines_of_clients
+    monkeypatch.setattr(sampling, "lines_of_clients", lambda *words: read.append(1) or real(*words))
     path.write_text("client,cluster\na,x\nb,y\n")
     rules = [parse_clusters(str(path), each) for each in (1, 2, 1)]
     assert [rule.per_round for rule in rules] == [1, 2, 1]

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES
 from fedcache.extract.backbones.table import PARAMETERS
-from fedcache.federate.engine.outcome import entropy_bits
-from fedcache.federate.engine.result_diagnostics import (
+from fedcache.federate.engine.outcome import (
+    entropy_bits,
     flesd_exchange,
     fusion_similarity,
     generalisation_bound,

@@ -13,9 +13,8 @@ from refusal import refused
 from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine import feature_post, optimiser
-from fedcache.federate.engine.client_data import Data, stack_clients
-from fedcache.federate.engine.feature_post import FEAT_POSTS, prepare
+from fedcache.federate.engine import client_data, optimiser
+from fedcache.federate.engine.client_data import FEAT_POSTS, Data, prepare, stack_clients
 from fedcache.federate.engine.local_training import batch_sizes, fold_batches
 from fedcache.federate.engine.outcome import fairness, macro_f1
 from fedcache.federate.engine.views import drawn_views
@@ -331,16 +330,16 @@ def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(
 def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(
     tmp_path, monkeypatch
 ):
-    opened, temporary = [], feature_post.tempfile.TemporaryFile
+    opened, temporary = [], client_data.tempfile.TemporaryFile
     monkeypatch.setattr(
-        feature_post.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how)
+        client_data.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how)
     )
-    monkeypatch.setattr(feature_post, "memory_limit", lambda: 4 * 3 * 5)
+    monkeypatch.setattr(client_data, "memory_limit", lambda: 4 * 3 * 5)
     for width, place, files in (
         (5, tmp_path, []),
         (6, tmp_path, [{"dir": tmp_path}]),
         (6, None, [{"dir": tmp_path}]),
     ):
-        feature_post._room((3, width), place)[:] = 2.0
+        client_data._room((3, width), place)[:] = 2.0
         assert opened == files
     assert list(tmp_path.iterdir()) == [], "it has no name"

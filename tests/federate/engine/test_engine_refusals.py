@@ -16,8 +16,8 @@ from fedcache.federate.engine.deployed import no_training_rows
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.checks import beyond
 from fedcache.federate.partition.client_table import ClientTable
+from fedcache.federate.partition.json_file import beyond
 from fedcache.federate.trust.attacks import flipped_labels
 from fedcache.federate.trust.pipeline import UploadPool
 

@@ -13,9 +13,9 @@ from pairs import parametrize, served
 from pretend_gpu import pretended_gpu
 
 from fedcache.federate.engine import run as engine
+from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.simulated_time import TimingRule
-from fedcache.federate.engine.stored_rows import StoredRows
 from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.attacks import parse_attack

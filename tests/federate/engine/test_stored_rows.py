@@ -17,10 +17,17 @@ from pairs import parametrize, served
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.federate.engine import stored_rows as stored
-from fedcache.federate.engine.client_data import FeatureColumns, cut_out
-from fedcache.federate.engine.feature_post import FEAT_POSTS, ROW_POSTS, prepare
-from fedcache.federate.engine.stored_rows import StoredRows, stored_rows, take_rows
+from fedcache.federate.engine import client_data as stored
+from fedcache.federate.engine.client_data import (
+    FEAT_POSTS,
+    ROW_POSTS,
+    FeatureColumns,
+    StoredRows,
+    cut_out,
+    prepare,
+    stored_rows,
+    take_rows,
+)
 from fedcache.federate.methods import METHODS
 from fedcache.runs import features
 from fedcache.store import mapped_rows as maps

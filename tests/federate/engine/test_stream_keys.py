@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedcache.federate.engine.client_clusters import ClusterRule
 from fedcache.federate.engine.context import ClientRng, generator
-from fedcache.federate.engine.sampling import MANY, UNIFORM, ClientSampler, SamplingRule
+from fedcache.federate.engine.sampling import (
+    MANY,
+    UNIFORM,
+    ClientSampler,
+    ClusterRule,
+    SamplingRule,
+)
 from fedcache.federate.methods import fed3r
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.attacks import parse_attack

@@ -24,7 +24,6 @@ from small_sites import Heard
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower import network
-from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
@@ -37,6 +36,7 @@ from fedcache.federate.engines.flower.messages import (
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import Plan, read_app, why_not, write_app
 from fedcache.federate.engines.flower.processes import Process, free_port, start
+from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Silent

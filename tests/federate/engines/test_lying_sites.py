@@ -20,9 +20,9 @@ from small_sites import Heard
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import sends_nothing
-from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
 from fedcache.federate.engines.flower.plan import Plan, why_not
+from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.methods import METHODS as METHOD_TABLE
 from fedcache.heads.ridge import gram
 from fedcache.runs.run import Run

@@ -20,7 +20,6 @@ from small_sites import Heard, sharded
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
@@ -31,10 +30,9 @@ from fedcache.federate.engines.flower.messages import (
     unpack,
 )
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.server import checked_counts
+from fedcache.federate.engines.flower.server import checked_counts, federate
 from fedcache.federate.engines.flower.server_job import ServerJob
-from fedcache.federate.engines.flower.site_facts import SiteFacts
-from fedcache.federate.engines.flower.sites import Member, RowLimits, Sites, Terms
+from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts, Sites, Terms
 from fedcache.progress import Silent
 from fedcache.runs.run import Run
 from fedcache.store.files import digest_of, sha256_hex

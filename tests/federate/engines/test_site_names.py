@@ -18,11 +18,11 @@ from small_sites import Heard, sharded
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.federation import federate
-from fedcache.federate.engines.flower.keys import Keys
 from fedcache.federate.engines.flower.network import Address, start_superlink
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
+from fedcache.federate.engines.flower.processes import Keys
+from fedcache.federate.engines.flower.server import federate
+from fedcache.federate.engines.flower.sites import VARIABLE, SiteNames, names_of
 from fedcache.runs.run import Run
 
 OWNER, IMPOSTOR = 100, 900

@@ -12,8 +12,7 @@ from pretend_gpu import pretended_gpu
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.stored_rows import StoredRows
+from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.execution import gram
 from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.memory_estimate import (

@@ -17,7 +17,7 @@ from partition_rows import columns_from
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, Partition, make
-from fedcache.federate.partition.rows import FEWER
+from fedcache.federate.partition.scheme import FEWER
 from fedcache.runs.partitions import typed_arguments
 
 COMMAND = re.compile(r"fedcache partition --[^\n]*")

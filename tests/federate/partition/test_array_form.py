@@ -17,7 +17,7 @@ from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition, load, make
 from fedcache.federate.partition.row_lists import RowLists
-from fedcache.federate.partition.rows import MatchedTests
+from fedcache.federate.partition.scheme import MatchedTests
 from fedcache.store.array_file import MAGIC, pack, unpack
 from fedcache.store.files import parse_signed, to_signed
 

@@ -12,7 +12,7 @@ from partition_rows import any_columns, columns_from, even_columns
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
-from fedcache.federate.partition.rows import TEST, TRAIN, MatchedTests, make_pool
+from fedcache.federate.partition.scheme import TEST, TRAIN, MatchedTests, make_pool
 from fedcache.federate.partition.schemes import classes_per_client
 
 CIFAR10 = even_columns(5000, 1000, 10)

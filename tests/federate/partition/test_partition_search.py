@@ -15,7 +15,7 @@ from fedcache.errors import CorruptionError, UsageError
 from fedcache.federate.partition import dirichlet_shares as module
 from fedcache.federate.partition.dirichlet_shares import Rule, draw, search
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
-from fedcache.federate.partition.rows import Streams
+from fedcache.federate.partition.scheme import Streams
 
 CIFAR10 = even_columns(5000, 1000, 10)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition import canonical, row_lists
+from fedcache.federate.partition import json_file, row_lists
 from fedcache.federate.partition.client_table import (
     Client,
     ClientTable,
@@ -32,7 +32,7 @@ from fedcache.federate.partition.row_lists import (
     is_among,
     sorted_once,
 )
-from fedcache.federate.partition.rows import MatchedTests
+from fedcache.federate.partition.scheme import MatchedTests
 
 LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
 
@@ -138,7 +138,7 @@ def test_a_table_is_its_clients_and_holds_common_test_rows_once():
 
 @pytest.mark.parametrize("part", [1, 2, 3, 1 << 14])
 def test_the_digest_in_parts_is_that_of_the_whole(part, monkeypatch):
-    monkeypatch.setattr(canonical, "PART", part)
+    monkeypatch.setattr(json_file, "PART", part)
     clients = (*CLIENTS, Client('ä "quoted"\n', np.array([7]), COMMON))
     made = Partition(
         "mine", {"b": (1, 2), "a": None}, 3, clients, COMMON, "d" * 64, 9, 2, ("a note",)

@@ -12,7 +12,7 @@ from methods_tried import tried
 from refusal import refused
 
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.buffered_uploads import UploadLayout
+from fedcache.federate.trust.pipeline import UploadLayout
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, parse_privacy
 

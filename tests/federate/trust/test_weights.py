@@ -15,9 +15,9 @@ from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.pipeline import capped_weights, weight_warnings
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy
-from fedcache.federate.trust.weights import capped_weights, weight_warnings
 
 rows = st.lists(
     st.one_of(st.integers(0, 1000), st.sampled_from([10**9, 2**63])).map(float),

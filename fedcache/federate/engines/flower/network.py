@@ -18,8 +18,8 @@ from typing import Any
 import tomli_w
 
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.federate.engines.flower.keys import Keys
 from fedcache.federate.engines.flower.processes import (
+    Keys,
     Process,
     check_port,
     ends_with_us,
@@ -28,7 +28,7 @@ from fedcache.federate.engines.flower.processes import (
     start,
     wait_for_port,
 )
-from fedcache.federate.engines.flower.site_names import TABLE, VARIABLE
+from fedcache.federate.engines.flower.sites import TABLE, VARIABLE
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "

@@ -14,7 +14,6 @@ from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, shell_word
-from fedcache.federate.engines.flower.keys import Keys, make_keys, read_keys, read_site_keys
 from fedcache.federate.engines.flower.network import (
     EVERYWHERE,
     Address,
@@ -24,9 +23,18 @@ from fedcache.federate.engines.flower.network import (
     start_supernode,
 )
 from fedcache.federate.engines.flower.plan import Plan, write_app
-from fedcache.federate.engines.flower.processes import Process, free_port, need_flower, stop_all
+from fedcache.federate.engines.flower.processes import (
+    Keys,
+    Process,
+    free_port,
+    make_keys,
+    need_flower,
+    read_keys,
+    read_site_keys,
+    stop_all,
+)
 from fedcache.federate.engines.flower.site import state_of
-from fedcache.federate.engines.flower.site_names import server_folder
+from fedcache.federate.engines.flower.sites import server_folder
 from fedcache.runs.client_stores import check_client_folder
 from fedcache.store.files import make_private
 from fedcache.store.store import Store

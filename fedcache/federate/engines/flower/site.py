@@ -25,9 +25,8 @@ from fedcache.errors import (
     StoreError,
     UsageError,
 )
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.evaluate import score_job
-from fedcache.federate.engine.feature_post import prepare
+from fedcache.federate.engine.client_data import Data, prepare
+from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, classes_owned
@@ -35,13 +34,14 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.masking import Masking
 from fedcache.federate.engines.flower.messages import SiteMessage, refused
 from fedcache.federate.engines.flower.plan import check_suited
-from fedcache.federate.engines.flower.site_facts import SiteFacts
-from fedcache.federate.engines.flower.site_models import SiteModels
+from fedcache.federate.engines.flower.sites import SiteFacts
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
+from fedcache.models.client_stacks import ClientTensors
+from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, computed_as, owned
 from fedcache.progress import Silent
 from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
@@ -50,6 +50,67 @@ from fedcache.runs.store_choice import arrays_for, feat_post_for
 from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
 from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.store import Store
+
+# A site's own model, kept on its machine: what it deploys when it is scored, in the form of a
+# run's saved models.
+#
+# The server never has it. The file is replaced whenever the site is scored, so that it is that of
+# the last round, and ``fedcache predict FILE IMAGES`` classifies with it.
+
+
+FOLDER = "models"
+
+
+@dataclass(frozen=True)
+class SiteModels:
+    """Where a site keeps its models, and what they read."""
+
+    state: Path  # of the site's client
+    store: Store
+    keys: tuple[str, ...]  # arrays it trains on
+    feat_post: str
+    client: str  # its name
+
+    def path(self, job: str) -> Path:
+        """The model of a job: one point and seed of a federation."""
+        return self.state / FOLDER / f"{job}.safetensors"
+
+    def keep(self, run: RunState, job: str, seed: int, hp: Mapping[str, Any]) -> None:
+        """Save what the site deploys now; nothing where all sites have the server's model."""
+        method, number = run.method, int(run.eligible[0])
+        if method.protocol(run.hp) == "global" or not has_model(run, number):
+            return
+        down, arrays = run.down(), [self.store.arrays[key] for key in self.keys]
+        model = deployed_model(run, number, down)
+        facts = ModelFacts(
+            run=job,
+            seed=seed,
+            dataset=str(self.store.dataset["slug"]),
+            method=method.name,
+            code=code_of(method),
+            hp=dict(hp),
+            protocol=method.protocol(run.hp),
+            rounds=run.round,
+            dtype=str(run.env.dtype).removeprefix("torch."),
+            classes=tuple(self.store.samples.classes),
+            keys=self.keys,
+            recipes=tuple(array.recipe for array in arrays),
+            widths=tuple(int(array.shape[2]) for array in arrays),
+            views=run.env.views,
+            feat_post=self.feat_post,
+            clients=run.env.clients,
+            saved={self.client: number},
+            computed=computed_as([array.how for array in arrays]),
+        )
+        text = {} if run.env.text is None else {"features/text": run.env.text}
+        rows = ClientTensors()
+        rows.add(number, owned(client_tensors(model, down)))
+        tensors = owned(text | {f"server/{k}": t for k, t in down.items()}) | rows.stacked()
+        for folder in (self.state, self.state / FOLDER):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
+        SavedModel(facts, tensors).save(self.path(job))
+
 
 NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 """Another client, of whom a site knows nothing."""

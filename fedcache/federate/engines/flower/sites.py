@@ -9,21 +9,329 @@ the same key in all later runs of the server (``site_names``).
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from fedcache.errors import FedcacheError, FederatedRunError, StoreError, shell_word
+from fedcache.config import Home
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    FederatedRunError,
+    StoreError,
+    shell_word,
+    unknown,
+)
+from fedcache.federate.engine.client_data import Data, longest_row
+from fedcache.federate.engine.evaluate import (
+    PersonalModels,
+    Scores,
+    evaluate_global,
+    evaluate_personal,
+)
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
-from fedcache.federate.engines.flower.site_facts import SAME, SiteFacts, difference
-from fedcache.federate.engines.flower.site_names import SiteNames
-from fedcache.federate.trust.weights import FAR_OUT, far_out_limit
-from fedcache.store.files import sha256_hex
+from fedcache.federate.partition.partition import Client, Partition
+from fedcache.federate.trust.pipeline import FAR_OUT, far_out_limit
+from fedcache.parsing import parse_json
+from fedcache.runs.features import RunFeatures
+from fedcache.store.files import digest_of, sha256_hex
+from fedcache.store.lock import hold_lock
+from fedcache.store.sealed import read_sealed, write_sealed
+
+# What a site says of itself: names, counts and digests, each a claim that is checked before
+# anything is made of it.
+#
+# A site says no feature, no label and no row. What it says must fit the table of limits below and
+# itself (no more rows than its store has); whether a number of rows can be believed beside those
+# of other sites is asked in ``sites``.
+
+
+COUNTS = {
+    "train": (0, 2**53),
+    "test": (0, 2**53),
+    "owned": (0, 100_000),
+    "views": (1, 10_000),
+    "rows": (0, 2**53),
+    "ok": (0, 2**53),
+}
+"""Fact -> the smallest and the largest number that it may be; float64 holds every whole number up to 2^53."""
+
+TEXTS = {
+    "name": 200,
+    "tests": 200,
+    "text": 200,
+    "feat_post": 40,
+    "dataset": 200,
+    "parent": 200,
+    "slug": 200,
+    "code": 200,
+    "version": 100,
+}
+"""Fact -> the most characters that it may have."""
+
+LISTS = {
+    "classes": (100_000, 1000),
+    "domains": (10_000, 1000),
+    "keys": (100, 1000),
+    "backbones": (100, 1000),
+    "recipes": (100, 200),
+    "made_from": (100, 20_000),
+    "templates": (1000, 10_000),
+}
+"""Fact -> the most texts that it may hold, and the most characters of each."""
+
+WIDTHS, WIDEST = 100, 1_000_000
+"""The most arrays of a site, and the most features of one."""
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site says of itself."""
+
+    name: str  # of its client; keys its random streams
+    number: int | None  # its place among the shards of one store; None for a store of its own
+    train: int  # rows it trains on
+    test: int  # rows it is scored on
+    owned: int  # classes among its training rows
+    tests: str  # digest of which rows those of ``test`` are; sites with the same have the same test set
+    classes: tuple[str, ...]  # names, in order
+    domains: tuple[str, ...]  # names, in the order in which it counts
+    keys: tuple[str, ...]  # arrays it would train on
+    backbones: tuple[str, ...]  # their names
+    recipes: tuple[str, ...]  # their recipes' digests, in that order
+    made_from: tuple[str, ...]  # these recipes, as canonical JSON
+    widths: tuple[int, ...]  # features of each
+    views: int  # stored views per row
+    text: str  # digest of the class text features, "" for none
+    templates: tuple[str, ...]  # what they were made from
+    feat_post: str  # what is done to features
+    dataset: str  # digest of its own content
+    parent: str  # digest of the store it was cut from; "" for a store of its own
+    slug: str  # name of the dataset
+    rows: int  # of its store
+    ok: int  # rows without a defect
+    code: str  # digest of the code its uploads depend on
+    version: str  # of fedcache
+
+    @classmethod
+    def from_words(cls, words: object) -> SiteFacts:
+        """Facts as a message tells them. Raises ValueError, naming the fact, for what cannot be."""
+        if not isinstance(words, Mapping):
+            raise ValueError("they are no table")
+        values = {f.name: _fact(f.name, words.get(f.name)) for f in fields(cls)}
+        made = cls(**values)
+        if not made.name or "/" in made.name or not made.name.isprintable():
+            raise ValueError(
+                f"name is {made.name!r:.60}, expected printable characters without '/'"
+            )
+        if (
+            not made.keys
+            or len({len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}) > 1
+        ):
+            raise ValueError("it does not have one backbone, recipe and width for each array")
+        if made.recipes != tuple(sha256_hex(text.encode()) for text in made.made_from):
+            raise ValueError("its recipes do not have the digests that it says")
+        if made.train + made.test > made.ok or made.ok > made.rows:
+            raise ValueError(
+                f"it trains on {made.train:,} rows and is scored on {made.test:,}, of a store of {made.rows:,}, "
+                f"{made.ok:,} of them sound"
+            )
+        if made.owned > min(made.train, len(made.classes)):
+            raise ValueError(
+                f"it owns {made.owned} classes of {len(made.classes)} with {made.train} rows"
+            )
+        return made
+
+    def to_words(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def _fact(name: str, value: Any) -> Any:
+    """One fact as its type. Raises ValueError for one outside its limits."""
+    if name == "number":
+        if value is not None and not _is_whole(value, 0, 2**53):
+            raise ValueError(f"number is {value!r:.60}, expected a whole number or none")
+        return value
+    if name in COUNTS:
+        low, high = COUNTS[name]
+        if not _is_whole(value, low, high):
+            raise ValueError(
+                f"{name} is {value!r:.60}, expected a whole number from {low} to {high:,}"
+            )
+        return value
+    if name in TEXTS:
+        if not isinstance(value, str) or len(value) > TEXTS[name]:
+            raise ValueError(
+                f"{name} is {value!r:.60}, expected a text of at most {TEXTS[name]} characters"
+            )
+        return value
+    if name == "widths":
+        known = isinstance(value, list | tuple) and len(value) <= WIDTHS
+        if not known or not all(_is_whole(n, 1, WIDEST) for n in value):
+            raise ValueError(
+                f"widths is {value!r:.60}, expected at most {WIDTHS} numbers from 1 to {WIDEST:,}"
+            )
+        return tuple(value)
+    most, longest = LISTS[name]
+    known = isinstance(value, list | tuple) and len(value) <= most
+    if not known or not all(isinstance(text, str) and len(text) <= longest for text in value):
+        raise ValueError(
+            f"{name} is {value!r:.60}, expected at most {most:,} texts of {longest:,} characters"
+        )
+    return tuple(value)
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high  # a bool is no number here
+
+
+@dataclass(frozen=True, eq=False)
+class RowCounts:
+    """A client as the server knows it: its name, and how many rows it has. It has no row."""
+
+    name: str
+    train: np.ndarray
+    test: np.ndarray
+
+
+def rows_of(facts: SiteFacts) -> RowCounts:
+    """The client of a site, for ``RunState``; its rows take no memory."""
+    return RowCounts(
+        facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64)
+    )
+
+
+SAME = {
+    "classes": "its classes are {}, and the others' {}",
+    "recipes": "its features come from recipe {}, and the others' from {}",
+    "widths": "its features are {} wide, and the others' {}",
+    "views": "it stores {} views of an image, and the others {}",
+    "text": "its class text features have digest {}, and the others' {}",
+    "feat_post": "it would do {} to its features, and the others {}",
+    "code": "its fedcache computes this method with code {}, and the others' with {}",
+}
+"""What all sites must have in common, in the order in which differences are told."""
+
+MEND = {
+    "classes": "Cut all shards from one store, or extract with the same class names.",
+    "recipes": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
+    "widths": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
+    "views": "Extract there with the same --views.",
+    "text": "Extract there with the same --text templates.",
+    "feat_post": "Say which: fedcache flower app --set feat_post=none",
+    "code": "Install the same fedcache on all machines: pip install fedcache==VERSION",
+}
+
+
+def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
+    """The first thing in which a site differs from one it would be taken together with, in words, and a hint."""
+    for what, words in SAME.items():
+        values = getattr(mine, what), getattr(theirs, what)
+        if values[0] != values[1]:
+            return words.format(*map(_short, values)), MEND[what]
+    return None
+
+
+def _short(value: Any) -> str:
+    """A value as a message shows it: digests by their first digits."""
+    if isinstance(value, tuple):
+        return " + ".join(_short(v) for v in value[:4]) + (" .." if len(value) > 4 else "")
+    text = str(value) or "none"
+    return text[:12] if len(text) > 40 else text
+
+
+# Whose name is whose: the key that each name of a site belongs to, kept by a server from run to
+# run.
+#
+# Flower 1.41 tells an app the public key of every node (``Grid.get_nodes``). Where the server
+# knows keys, a node takes part only when it signs with the private one, so the key says which site
+# it is, after a restart too. A name belongs to the first key that takes part under it. A server
+# without keys keeps no table: its nodes make a new key at every start.
+
+
+VARIABLE = "FEDCACHE_SITE_NAMES"
+"""Tells the app of a server, which Flower starts, where the table is; "" or none for a server without keys."""
+
+TABLE = "names.json"
+"""The table in a server's folder."""
+
+WHAT = {"kind": "names of a server's sites"}
+"""Seals the table for what it is."""
+
+
+class SiteNames:
+    """The table of one server; ``path`` is None where sites have no keys, and nothing is kept."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+
+    @classmethod
+    def from_environment(cls) -> SiteNames:
+        """The table of the server that has started this process."""
+        path = os.environ.get(VARIABLE)
+        return cls(Path(path) if path else None)
+
+    def known(self) -> dict[str, str]:
+        """Name -> fingerprint of the key it belongs to. Raises CorruptionError for a table that is not as written."""
+        if self.path is None:
+            return {}
+        try:
+            found = read_sealed(self.path, WHAT)
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"{error.message} It says which key each site's name belongs to.",
+                "Restore it, or remove it: every name is then that of the next key that takes part under it.",
+            ) from error
+        return {} if found is None else dict(found.content)
+
+    def bind(self, keys: Mapping[str, str]) -> None:
+        """Keep names, with the keys of those who take part under them; a name that belongs to a key stays its."""
+        self._change(lambda known: {**keys, **known})
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Let names go to the next keys that take part under them. Raises UsageError for a name that has no key."""
+        gone, known = list(names), self.known()
+        for name in gone:
+            if name not in known:
+                raise unknown(
+                    "site", name, known, hint="" if known else "No name belongs to a key yet."
+                )
+        self._change(lambda now: {name: key for name, key in now.items() if name not in gone})
+
+    def _change(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+        """Replace the table by what a change makes of it; several runs of a server take turns."""
+        if self.path is None:
+            return
+        with hold_lock(self.path.parent / "locks" / "names.lock", "the names of sites", wait=True):
+            known = self.known()
+            changed = change(known)
+            if changed != known:
+                write_sealed(self.path, WHAT, dict(sorted(changed.items())))
+
+
+def names_of(port: int, home: Home) -> SiteNames:
+    """Whose name is whose at the server with keys that listens, or has listened, at a port of this machine."""
+    return SiteNames(home.root / "flower" / server_folder(port) / TABLE)
+
+
+def server_folder(port: int) -> str:
+    """Name of the folder of the server at a port, below ``flower`` of the home."""
+    return f"server-{port}"
+
 
 MOST_ROWS = 10_000_000
 """Rows that a site may say it has, for training and for scores each, where nothing else is said: what the server makes
@@ -435,3 +743,152 @@ class Sites:
     def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
         """See ``Transport.ask``, with the terms' timeout."""
         return self.transport.ask(kind, messages, self.terms.timeout) if messages else {}
+
+
+# The rows of sites as the server knows them: their numbers, widths, digests and counts, and no
+# row.
+#
+# For scores, sites send how many rows of each label they took for each class. The counts are dealt
+# out again as rows, one for each, and scored by the evaluation of the in-process engine, so every
+# figure is the same number. Sites with one test set (a global one that each has a copy of) are
+# counted once for a global model; test sets that overlap otherwise are counted as often as they
+# are held.
+
+
+class SiteRows:
+    """A ``RowSource``: what sites say of themselves, in client order, and the class text features [C, D], if any."""
+
+    def __init__(self, facts: Sequence[SiteFacts], text: torch.Tensor | None) -> None:
+        self.facts, self.text = list(facts), text
+        self._stores = digest_of([[f.name, f.dataset] for f in facts])
+
+    def open(self, method: Method, settings: Mapping[str, Value]) -> float:
+        """Nothing is extracted for sites here."""
+        return 0.0
+
+    def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
+        """Those of the first site; all have them by the same recipes."""
+        return list(self.facts[0].keys)
+
+    def partitions(
+        self, method: Method, seeds: Sequence[int]
+    ) -> tuple[dict[int, Partition], str | None]:
+        """Every site is a client. One row stands for all of its own; the digest of the stores says which they are."""
+        one, none = np.zeros(1, np.int64), np.ones(1, np.int64)
+        partition = Partition(
+            scheme="sites",
+            args={"stores": self._stores},
+            seed=0,
+            clients=tuple(Client(f.name, one, none) for f in self.facts),
+            test=none,
+            dataset=str(self.dataset()["digest"]),
+            pool=sum(f.train for f in self.facts),
+            dropped=0,
+        )
+        return dict.fromkeys(seeds, partition), None
+
+    def feat_post(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
+    ) -> str:
+        """What every site does to its features."""
+        return self.facts[0].feat_post
+
+    def read(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
+        """Widths, views and classes of features that have no row."""
+        first = self.facts[0]
+        data = Data(
+            x=torch.empty(0, first.views, sum(first.widths)),
+            y=torch.empty(0, dtype=torch.int64),
+            classes=len(first.classes),
+            text=self.text,
+            widths=first.widths,
+            domain=torch.empty(0, dtype=torch.int64),
+            backbones=first.backbones,
+            longest_row=longest_row(first.feat_post, first.widths),
+        )
+        digests = (*first.recipes, *((first.text,) if first.text else ()))
+        recipes = tuple(parse_json(text.encode()) for text in first.made_from)
+        return RunFeatures(tuple(arrays), data, digests, first.templates, recipes, first.feat_post)
+
+    def overrides(
+        self, method: Method, features: RunFeatures, clients: int
+    ) -> dict[int, ClientOverrides]:
+        """None: they were refused."""
+        return {}
+
+    def dataset(self) -> dict[str, Any]:
+        """The store that all shards were cut from, or all stores together."""
+        first, parents = self.facts[0], {f.parent for f in self.facts}
+        return {
+            "slug": first.slug,
+            "digest": first.parent if parents == {first.parent} and first.parent else self._stores,
+            "rows": sum(f.rows for f in self.facts),
+            "ok": sum(f.ok for f in self.facts),
+        }
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Domains of all sites, and the classes that they have in common."""
+        return tuple(domain_names(self.facts)), self.facts[0].classes
+
+    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
+        return self.facts[0].backbones
+
+    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+        """None: a federation is run again by its app."""
+        return {}
+
+
+def score_counts(
+    run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]
+) -> tuple[Evaluation, Data]:
+    """The evaluation of a run, and the labels that its rows are numbers of.
+
+    ``counts`` are int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
+    """
+    C, own = run.env.classes, run.method.protocol(run.hp) != "global"
+    names = domain_names(facts)
+    label, domain, guess, clients = [], [], [], []
+    first: dict[str, np.ndarray] = {}
+    start = 0
+    for i, known in enumerate(facts):
+        if i not in counts:
+            clients.append(RowCounts(known.name, np.empty(0, np.int64), np.empty(0, np.int64)))
+            continue
+        key = str(i) if own else known.tests
+        if key not in first:
+            flat = counts[i].numpy().reshape(-1)
+            cell = np.repeat(np.arange(len(flat)), flat)
+            place, taken = cell // (C + 1), cell % (C + 1)
+            label.append(place % C)
+            domain.append(np.array([names.index(d) for d in known.domains], np.int64)[place // C])
+            guess.append(np.where(taken == C, -1, taken))
+            first[key] = np.arange(start, start + len(cell))
+            start += len(cell)
+        clients.append(RowCounts(known.name, first[key], first[key]))
+    y, of, predicted = (
+        np.concatenate([np.empty(0, np.int64), *parts]) for parts in (label, domain, guess)
+    )
+    data = Data(torch.empty(len(y), 1, 0), torch.from_numpy(y), C, domain=torch.from_numpy(of))
+
+    def scores(rows: Tensor) -> Tensor:
+        answer = torch.from_numpy(predicted)[rows]
+        hot = one_hot(answer.clamp(min=0), C).double()
+        hot[answer < 0] = torch.nan
+        return hot
+
+    if not own:
+        return evaluate_global(scores, data, clients), data
+
+    def model(_client: int) -> Scores:
+        return scores
+
+    return evaluate_personal(
+        PersonalModels(model), data, clients, headline=run.method.headline
+    ), data
+
+
+def domain_names(facts: Sequence[SiteFacts]) -> list[str]:
+    """Names of the domains of all sites, in the order in which they are first told."""
+    return list(dict.fromkeys(name for known in facts for name in known.domains))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fedcache.federate.engine.feature_post import FEAT_POSTS
+from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.hyperparameters import HParam, Value
 
 FEAT_POST = HParam(
