@@ -477,11 +477,15 @@ def _with_remedy(
         ", or deal to fewer --clients" if any(a.name == "clients" for a in inner.arguments) else ""
     )
     remedy = f"extract more images{fewer}"
+    # Validation rows are taken from what is dealt: they change neither the rows nor the notes.
+    values = {**values, "validation": None}
     if enough:
         with suppress(FedcacheError):
             found = _followed(how, columns, values, {"shots": enough}, seed)
             tried = _deal(how, columns, {**values, **found}, seed)
-            if not any(FEWER in note for note in tried.notes):
+            # A client with one training row could give none for validation.
+            roomy = tried.table.train_sizes.min() > 1
+            if roomy and not any(FEWER in note for note in tried.notes):
                 options = " ".join(
                     how.argument(name).option(value) for name, value in sorted(found.items())
                 )

@@ -325,3 +325,13 @@ def test_rows_are_ordered_by_group_then_by_all_of_the_uid_then_as_they_stand(gro
     )  # many are equal, or but for their end
     expected = sorted(range(len(groups)), key=lambda r: (groups[r], uid[r].tobytes(), r))
     assert by_group_and_uid(np.array(groups, np.int64), uid).tolist() == expected
+
+
+def test_the_notes_of_a_partition_are_the_same_with_validation_rows():
+    columns = even_columns(50, 29, classes=1)
+    plain = make("label-shift", columns, clients=3)
+    assert any("fewer than" in note for note in plain.notes)
+    for share in (0.1, 0.5):
+        made = make("label-shift", columns, clients=3, validation=share)
+        assert made.notes == plain.notes
+        assert made.without_validation().digest == plain.digest
