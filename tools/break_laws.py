@@ -65,10 +65,10 @@ SNAPSHOTS, SCORE, METHODS = (
     "federate/methods/",
 )
 CHECKS = "federate/trust/statistic_checks.py"
-WEIGHTS, BUFFERED = "federate/trust/pipeline.py", "federate/trust/pipeline.py"
-SITES, FACTS, SERVER_JOB, PLAN = (
-    f"federate/engines/flower/{name}.py" for name in ("sites", "site_facts", "server_job", "plan")
-)
+PIPELINE = "federate/trust/pipeline.py"
+SITES = "federate/engines/flower/sites.py"
+SERVER_JOB = "federate/engines/flower/server_job.py"
+PLAN = "federate/engines/flower/plan.py"
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/context.py"
 PRIVACY = "federate/trust/privacy.py"
@@ -641,14 +641,14 @@ TABLE = (
     B(
         "no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_needed",
         "shares are not capped",
-        WEIGHTS,
+        PIPELINE,
         "np.minimum(n, share * below[k] / (1.0 - k * share))",
         "n",
     ),
     B(
         "rows_that_are_the_same_five_times_give_no_more_than_one_vote",
         "sums are as large as claims say",
-        BUFFERED,
+        PIPELINE,
         "len(self._kept) * statistics.median(kept.rows for kept in self._kept)",
         "sum(kept.rows for kept in self._kept)",
         "fed3r and median",
@@ -656,7 +656,7 @@ TABLE = (
     B(
         "counts_are_voted_on_like_the_sums_they_belong_to",
         "counts are added up",
-        BUFFERED,
+        PIPELINE,
         "self._layout(counts=True)",
         "self._layout(counts=False)",
     ),
@@ -686,7 +686,7 @@ TABLE = (
     B(
         "a_fact_outside_its_limits_is_refused_and_named",
         "a truth value is a number",
-        FACTS,
+        SITES,
         "type(value) is int and low",
         "isinstance(value, int) and low",
         "True",
@@ -836,7 +836,7 @@ TABLE = (
     B(
         "no_lie_that_grows_over_the_rounds_ends_a_method",
         "uploads are not compared",
-        BUFFERED,
+        PIPELINE,
         "if size > max(safe, FAR_FROM_OTHERS * usual):",
         "if False:",
         "feddyn",
@@ -889,7 +889,7 @@ TABLE = (
     B(
         "a_robust_rule_stays_within_three_points_of_an_honest_federation",
         "the server takes the mean",
-        BUFFERED,
+        PIPELINE,
         'if rule.text == "mean":',
         "if True:",
         "fedncm",
