@@ -831,7 +831,7 @@ TABLE = (
         "federate/trust/update_validation.py",
         "if why is None and statistics:",
         "if False:",
-        "fedcgs",
+        "fed3r",
     ),
     B(
         "no_lie_that_grows_over_the_rounds_ends_a_method",
