@@ -13,8 +13,9 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
 from fedcache.grids import train_grid as grids
-from fedcache.grids.points import EACH, Sampling, every_value
+from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid
+from fedcache.grids.sampling import Sampling
 from fedcache.grids.search import train_points
 from fedcache.plugins import register
 from fedcache.progress import Observer

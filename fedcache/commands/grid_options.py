@@ -9,7 +9,7 @@ import typer
 
 from fedcache.commands.complete import complete_methods
 from fedcache.commands.options import POINTS
-from fedcache.grids.points import PRUNERS, TRIALS
+from fedcache.grids.sampling import PRUNERS, TRIALS
 from fedcache.option_info import COMPUTING, RESULTS, option
 
 

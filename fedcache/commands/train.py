@@ -42,8 +42,9 @@ from fedcache.errors import Exit, UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
-from fedcache.grids.points import EACH, Sampling, every_value
+from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, Point
+from fedcache.grids.sampling import Sampling
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config

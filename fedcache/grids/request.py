@@ -13,16 +13,14 @@ from fedcache.errors import FedcacheError
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import (
-    MOST_CHECKED,
-    Sampling,
-    SearchPlan,
     partition_of_point,
     sampled,
-    search_of,
     swept_schemes,
     typed_sweep_values,
     values_of_place,
 )
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search_space import MOST_CHECKED, SearchPlan, search_of
 from fedcache.grids.unused import points_that_differ, refuse_unread, settings_for
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.score import check_score

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.trust.privacy import Spent, counted_share, epsilons
+from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
 from fedcache.runs.choice import (
     BY_VALIDATION,

@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word
 from fedcache.grids import train_grid
-from fedcache.grids.points import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
 from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point
+from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop
 from fedcache.progress import VALIDATION_ACCURACY, EachOnce, Observer, Round, Silent, tell_ended

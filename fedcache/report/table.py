@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcache.federate.trust.privacy import short_privacy
+from fedcache.federate.trust.accounting import short_privacy
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.render import Column, HtmlCell

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError
-from fedcache.federate.trust.privacy import Spent, epsilons
+from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.store.files import make_private
 from fedcache.store.lock import hold_lock
 from fedcache.store.machine import explain_disk_errors

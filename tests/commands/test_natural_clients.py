@@ -15,7 +15,7 @@ from homes import Once
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit
-from fedcache.grids.points import every_value
+from fedcache.grids.hold_out import every_value
 from fedcache.store.groups import put_groups
 from fedcache.store.store import Store
 from fedcache.tables.groups import Group

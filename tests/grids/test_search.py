@@ -19,9 +19,10 @@ from failing_command import must_fail
 from made_path import place_of
 
 import fedcache as fc
-from fedcache.grids import points as grid_points
-from fedcache.grids.points import Range, Sampling, SearchPlan, search_of
+from fedcache.grids import search_space
 from fedcache.grids.record import FOLDER
+from fedcache.grids.sampling import Sampling
+from fedcache.grids.search_space import Range, SearchPlan, search_of
 from fedcache.store.lock import this_process
 from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui.grids import GridIndex
@@ -131,7 +132,7 @@ def test_a_search_without_optuna_says_how_to_install_it(
 ) -> None:
     ingested(tmp_path)
     monkeypatch.setattr(
-        grid_points, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
+        search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
     )
     done = fedcache(*SEARCH, "--json")
     assert done.code == 6

@@ -193,7 +193,7 @@ def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
     program = make_program(predictor, home=None)
     held = [*program.exported.state_dict.values(), *program.exported.constants.values()]
     assert program.bytes == sum(t.nbytes for t in held) > 0
-    monkeypatch.setattr(program, "MOST_ONNX", program.bytes - 1)
+    monkeypatch.setattr("fedcache.models.export.program.MOST_ONNX", program.bytes - 1)
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: pytest.fail("made the graph first"))
     with pytest.raises(UsageError):
         write(tmp_path / "m.onnx", "onnx", Parts(predictor, "card", program))

@@ -4,20 +4,18 @@ Every round each client takes part with probability q by itself (Poisson samplin
 is shortened to norm C, and N(0, (z C)^2) is added to the sum (McMahan et al., ICLR 2018). Neighbouring federations
 differ in one client. The server is trusted: noise is added where the sum is made.
 
-Noise and sampling are drawn from the operating system (``federate.trust.noise``), so a private run cannot be repeated
+Noise and sampling are drawn from the operating system (``system_normals``), so a private run cannot be repeated
 bit for bit. With a seed of its own it is a simulation: repeatable, and a promise to nobody.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from importlib.util import find_spec
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,120 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.context import generator, key_hash
 from fedcache.federate.partition.client_table import ClientRows
+from fedcache.federate.trust.accounting import Spent, epsilons, require_accounting
 from fedcache.federate.trust.robust_rules import clip
-
-# What rounds of noise cost together, by two accountants of ``dp-accounting``; no torch, so that it
-# starts at once.
-#
-# A round is the Gaussian mechanism on a sum whose terms have norm at most C: a client more or less
-# moves the sum by C, and the noise has deviation z C. Where each client takes part with
-# probability q by itself, and nobody knows who did, a round costs less (amplification by Poisson
-# sampling).
-
-
-FEW_ROUNDS = 1000
-MEANINGLESS = 50.0
-"""Epsilon above which nothing is promised: a factor of 10^21 between two answers."""
-
-
-@dataclass(frozen=True, order=True)
-class Spent:
-    """Rounds of the Gaussian mechanism."""
-
-    noise: float  # multiplier z
-    share: float  # of clients that take part in a round, each by itself; 1.0 where participants are known
-    rounds: int
-
-
-def counted_share(cost: Mapping[str, Any]) -> float:
-    """The share that the ``privacy`` part of a result is accounted for: 1 where it is told who took part."""
-    return 1.0 if cost["participants"] == "known" else float(cost["share"])
-
-
-def short_privacy(cost: Mapping[str, Any]) -> str:
-    """The ``privacy`` part of a result in a table: ``epsilon 2.8``, of all its seeds, ``simulation of epsilon 2.8``.
-
-    Results of earlier releases have the epsilon of one seed alone, and noise that follows from the seed.
-    """
-    together = cost.get("composed", cost)
-    found = together["epsilon_pld"] or together["epsilon_rdp"]
-    said = "no bound" if found is None else f"epsilon {found:.3g}"
-    said += "" if "composed" in cost else " a seed"
-    return f"simulation of {said}" if cost.get("simulation", True) else said
-
-
-def require_accounting() -> None:
-    """Raise MachineError when dp-accounting is not installed."""
-    if find_spec("dp_accounting") is None:
-        raise MachineError(
-            "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
-            "Install it: pip install 'fedcache[dp]'",
-        )
-
-
-def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
-    """``epsilon_pld`` and ``epsilon_rdp`` of all these rounds together; None where there is no bound.
-
-    Raises MachineError when dp-accounting is not installed.
-    """
-    rounds: dict[tuple[float, float], int] = {}
-    for one in spent:
-        rounds[one.noise, one.share] = rounds.get((one.noise, one.share), 0) + one.rounds
-    if not all(noise for noise, _ in rounds):
-        return {"epsilon_pld": None, "epsilon_rdp": None}
-    require_accounting()
-    rdp, pld = _epsilons(
-        tuple(sorted((noise, share, n) for (noise, share), n in rounds.items())), delta
-    )
-    return {
-        "epsilon_pld": pld if math.isfinite(pld) else None,
-        "epsilon_rdp": rdp if math.isfinite(rdp) else None,
-    }
-
-
-@lru_cache(maxsize=256)
-def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tuple[float, float]:
-    """Epsilon by Renyi divergence and by privacy loss distributions, of (noise, share, rounds) together.
-
-    Above ``MEANINGLESS`` the second is infinite too: the accountant's memory grows with epsilon, to hundreds of GiB for
-    noise that hides nothing.
-    """
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
-
-    # Losses are rounded up once a round: a coarse step is ten times as fast, and right to 0.1 % for few rounds.
-    step = 1e-3 if sum(rounds for *_, rounds in spent) <= FEW_ROUNDS else 1e-4
-    by_renyi, by_losses = RdpAccountant(), PLDAccountant(value_discretization_interval=step)
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(
-        logging.ERROR
-    )  # orders whose series does not converge are left out, with a line for each
-    try:
-        events: list[tuple[dp_accounting.DpEvent, int]] = []
-        for noise, share, rounds in spent:
-            event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
-            events.append(
-                (
-                    dp_accounting.PoissonSampledDpEvent(share, event) if share < 1.0 else event,
-                    rounds,
-                )
-            )
-        for event, rounds in events:
-            by_renyi.compose(event, rounds)
-        rdp = float(by_renyi.get_epsilon(delta))
-        if rdp > MEANINGLESS:
-            return rdp, math.inf
-        for event, rounds in events:
-            by_losses.compose(event, rounds)
-        return rdp, float(by_losses.get_epsilon(delta))
-    finally:
-        log.setLevel(level)
-
 
 # Standard normal numbers for privacy: from the operating system, or from a seed for a simulation.
 #

@@ -21,9 +21,11 @@ from scipy import fft, optimize, stats
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import key_hash
 from fedcache.federate.methods import METHODS
+from fedcache.federate.trust import accounting
 from fedcache.federate.trust import privacy as noise
+from fedcache.federate.trust.accounting import Spent, epsilons, short_privacy
 from fedcache.federate.trust.policy import parse_policy
-from fedcache.federate.trust.privacy import Privacy, PrivateDraws, Spent, epsilons, short_privacy
+from fedcache.federate.trust.privacy import Privacy, PrivateDraws
 from fedcache.report.methods.facts import leaving
 
 REAL = Privacy(1.0, 1.0, allow=("evaluation",))
@@ -452,8 +454,8 @@ def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():
 
 @pytest.mark.parametrize("how", [REAL, replace(REAL, seed=3)])
 def test_noise_without_an_accountant_is_refused_and_clipping_alone_is_not(how, monkeypatch):
-    monkeypatch.setattr(noise, "find_spec", lambda name: object())
+    monkeypatch.setattr(accounting, "find_spec", lambda name: object())
     how.require()
-    monkeypatch.setattr(noise, "find_spec", lambda name: None)
+    monkeypatch.setattr(accounting, "find_spec", lambda name: None)
     replace(how, noise=0.0).require()
     refused(lambda: how.require(), "dp-accounting", code=Exit.ENVIRONMENT)

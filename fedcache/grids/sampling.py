@@ -1,0 +1,17 @@
+"""How the points of a grid are drawn, as it is asked for; without torch, as commands read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SAMPLERS, PRUNERS, TRIALS = ("tpe", "random", "gp"), ("none", "median", "asha"), 40
+"""Of a search: how points are drawn, how trials are stopped on their way, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the points of a grid are drawn, as it is asked for."""
+
+    sampler: str = "grid"  # grid, random:N[:SEED] or optuna[:SAMPLER[:SEED]]
+    trials: int | None = None
+    pruner: str = "none"
