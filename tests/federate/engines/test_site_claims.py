@@ -143,7 +143,7 @@ WRONG = [
     {"train": 10**18},
     {"train": -1},
     {"train": math.nan},
-    {"train": True},
+    {"views": True},
     {"train": "9"},
     {"views": 0},
     {"widths": [2**40]},
