@@ -898,7 +898,7 @@ TABLE = (
         "return Words.of(values)",
     ),
     B(
-        "two_words_are_two_values_through_every_door",
+        "the_classes_are_the_values_that_occur_in_order",
         "words that are equal as numbers are one class",
         "tables/words.py",
         "if not finite or any(value != round(value) for value in finite):",
@@ -947,7 +947,7 @@ TABLE = (
         "codes[~truth] = code",
     ),
     B(
-        "columns_that_each_mark_a_split_are_combined",
+        "the_words_for_yes_and_no_are_read_alike",
         "rows that no column marks are training rows",
         "tables/splits.py",
         "codes[without] = free[0] if free else UNKNOWN",
@@ -985,8 +985,8 @@ TABLE = (
         "class_names_of_the_file_are_read_by_every_door",
         "class names of Hugging Face are not read",
         "extract/datasets/hf.py",
-        "_table(files, count, class_names_of(features))",
-        "_table(files, count, {})",
+        "read_others(_table(file, class_names), names)",
+        "read_others(_table(file, {}), names)",
     ),
     B(
         "training_and_test_rows_in_one_file_are_read_by_every_door",

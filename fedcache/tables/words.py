@@ -278,6 +278,8 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
                 shape_of(part),
                 f"{part.shape[0]:,} values for {length:,} rows of a split",
             )
+    # A column of words without a word is one without values, which numbers can be joined with.
+    parts = [None if isinstance(part, Words) and not part.words else part for part in parts]
     numbers = [part for part in parts if isinstance(part, np.ndarray)]
     if len(numbers) == len(parts) and len({number.dtype.kind for number in numbers}) == 1:
         return np.concatenate(numbers)
@@ -288,15 +290,18 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
                 for part, length in zip(parts, lengths, strict=True)
             ]
         )
-    listed = {part.words for part in parts if isinstance(part, Words) and part.declared}
-    if len(listed) == 1 and all(isinstance(part, Words) and part.declared for part in parts):
-        repeated = next(part.repeated for part in parts if isinstance(part, Words))
-        codes = np.concatenate([part.codes for part in parts if isinstance(part, Words)])
-        return Words(codes, listed.pop(), declared=True, repeated=repeated)
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
         words += [None] * length if part is None else as_words(part)
-    return Words.of(words)
+    lists = [part for part in parts if isinstance(part, Words) and part.declared]
+    if len(lists) < sum(part is not None for part in parts):
+        return Words.of(words)
+    # Each table may list other class names, or the same in another order: a row keeps the name that its own says.
+    names = tuple(dict.fromkeys(word for part in lists for word in part.words))
+    repeated = tuple(dict.fromkeys(word for part in lists for word in part.repeated))
+    place = {word: index for index, word in enumerate(names)}
+    codes = [-1 if word is None else place[word] for word in words]
+    return Words(np.array(codes, np.int32), names, declared=True, repeated=repeated)
 
 
 def _fits_float(column: Column) -> bool:

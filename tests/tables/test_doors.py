@@ -630,6 +630,53 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
         assert (read.classes, read.labels, read.unused) == expected
 
 
+def write_arrow(path: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("train", "test", "classes"),
+    [
+        (["cat", "fox"], ["cat", "dog", "fox"], ("cat", "dog", "fox")),
+        (["cat", "dog", "fox"], ["cat", "fox"], ("cat", "fox", "dog")),
+        (["dog", "cat"], ["cat", "dog"], ("cat", "dog")),
+        ([], ["cat", "dog"], ("cat", "dog")),
+        (["cat", "dog"], [], ("cat", "dog")),
+    ],
+)
+def test_a_row_has_the_class_name_that_its_own_file_lists(
+    tmp_path: Path, ending: str, train: list[str], test: list[str], classes: tuple[str, ...]
+) -> None:
+    words = []
+    for split, names in (("test", test), ("train", train)):  # in the order of their names
+        of_file = names or test or train  # a file without a list has that of the others
+        table = pa.table({**PICTURES, "label": [row % len(of_file) for row in range(ROWS)]})
+        table = named_codes(table, names)
+        if ending == "arrow":
+            write_arrow(tmp_path / f"{split}-0.arrow", table)
+        else:
+            pq.write_table(table, tmp_path / f"{split}-0.parquet")
+        words += column(*of_file)
+    read = read_file("hf", tmp_path)
+    assert read.classes == classes
+    assert [read.classes[code] for code in read.labels] == words
+
+
+def test_files_of_one_table_may_have_other_columns_and_types_of_numbers(tmp_path: Path) -> None:
+    label = column(0, 1, None)
+    write_parquet(tmp_path / "train-0.parquet", PICTURES, {"label": label, "site": TWO})
+    write_parquet(tmp_path / "test-0.parquet", PICTURES, {"label": TWO, "empty": [None] * ROWS})
+    write_parquet(
+        tmp_path / "train-1.parquet", PICTURES, {"label": [None] * ROWS, "empty": [None] * ROWS}
+    )
+    read = read_file("hf", tmp_path)
+    assert (read.classes, read.unused) == (("0", "1"), {"empty"})
+    assert read.labels == [*TWO, *(-1 if code is None else code for code in label), *[-1] * ROWS]
+    assert read.groups == {"site": [*[None] * ROWS, *map(str, TWO), *[None] * ROWS]}
+
+
 def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
     torch.save(
         {"X": torch.tensor(FEATURES), "y": column(0, 1, 2), "class_names": [2, 1, 0]},
@@ -819,33 +866,3 @@ def test_a_column_of_sentences_beside_embeddings_is_no_error(tmp_path: Path) -> 
     for name in ("text", "sentence", "texts", "content"):
         read = through("ingest parquet", tmp_path, {name: TEXTS, "label": column(0, 1, 2)})
         assert (read.unused, read.groups, len(read.classes)) == ({name}, {}, 3)
-
-
-@pytest.mark.parametrize(
-    "words", [["1e5", "100000", "7", "8"], ["1.0", "1", "2", "+1"], ["-0", "0", "007", "7"]]
-)
-def test_two_words_are_two_values_through_every_door(tmp_path: Path, words: list[str]) -> None:
-    columns = {
-        "label": [words[row % 4] for row in range(ROWS)],
-        "site": [words[row % 4 - 1] for row in range(ROWS)],
-    }
-    read = all_doors(tmp_path, columns)
-    assert read.classes == tuple(sorted(words))
-    assert read.groups == {"site": columns["site"]}
-
-
-@pytest.mark.parametrize(
-    ("flags", "splits"),
-    [
-        # The rows that no column marks are of the first split without a column, in the order train, test, validation.
-        ({"is_test": [1, 0, 0], "is_train": [0, 1, 0]}, [1, 0, 2]),
-        ({"is_train": [1, 0, 0], "is_val": ["no", "yes", "no"]}, [0, 2, 1]),
-        ({"train": [0, 1, 0], "test": [1, 0, 0], "val": [0, 0, 1]}, [1, 0, 2]),
-    ],
-)
-def test_columns_that_each_mark_a_split_are_combined(
-    tmp_path: Path, flags: dict[str, list[Any]], splits: list[int]
-) -> None:
-    columns: Columns = {name: values * (ROWS // 3) for name, values in flags.items()}
-    read = all_doors(tmp_path, {"label": [row % 2 for row in range(ROWS)], **columns})
-    assert (read.splits, read.groups) == (splits * (ROWS // 3), {})

@@ -29,7 +29,7 @@ from fedcache.tables.file_rows import some_names, stem_of
 from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of
 
-READING = 4
+READING = 5
 """Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
 stay known by their digests."""
 

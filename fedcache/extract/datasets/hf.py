@@ -73,15 +73,20 @@ def load(rest: str, context: Context) -> Dataset:
     need_arrow(f"hf:{asked.place}")
     files, left_out = _files(path, context)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
-    features = _features(files[0], path)
-    image = _image_column(files[0].schema, features, asked, path)
-    by_split: dict[int | None, list[RecordFile]] = {}
-    for file in files:
-        by_split.setdefault(file.split, []).append(file)
-    parts = [
-        _rows(by_split[split], split, image, features) for split in sorted(by_split, key=_word)
+    features = [_features(file, path) for file in files]
+    images = [
+        _image_column(file.schema, said, asked, file.path)
+        for file, said in zip(files, features, strict=True)
     ]
-    how = f"images from {image}, of {len(files)} {files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
+    named: dict[str, list[str]] = {}  # of each column the first list, for files without one
+    for said in reversed(features):
+        named |= class_names_of(said)
+    by_split: dict[int | None, list[TableRows]] = {}
+    for file, said, image in zip(files, features, images, strict=True):
+        rows = _rows(file, image, named | class_names_of(said))
+        by_split.setdefault(file.split, []).append(rows)
+    parts = [_one_after_another(by_split[split]) for split in sorted(by_split, key=_word)]
+    how = f"images from {images[0]}, of {len(files)} {files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
     if left_out:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
     return columns.assemble(
@@ -216,15 +221,6 @@ def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
     splits = {name: split_in(name) for name in names}
     known = [name for name in names if splits[name] is not None]
     files = [_open(path / name, splits[name]) for name in known or names]
-    for file in files:
-        if not file.schema.equals(files[0].schema):
-            here = {f"{field.name} {field.type}" for field in file.schema}
-            there = {f"{field.name} {field.type}" for field in files[0].schema}
-            other = ", ".join(sorted(here ^ there)) or "in another order"
-            raise UsageError(
-                f"{file.path} has other columns than {files[0].path}: {other}.",
-                "Files of one dataset have the same columns, of the same types",
-            )
     return files, [name for name in names if known and splits[name] is None]
 
 
@@ -324,48 +320,46 @@ def _is_extension(field: Any) -> bool:
     )
 
 
-def _rows(
-    files: Sequence[RecordFile], split: int | None, image: str, features: dict[str, dict[str, Any]]
-) -> TableRows:
-    """The rows of a split: all columns but the images are read."""
+def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> TableRows:
+    """The rows of a file: all columns but the images are read."""
     held: dict[str, Column] = {}
     names = []
-    for field in files[0].schema:
+    for field in file.schema:
         if field.name != image and _is_extension(field):
             held[field.name] = Unread((), str(field.type), "an extension type")
         elif field.name != image:
             names.append(field.name)
-    count = sum(file.rows for file in files)
     if names:
-        held |= read_others(_table(files, count, class_names_of(features)), names)[0]
-    sources: list[Source] = []
-    for file in files:
-        stat = file.path.stat()
-        stamp = (stat.st_size, stat.st_mtime_ns)
-        arrow = file.path.suffix == ".arrow"
-        sources.append(
-            ArrowRows(file.path, stamp, image)
-            if arrow
-            else ParquetRows(file.path, stamp, image, file.groups)
-        )
-    return TableRows(
-        columns.row_names(count, split), Shards(sources, [file.rows for file in files]), held, split
-    )
+        held |= read_others(_table(file, class_names), names)[0]
+    stat = file.path.stat()
+    stamp = (stat.st_size, stat.st_mtime_ns)
+    source: Source = ParquetRows(file.path, stamp, image, file.groups)
+    if file.path.suffix == ".arrow":
+        source = ArrowRows(file.path, stamp, image)
+    return TableRows(columns.row_names(file.rows, file.split), source, held, file.split)
 
 
-def _table(files: Sequence[RecordFile], count: int, class_names: dict[str, list[str]]) -> Table:
-    """The files of a split as one table."""
+def _one_after_another(files: Sequence[TableRows]) -> TableRows:
+    """The rows of all files of a split, of which few are open at a time."""
+    lengths = [len(file.names) for file in files]
+    split = files[0].split
+    held, _, _ = columns.joined_parts(files)
+    rows = Shards([file.source for file in files], lengths)
+    return TableRows(columns.row_names(sum(lengths), split), rows, held, split)
+
+
+def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
+    """A file as a table."""
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
-        for file in files:
-            with explain_damage(file.path):
-                if file.path.suffix == ".arrow":
-                    yield from open_arrow(file.path).select(list(columns)).to_batches(rows)
-                    continue
-                with pq.ParquetFile(file.path) as opened:
-                    yield from opened.iter_batches(rows, columns=list(columns))
+        with explain_damage(file.path):
+            if file.path.suffix == ".arrow":
+                yield from open_arrow(file.path).select(list(columns)).to_batches(rows)
+                return
+            with pq.ParquetFile(file.path) as opened:
+                yield from opened.iter_batches(rows, columns=list(columns))
 
-    types = {field.name: field.type for field in files[0].schema}
-    return Table(files[0].path, types, batches, count, class_names=class_names)
+    types = {field.name: field.type for field in file.schema}
+    return Table(file.path, types, batches, file.rows, class_names=class_names)
