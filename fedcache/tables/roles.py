@@ -164,7 +164,8 @@ def read_roles(
         count: of rows.
         choice: the columns that the user names.
         taken: columns that have a role already, and which.
-        splits: of each row, where the names of files or columns say it.
+        splits: of each row, where the names of files or columns say it. They count if they say several, and the user
+            names no column.
         names: of each row, where no column says them.
         classes: class names, where something else than a column of the file lists them.
         class_count: how many classes text features have, which labels that are integers index.
@@ -204,7 +205,9 @@ def read_roles(
     }
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
     split_keys: tuple[str, ...] = ()
-    if splits is None:
+    # Names that say the same of every row tell no rows apart, and the user knows better than names.
+    one_split = splits is not None and bool((splits == splits[0]).all())
+    if splits is None or one_split or choice.split is not None:
         other_roles = {label_key, domain_key} - {choice.split}
         others = {key: values for key, values in columns.items() if key not in other_roles}
         found = find_splits(str(where), others, choice.split, split_key, choice.groups or (), count)

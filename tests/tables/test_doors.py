@@ -804,6 +804,55 @@ def test_a_command_that_fails_is_not_advised_again(tmp_path: Path) -> None:
         assert (said.code, "Then:" in said.err) == (Exit.USAGE, False)
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_names_that_say_one_split_of_all_rows_leave_it_to_the_columns(
+    tmp_path: Path, split: str
+) -> None:
+    label = column("a", "b")
+    for door, (kind, make) in DOORS.items():
+        inside = tmp_path / door
+        inside.mkdir()
+        path = make(inside, {"label": label, "is_test": TWO})
+        path = path.rename(inside / f"{split}{path.suffix}")
+        for place in (path, inside) if kind in ("hf", "webdataset") else (path,):
+            read = read_file(kind, place)
+            assert (read.splits, read.groups) == (TWO, {}), door
+    for kind, content, array in OF_ARRAYS:
+        path = tmp_path / f"of{kind}.npz"
+        columns = {f"y_{split}": label, f"is_test_{split}": TWO}
+        write_npz(path, {f"{content}_{split}": array}, columns)
+        assert read_file(kind, path).splits == TWO
+
+
+def test_the_column_that_the_user_names_says_the_split_whatever_names_say(tmp_path: Path) -> None:
+    part = column("train", "test", "test")
+    places = [("hf", tmp_path / "h"), ("webdataset", tmp_path / "w"), ("folder", tmp_path / "i")]
+    for _, place in places:
+        place.mkdir()
+    for split in ("train", "test", "other"):
+        columns: Columns = {"label": TWO, "part": part}
+        write_parquet(tmp_path / "h" / f"{split}-0.parquet", PICTURES, columns)
+        write_tar(tmp_path / "w" / f"{split}-0.tar", columns)
+        (tmp_path / "i" / split).mkdir()
+        list_of_images(tmp_path / "i" / split, {})
+        (tmp_path / "i" / split / "list.csv").unlink()
+        names = [f"{row:04d}.png" for row in range(ROWS)]
+        write_csv(tmp_path / "i" / split / "metadata.csv", {"file_name": names}, columns)
+    for kind, content, array in OF_ARRAYS:
+        held = {f"{content}_{split}": array for split in ("train", "test", "val")}
+        of_splits = {
+            f"{name}_{split}": values
+            for name, values in columns.items()
+            for split in ("train", "test", "val")
+        }
+        path = tmp_path / f"of{kind}.npz"
+        write_npz(path, held, of_splits)
+        places.append((kind, path))
+    for kind, place in places:
+        read = read_file(kind, place, ColumnChoice(split="part"))
+        assert read.splits == 3 * [int(word == "test") for word in part], kind
+
+
 def extraction(spec: str) -> tuple[object, ...]:
     return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
 

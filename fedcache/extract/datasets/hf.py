@@ -71,7 +71,7 @@ def load(rest: str, context: Context) -> Dataset:
     asked = columns.parse_rest(rest, "hf")
     path, facts = _locate(asked.place, context), key(rest, context)
     need_arrow(f"hf:{asked.place}")
-    files, left_out = _files(path, context)
+    files, left_out = _files(path, context, by_name=asked.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     features = [_features(file, path) for file in files]
     images = [
@@ -192,8 +192,11 @@ def split_in(relative: str) -> int | None:
     return split_named([*reversed(folders)]) if of_file is None else of_file
 
 
-def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
-    """The files of a dataset in the order of their names, and the names of those left out for want of a split."""
+def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordFile], list[str]]:
+    """The files of a dataset in the order of their names, and the names of those left out for want of a split.
+
+    ``by_name`` says whether names of files say the split.
+    """
     if path.is_file():
         return [_open(path, None)], []
     listed = sorted(tree.scan(path, context.within(path)).others)
@@ -218,7 +221,7 @@ def _files(path: Path, context: Context) -> tuple[list[RecordFile], list[str]]:
             f"{path} holds {len(configurations)} configurations: {named}.",
             f"Say which: --dataset hf:{shell_word(path / max(configurations))}",
         )
-    splits = {name: split_in(name) for name in names}
+    splits = {name: split_in(name) if by_name else None for name in names}
     known = [name for name in names if splits[name] is not None]
     files = [_open(path / name, splits[name]) for name in known or names]
     return files, [name for name in names if known and splits[name] is None]

@@ -226,7 +226,8 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
             texts.setdefault(ending, [None] * len(keys))[row] = _text(
                 reader, parts[ending], path
             ).strip()
-    return _Shard(relative, split_in(relative), kept, tuple(keys), fields, texts)
+    split = split_in(relative) if asked.choice.split is None else None
+    return _Shard(relative, split, kept, tuple(keys), fields, texts)
 
 
 def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path) -> dict[str, Any]:
