@@ -22,6 +22,9 @@ from fedcache.tables.words import Unread, Words, joined_columns
 CLIENT = "client"
 """Column that says whose row it is, where a file has a part for each client."""
 
+ONE_OBJECT = "one Python object"
+"""Why an array of an npz that holds a dict, such as a configuration, is not used."""
+
 TRUSTED = "# runs what the file says: only for a file that you trust"
 
 PIXELS = ("pixels", "image", "images")
@@ -32,7 +35,7 @@ PIXELS = ("pixels", "image", "images")
 
 
 def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheError:
-    """The error of an npz whose array ``name`` is one pickled object, with the lines that write plain arrays.
+    """The error of an npz without features whose array ``name`` is one pickled object, with lines that write arrays.
 
     PFLlib keeps every client in such a file of its own, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines
     read them all, with their client and split. ``images`` says that the rows are to be images, in their own shape.
@@ -62,7 +65,7 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
             lines.append(f"numpy.savez({str(out)!r}, {rows}=d['x']{flat}, labels=d['y'])")
         else:
             lines.append(f"numpy.savez({str(out)!r}, **d)")
-        what = "one Python object"
+        what = ONE_OBJECT
     following = f"fedcache ingest {shell_word(out)} --name NAME"
     if images:
         following = f"fedcache extract --dataset arrays:{shell_word(out)}"

@@ -23,7 +23,7 @@ from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
 from fedcache.tables.file_rows import FileRows, ending_of, explain_damage, some_names
-from fedcache.tables.foreign_files import end_to_end, joined_clients, pickled_dict
+from fedcache.tables.foreign_files import ONE_OBJECT, end_to_end, joined_clients, pickled_dict
 from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.table_files import TABLES
 from fedcache.tables.table_readers import read_others, read_table
@@ -79,7 +79,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
 def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
     """A column of Python objects, which numpy keeps as a pickle; ``file`` is where that begins."""
     if len(shape) != 1 and shape[1:] != (1,):
-        return Unread(shape, "objects", "objects")
+        return Unread(shape, "objects", "objects" if shape else ONE_OBJECT)
     try:
         held = load_plain(file)
     except ValueError as error:
@@ -124,12 +124,9 @@ def _read_npz(path: Path) -> Found:
             if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
                 raise UsageError(f"{path}: {name} is not an array.", "Write it with numpy.savez.")
         found[name] = _npy(path, partial(_member, path, member), size)
-        if (
-            isinstance(found[name], Unread)
-            and found[name].kind == "objects"
-            and found[name].shape == ()
-        ):
-            raise pickled_dict(path, name)
+    pickled = [name for name, column in found.items() if getattr(column, "why", "") == ONE_OBJECT]
+    if pickled and not any(len(column.shape) > 1 for column in found.values()):
+        raise pickled_dict(path, pickled[0])
     return found
 
 

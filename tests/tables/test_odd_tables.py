@@ -422,6 +422,19 @@ def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path: Path
             assert read_file(kind, path).unused == {"n"}
 
 
+@pytest.mark.parametrize("name", ["class_to_idx", "config", "data"])
+def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "e.npz"
+    for kind, content, array in OF_ARRAYS:
+        write_npz(path, {name: np.array({"a": 0}), content: array}, {"label": TWO})
+        read = read_file(kind, path)
+        assert (read.labels, read.unused) == (TWO, {name}), kind
+        write_npz(path, {name: np.array({"x": array, "y": TWO})}, {})
+        refused(lambda kind=kind: read_file(kind, path), "is a pickle", "allow_pickle=True")
+
+
 def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
     write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
     said = (

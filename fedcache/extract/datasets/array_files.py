@@ -153,9 +153,9 @@ def _npz(path: Path, context: Context) -> dict[str, FileArray]:
     for i, name in enumerate(entries.names):
         if name.endswith(".npy"):
             found[name.removesuffix(".npy")] = _member(path.absolute(), entries, i)
-    for name, array in found.items():
-        if array.shape == () and array.dtype.hasobject:
-            raise pickled_dict(path, name, images=True)
+    pickled = [name for name, array in found.items() if not array.shape and array.dtype.hasobject]
+    if pickled and not any(len(array.shape) > 1 for array in found.values()):
+        raise pickled_dict(path, pickled[0], images=True)
     return found
 
 

@@ -29,6 +29,7 @@ from fedcache.extract.datasets.row_sources import RowLayout, layout_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import IMAGES
 from fedcache.tables.file_rows import refuse_empty
+from fedcache.tables.foreign_files import ONE_OBJECT
 from fedcache.tables.roles import CLASS_NAMES, find_column, words_in
 from fedcache.tables.splits import NO_SPLIT, by_split, refuse_one_split
 from fedcache.tables.words import Column, Unread, as_column
@@ -186,7 +187,7 @@ def _part(
 def _column(array: FileArray, count: int, where: str) -> Column:
     """An array beside the images, as a column; one of another shape is not read."""
     if len(array.shape) != 1 and array.shape[1:] != (1,):
-        what = "one value"
+        what = ONE_OBJECT if array.dtype.hasobject else "one value"
         if array.shape and array.shape[0] == count:
             what = f"{int(np.prod(array.shape[1:])):,} values a row"
         elif array.shape:
