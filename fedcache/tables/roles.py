@@ -57,6 +57,14 @@ LABELS = (
 )
 TEXTS = ("text", "texts", "sentence", "sentences", "review", "content", "body", "document")
 NAMES = ("name", "sample_id", "id", "filename", "file_name", "path")
+LIKE_LABELS = re.compile(r"(?i).*(label|class|target|diagnos|outcome|grade)|(y|diag|dx)(_|$)")
+"""Beginnings of names that columns of labels have more often than other columns."""
+
+LIKE_GROUPS = re.compile(
+    r"(.*_)?(?i:site|hospital|cent(er|re)|patient|subject|sex|gender|age)(?![a-z])"
+)
+"""Beginnings of names of columns that say where a row is from, and seldom what it is."""
+
 DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
 """Usual names of columns, compared without case; the first that is there is taken."""
@@ -232,7 +240,7 @@ def read_roles(
     may_be_labels = {}
     if label_key is None and not choice.unlabelled:
         declared = [*(choice.groups or ()), *(key for key in raw if key.startswith(GROUP))]
-        may_be_labels = _may_be_labels(sorters, declared)
+        may_be_labels = _may_be_labels(sorters, declared, len(coded.words))
     return Roles(
         labels=coded.codes,
         classes=coded.words,
@@ -297,17 +305,17 @@ def need_labels(
     ``spec`` names the first of them, beside the option.
     """
     likely = next(iter(may_be_labels))
-    shown = ", ".join(f"{name} has {counted(n)}" for name, n in list(may_be_labels.items())[:6])
-    more = (
-        f", and {len(may_be_labels) - 6} more columns may be labels"
-        if len(may_be_labels) > 6
-        else ""
-    )
     also = f", in a spec {shell_word(spec)}" if spec else ""
     return UsageError(
-        f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; {shown}{more}.",
+        f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; "
+        f"{candidates_sentence(may_be_labels)}.",
         f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
     )
+
+
+def candidates_sentence(may_be_labels: Mapping[str, int]) -> str:
+    """The columns that may be the labels, with their numbers of values."""
+    return some_names((f"{name} has {counted(n)}" for name, n in may_be_labels.items()), 6)
 
 
 def counted(n: int) -> str:
@@ -498,14 +506,27 @@ def _domains(
     return codes, tuple(words), [note]
 
 
-def _may_be_labels(groups: Mapping[str, Group], declared: Sequence[str]) -> dict[str, int]:
-    """Columns that may be the labels, and how many values each has: words before numbers, few values before many."""
-    found = {}
+def _may_be_labels(
+    groups: Mapping[str, Group], declared: Sequence[str], class_names: int
+) -> dict[str, int]:
+    """Columns that may be the labels, the likeliest first, and how many values each has.
+
+    That is a column with as many values as the file has ``class_names``, then one that is called like labels and not
+    like a site; then words before numbers, and few values before many.
+    """
+    likely: dict[str, tuple[object, ...]] = {}
     for name, group in groups.items():
-        if name not in declared and len(group.words) > 1:
-            numbers = all(word.lstrip("-").isdigit() for word in group.words)
-            found[name] = (numbers, len(group.words))
-    return {name: found[name][1] for name in sorted(found, key=found.__getitem__)}
+        if name in declared or len(group.words) < 2:
+            continue
+        likely[name] = (
+            len(group.words) != class_names,
+            LIKE_LABELS.match(name) is None,
+            LIKE_GROUPS.match(name) is not None,
+            all(word.lstrip("-").isdigit() for word in group.words),
+            len(group.words),
+            name,
+        )
+    return {name: len(groups[name].words) for name in sorted(likely, key=likely.__getitem__)}
 
 
 # Features

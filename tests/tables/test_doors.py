@@ -466,6 +466,36 @@ def test_any_column_of_few_values_may_be_the_labels(tmp_path: Path, name: str) -
     assert all_doors(tmp_path, columns, ColumnChoice(unlabelled=True)).may_be_labels == {}
 
 
+def test_the_likeliest_column_of_labels_is_suggested_first(tmp_path: Path) -> None:
+    values = {
+        "sex": column("f", "m"),
+        "hospital_id": column("h1", "h2"),
+        "age": column(1, 2),
+        "site": column("a", "b"),
+        "kind": column("x", "z", "u", "v"),
+        "grade": column(1, 2, 3, 4),
+        "diagnosis": column("a", "b", "c", "d"),
+        "y_true": column(*range(6)),
+    }
+    for names in (list(values), [*reversed(values)]):
+        for door in DOORS:
+            found = through(door, tmp_path, {name: values[name] for name in names}).may_be_labels
+            expected = ["diagnosis", "grade", "y_true", "kind", "hospital_id", "sex", "site", "age"]
+            assert list(found) == expected, door
+    for kind, name, array in OF_ARRAYS:
+        path = tmp_path / f"of{kind}.npz"
+        write_npz(
+            path,
+            {name: array, "classes": np.array(list("pqrs"))},
+            {"kind": values["kind"], "y_true": TWO},
+        )
+        assert list(read_file(kind, path).may_be_labels) == ["kind", "y_true"]
+    spec = f"arrays:{tmp_path / 'ofarrays.npz'}"
+    said = "kind has 4 values, y_true has 2 values"
+    assert said in ok("datasets", "info", spec).out
+    assert said in fedcache(*extraction(spec)).err
+
+
 def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path: Path) -> None:
     site = column("x", "y")
     other = column("u", "u", "v")

@@ -26,7 +26,13 @@ from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
 from fedcache.tables.file_rows import some_names, stem_of
-from fedcache.tables.roles import ColumnChoice, Roles, counted, read_roles, unused_sentence
+from fedcache.tables.roles import (
+    ColumnChoice,
+    Roles,
+    candidates_sentence,
+    read_roles,
+    unused_sentence,
+)
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of
 
 READING = 5
@@ -369,7 +375,7 @@ def dataset_of_rows(
         likely = next(iter(roles.may_be_labels), None)
         if likely is not None:
             option = f"--label-key {shell_word(likely)}"
-            how += f"; {likely} has {counted(roles.may_be_labels[likely])}, and may be the labels: {option}"
+            how += f"; may be the labels: {candidates_sentence(roles.may_be_labels)}; {option}"
     elif roles.label_key != LABEL:
         how += f", labels from {roles.label_key}"
     notes = [

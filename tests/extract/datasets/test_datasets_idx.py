@@ -96,7 +96,7 @@ def test_writers_of_qmnist_are_a_group(tmp_path, memory) -> None:
     assert data.groups["writer"].words == tuple(map(str, range(10)))
     assert data.groups["writer"].codes.tolist() == [i // 3 for i in range(30)]
     assert data.label.tolist() == [i % 10 for i in range(30)]
-    assert "no test set" in data.reading
+    assert "no split given" in data.reading
     assert data.names[0] == "train/0000000"
 
 

@@ -60,7 +60,7 @@ def test_shards_are_one_dataset_by_folder_glob_and_braces(tmp_path, memory) -> N
         assert opened(place, memory).digest == data.digest
     train = opened(f"{root}/train-{{0000..0001}}.tar", memory)
     assert len(train) == 20
-    assert "no test set" in train.reading
+    assert "no split given" in train.reading
     assert len(opened(root / "train-0002.tar", memory)) == 10
     copy = pickle.loads(pickle.dumps(data.source))
     assert [copy.read(row) for row in (39, 0, 20)] == [data.source.read(row) for row in (39, 0, 20)]
