@@ -25,6 +25,7 @@ from fedcache.parsing import parse_json
 from fedcache.tables.file_rows import FileRows, ending_of, explain_damage, some_names
 from fedcache.tables.foreign_files import ONE_OBJECT, end_to_end, joined_clients, pickled_dict
 from fedcache.tables.plain_pickle import load_plain
+from fedcache.tables.roles import CLASS_NAMES
 from fedcache.tables.table_files import TABLES
 from fedcache.tables.table_readers import read_others, read_table
 from fedcache.tables.words import Unread, Words, as_column, objects_of
@@ -169,7 +170,17 @@ def _read_h5(path: Path) -> Found:
             else:
                 text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
                 found[key] = _h5_column(item, text)
-    return joined_clients(path, found)
+        listed = {key: as_column(names) for key, names in h5_class_names(path, file)}
+    return listed | joined_clients(path, found)
+
+
+def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Class names that attributes list: ``class_names`` of an open file, and ``label/class_names`` of its datasets."""
+    for key, item in (("", file), *h5_items(path, file)):
+        for name in CLASS_NAMES:
+            names = np.asarray(item.attrs.get(name, ()))
+            if names.ndim == 1 and names.dtype.kind in "SUO":
+                yield f"{key}/{name}".lstrip("/"), names
 
 
 def _h5_column(item: Any, text: bool) -> Any:

@@ -413,7 +413,10 @@ def _class_names_column(
     """The column that lists the names of the classes, which has one word for each class and not for each row."""
     for usual in CLASS_NAMES:
         for key, values in columns.items():
-            if key == label_key or last_level(key) != usual:
+            # An attribute of a column of HDF5 names the values of that column alone.
+            owner = key.rpartition("/")[0]
+            of_another = owner in columns and owner != label_key
+            if key == label_key or last_level(key) != usual or of_another:
                 continue
             column = vector(values)
             if len(column.shape) != 1 or isinstance(column, Unread | FileRows):
@@ -427,10 +430,9 @@ def _fits_as_names(names: Any, labels: Any) -> bool:
     """Whether as many words as rows are the names of classes: all are different, and labels are their numbers."""
     if len(set(words_in(names))) < len(words_in(names)):
         return False
-    column = vector(labels) if labels is not None else None
-    if column is None or isinstance(column, Words | Unread) or column.dtype.kind not in "iu":
-        return len(names.shape) == 1 and len(words_in(names)) == 1
-    return int(column.min()) >= -1 and int(column.max()) < len(words_in(names))
+    if labels is None or isinstance(vector(labels), Words | Unread):
+        return len(words_in(names)) == 1
+    return _index_classes(labels, len(words_in(names)))
 
 
 def _index_classes(labels: Any, class_count: int) -> bool:

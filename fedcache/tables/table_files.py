@@ -106,7 +106,9 @@ def usable_features(found: Any) -> dict[str, dict[str, Any]]:
         return {}
     features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
     for feature in features.values():
-        names = feature.get("names")
+        inner = feature.get("feature")  # of a list of one value a row
+        names = (inner if isinstance(inner, dict) else feature).get("names")
+        feature["names"] = names
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             feature.pop("names", None)
     return features

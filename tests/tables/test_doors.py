@@ -627,8 +627,10 @@ def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path: Path) -> None:
 
 
 def named_codes(table: pa.Table, names: list[str]) -> pa.Table:
-    """A table whose label is a ClassLabel of Hugging Face."""
-    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    """A table whose label is a ClassLabel of Hugging Face, or a list of one."""
+    features: dict[str, Any] = {"label": {"names": names, "_type": "ClassLabel"}}
+    if pa.types.is_list(table.schema.field("label").type):
+        features = {"label": {"feature": features["label"], "length": 1, "_type": "Sequence"}}
     return table.replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": features}})}
     )
@@ -655,9 +657,29 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path: Path) -> None:
         ("texts", {"text": TEXTS}),
     ):
         path = tmp_path / f"of{kind}.parquet"
-        pq.write_table(named_codes(pa.table({**content, "label": label}), names), path)
-        read = read_file(kind, path)
-        assert (read.classes, read.labels, read.unused) == expected
+        for values in (label, [[code] for code in label]):
+            pq.write_table(named_codes(pa.table({**content, "label": values}), names), path)
+            read = read_file(kind, path)
+            assert (read.classes, read.labels, read.unused) == expected
+    for owner in ("/", "y"):
+        for kind, name, array in OF_ARRAYS:
+            path = tmp_path / f"of{kind}.h5"
+            write_h5(path, {name: array}, {"y": label, "site": TWO})
+            with h5py.File(path, "a") as file:
+                file[owner].attrs["class_names"] = names
+                file["site"].attrs["classes"] = ["north", "south"]
+            read = read_file(kind, path)
+            assert (read.classes, read.labels) == expected[:2]
+            assert (list(read.groups), read.unused) == (["site"], {"site/classes"})
+
+
+def test_as_many_class_names_as_rows_are_the_names_of_numbers(tmp_path: Path) -> None:
+    columns: Columns = {
+        "label": [*reversed(range(ROWS))],
+        "classes": [f"c{row}" for row in range(ROWS)],
+    }
+    read = all_doors(tmp_path, columns)
+    assert (read.classes, read.labels) == (tuple(columns["classes"]), columns["label"])
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:

@@ -32,7 +32,7 @@ from fedcache.optional import need_h5py
 from fedcache.tables.file_rows import explain_damage
 from fedcache.tables.foreign_files import clients_of, pickled_dict, refuse_client_images
 from fedcache.tables.plain_pickle import load_plain
-from fedcache.tables.read import h5_items
+from fedcache.tables.read import h5_class_names, h5_items
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30
@@ -236,10 +236,14 @@ def _h5(path: Path) -> dict[str, FileArray]:
             found[key] = FileArray(
                 tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
             )
+        attributes = dict(h5_class_names(path, file))
     clients = clients_of([*found])
     if clients:
         raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
             f"{path} keeps the rows of each client apart, under examples/CLIENT.",
             f"Of embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
+    for key, names in attributes.items():
+        whole = partial(np.array, names)
+        found.setdefault(key, FileArray(names.shape, names.dtype, whole, rows(key, len(names), 1)))
     return found
