@@ -216,10 +216,10 @@ TOKENS = {
     "fedcache/reproduce": 20_500,
     "fedcache/runs": 56_000,
     "fedcache/store": 37_700,
-    "fedcache/tables": 27_630,
+    "fedcache/tables": 27_710,
     "fedcache/testing": 11_700,
     "fedcache/ui": 10_400,
-    "tests": 558_060,
+    "tests": 558_180,
     "tools": 57_000,
     "benchmarks": 24_000,
 }

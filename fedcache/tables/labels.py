@@ -87,8 +87,9 @@ def read_labels(
     """
     column = _one_per_row(where, column, count)
     coded = _coded(where, column)
-    # 2 and 2.0 are one label, and an index into class names may be given in the place of the name.
     said = {value.strip() for value in no_label}
+    if not isinstance(column, Words):
+        said = {_as_number(value) for value in said}
     dropped = [index for index, word in enumerate(coded.words) if word in said]
     notes = [f"No row has the label {value}." for value in sorted(said - set(coded.words))]
     coded = _without_words(coded, dropped)
@@ -102,6 +103,15 @@ def read_labels(
             f"Class names that the file has twice, {shown}, have their numbers behind them."
         )
     return coded, notes
+
+
+def _as_number(word: str) -> str:
+    """A whole number as labels that are numbers are written, -1.0 as -1; other words as they are."""
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    return word if is_integer(word) or not number.is_integer() else str(int(number))
 
 
 def read_domains(where: str, column: Any, count: int) -> Coded:

@@ -341,6 +341,13 @@ def test_the_user_says_which_labels_mean_none(tmp_path: Path) -> None:
         tmp_path, {"label": column("?", "NA", "cat", None)}, ColumnChoice(no_label=("NA", "?"))
     )
     assert (read.classes, read.labels[:4]) == (("cat",), [-1, -1, 0, -1])
+    for value in ("-1.0", "-1", " -1e0"):
+        read = all_doors(
+            tmp_path, {"label": column(-1.0, 1.0, 4.0)}, ColumnChoice(no_label=(value,))
+        )
+        assert (read.classes, read.labels[:3]) == (("1", "4"), [-1, 0, 1])
+    read = all_doors(tmp_path, {"label": column("1.0", "1", "2")}, ColumnChoice(no_label=("1.0",)))
+    assert (read.classes, read.labels[:3]) == (("1", "2"), [-1, 0, 1])
 
 
 @pytest.mark.parametrize(
