@@ -744,6 +744,21 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path: Path) -> None:
     assert open_any(tmp_path / "e.pt", ColumnChoice()).classes == ("2", "1", "0")
 
 
+def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path: Path) -> None:
+    alone: dict[str, Any] = {
+        "epoch": 3,
+        "model": "vit",
+        "config": {"lr": {"head": 0.1}},
+        "none": None,
+    }
+    held = {**alone, "X": torch.tensor(FEATURES), "y": TWO}
+    torch.save(held, tmp_path / "e.pt")
+    found = open_any(tmp_path / "e.pt", ColumnChoice())
+    assert found.left_out == dict.fromkeys(alone, "one value") | {"config": "one Python object"}
+    torch.save(alone, tmp_path / "e.pt")
+    refused(lambda: open_any(tmp_path / "e.pt", ColumnChoice()), "more than tensors and lists")
+
+
 # Shapes and splits in the names of arrays
 
 

@@ -15,9 +15,9 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones.checkpoints import load_torch
 from fedcache.tables.embeddings import Embeddings, assemble, open_embeddings
 from fedcache.tables.file_rows import ending_of
-from fedcache.tables.foreign_files import refuse_torch
+from fedcache.tables.foreign_files import ONE_OBJECT, refuse_torch
 from fedcache.tables.roles import ColumnChoice
-from fedcache.tables.words import as_column, objects_of
+from fedcache.tables.words import Unread, as_column, objects_of
 
 ENDINGS = (".pt", ".pth")
 
@@ -36,7 +36,7 @@ def read_torch(path: Path) -> dict[str, Any]:
     except FedcacheError as error:
         raise refuse_torch(path) from error
     found = _columns(held, "")
-    if not found:
+    if not any(column.shape for column in found.values()):
         raise refuse_torch(path)
     return found
 
@@ -59,10 +59,12 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in held.items():
             found |= _columns(value, f"{prefix}{name}/")
-        return found
+        if any(column.shape for column in found.values()) or not prefix:
+            return found
     if prefix and isinstance(held, Sequence) and not isinstance(held, str | bytes):
         return {prefix.removesuffix("/"): _column_of_list(held)}
-    return {}  # one number or word, such as an epoch
+    what = ONE_OBJECT if isinstance(held, Mapping) else "one value"  # such as an epoch
+    return {prefix.removesuffix("/"): Unread((), type(held).__name__, what)}
 
 
 def _column_of_list(values: Sequence[Any]) -> Any:
