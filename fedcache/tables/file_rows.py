@@ -51,12 +51,16 @@ def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, 
     found: dict[str, Held] = {}
     for name, column in columns.items():
         if name.strip() in found:
-            raise UsageError(
-                f"{where}: the column {name.strip()!r} is there twice.",
-                "Give every column a name of its own.",
-            )
+            raise named_twice(where, name.strip())
         found[name.strip()] = column
     return found
+
+
+def named_twice(where: Path | str, name: str) -> FedcacheError:
+    """The error of a table with two columns of one name."""
+    return UsageError(
+        f"{where}: the column {name!r} is there twice.", "Give every column a name of its own."
+    )
 
 
 def is_feature(name: str) -> bool:

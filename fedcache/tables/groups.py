@@ -49,8 +49,7 @@ class Group:
                 )
             if not (np.abs(column[known]) < 1 << 53).all():
                 raise UsageError(
-                    "Floats above 2^53, which are rounded, sort no rows.",
-                    "Give words, or integers.",
+                    "Rounded floats above 2^53 sort no rows.", "Give words, or integers."
                 )
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":
@@ -126,6 +125,8 @@ def usable_group_name(name: str) -> str:
 
     Raises UsageError for a name that is taken, and for one without such a letter or digit.
     """
+    if not name.strip():
+        raise UsageError("A column without a name.", "Give every column a name.")
     slug = slug_of(name.strip()).lstrip("_")
     if slug.lower() in RESERVED:
         raise UsageError(

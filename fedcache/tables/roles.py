@@ -718,11 +718,10 @@ def groups_of(
                 )
             found[name] = group
         except FedcacheError as error:
+            why = _short(error.message)
             if asked is not None or key.startswith(GROUP):
-                raise UsageError(
-                    f"{where}: {key} cannot be a group: {error.message}", error.hint
-                ) from error
-            left[key] = _short(error.message)
+                raise UsageError(f"{where}: {key} cannot be a group: {why}.", error.hint) from error
+            left[key] = why
     return found, left, sorters
 
 

@@ -15,6 +15,7 @@ from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
 from fedcache.tables.conversion import conversion
 from fedcache.tables.csv_files import dialect_of
+from fedcache.tables.file_rows import named_twice
 from fedcache.tables.words import Words, as_words, objects_of
 
 TEXT_BLOCK = 8 << 20
@@ -78,10 +79,7 @@ def _checked(path: Path, schema: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for f in schema:
         if f.name in found:
-            raise UsageError(
-                f"{path}: the column {f.name!r} is there twice.",
-                "Give every column a name of its own.",
-            )
+            raise named_twice(path, f.name)
         found[f.name] = f.type
     return found
 

@@ -866,9 +866,28 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     refused(lambda: read_file("", tmp_path / "e.npz"), "'lion'", "ant, bee")
     large = {"label": column(2.0**60, 2.0**61)}
     for door in ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet"):
-        refused(
-            lambda door=door: through(door, tmp_path, large), "2^53" if "npz" in door else "label"
-        )
+        said = "label holds rounded floats above 2^53, expected"
+        refused(lambda door=door: through(door, tmp_path, large), said)
+    parts = {"label": TWO, "part": column(0.5, 0.25)}
+    said = "part cannot be a group: floats that are not whole."
+    no_door(tmp_path, parts, said, choice=ColumnChoice(groups=("part",)))
+    no_door(tmp_path, {"label": TWO, " label": TWO}, "column 'label' is there twice", "of its own")
+
+
+def test_a_column_without_a_name_is_named_as_such(tmp_path: Path) -> None:
+    for door in ("ingest npz", "arrays npz", "ingest csv", "folder csv", "hf", "webdataset"):
+        read = through(door, tmp_path, {"label": TWO, "": column("a", "b")})
+        assert (read.groups, read.unused) == ({}, {""}), door
+    write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"y": TWO, "": column("a", "b")})
+    assert "Not used: '' (a column without a name)." in open_embeddings(tmp_path / "e.npz").notes
+
+
+def test_every_list_among_images_without_classes_is_suggested(tmp_path: Path) -> None:
+    list_of_images(tmp_path, {"label": TWO})
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_bytes((tmp_path / "list.csv").read_bytes())
+    commands = [f"info folder:{tmp_path / name}.csv" for name in ("list", "test", "train")]
+    refused(lambda: read_file("folder", tmp_path), *commands)
 
 
 def test_a_command_that_fails_is_not_advised_again(tmp_path: Path) -> None:

@@ -128,12 +128,12 @@ def infer(
 
 
 def _with_tables(tables: Sequence[str], hint: str) -> str:
-    """A hint, after the command that reads a list of images that stands among them."""
-    return (
-        f"If it lists the images:  fedcache datasets info folder:{shell_word(min(tables))}\n{hint}"
-        if tables
-        else hint
-    )
+    """A hint, after the commands that read lists of images that stand among them."""
+    commands = [
+        f"If it lists the images:  fedcache datasets info folder:{shell_word(table)}"
+        for table in sorted(tables)[:4]
+    ]
+    return "\n".join([*commands, hint])
 
 
 def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from fedcache.extract.datasets.tree import name_of
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.parsing import parse_json
 from fedcache.tables.csv_files import decoded
-from fedcache.tables.file_rows import some_names
+from fedcache.tables.file_rows import named_twice, some_names
 from fedcache.tables.words import Column, Words, objects_of
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
@@ -120,7 +120,7 @@ def parse_list(
     if not usual or not count:
         raise UsageError(
             f"{where} has the columns {some_names(columns) or '(none)'} and {count:,} rows; "
-            "expected a path column, no column twice, and at least one row.",
+            "expected a path column and at least one row.",
             f"{FIRST_LINE}   or --images-key NAME names the column of paths",
         )
     chosen, paths = usual[0], list[str]()
@@ -187,10 +187,9 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
     lines = lines[dialect.skip :]
     names = [name.strip() for name in lines[0]] if lines else []
-    if len(set(names)) != len(names):
-        raise UsageError(
-            f"{where} has the columns {some_names(names)}; expected no column twice.", FIRST_LINE
-        )
+    for name in names:
+        if names.count(name) > 1:
+            raise named_twice(where, name)
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(names):
             raise _wrong(
