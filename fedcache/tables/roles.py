@@ -38,7 +38,13 @@ from fedcache.tables.labels import (
     unlabelled_sentence,
     with_names,
 )
-from fedcache.tables.splits import SPLITS, find_splits, sounds_like_a_split, split_of_name
+from fedcache.tables.splits import (
+    SPLITS,
+    find_splits,
+    sounds_like_a_split,
+    split_of_name,
+    unused_flags,
+)
 from fedcache.tables.words import Unread, Words, as_words, shape_of, sorted_words, vector
 
 LABELS = (
@@ -68,6 +74,9 @@ LIKE_GROUPS = re.compile(
 DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
 """Usual names of columns, compared without case; the first that is there is taken."""
+
+NAMES_SAY_IT = "the names of the files or columns say the split"
+"""Why a column of splits is not used."""
 
 GROUP = "group/"
 """What a column's name begins with that is a group whatever it is called."""
@@ -223,10 +232,13 @@ def read_roles(
         splits = found.codes
         said += found.notes
     elif split_key is not None:
-        raw = {
-            **raw,
-            split_key: Unread((count,), "", "the names of the files or columns say the split"),
+        raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
+    if splits is not None:
+        said_by = f"{split_keys[0]} says the split" if split_keys else NAMES_SAY_IT
+        flags = {
+            key: columns[key] for key in columns if key not in (*split_keys, *(choice.groups or ()))
         }
+        raw = {**raw, **unused_flags(flags, splits, said_by, count)}
     name_key = None
     if names is None:
         name_key, names, more = find_names(where, columns, choice.row_name, count)

@@ -196,6 +196,23 @@ def find_splits(
     return found
 
 
+def unused_flags(
+    raw: Mapping[str, Any], splits: NDArray[np.uint8], said_by: str, count: int
+) -> dict[str, Unread]:
+    """Columns such as is_test, where ``said_by`` says the split already, and why they are not used."""
+    found: dict[str, Unread] = {}
+    for key, column in raw.items():
+        group = _values(column, count)
+        if not _FLAG.fullmatch(key) or key.lower() in BESIDE_OTHERS or group is None:
+            continue
+        truth = _read(group, TRUTH)
+        if (truth >= 0).all():
+            agrees = np.array_equal(truth == 1, splits == _meaning_of(key))
+            why = said_by if agrees else f"{said_by}, and contradicts it"
+            found[key] = Unread((count,), "", why)
+    return found
+
+
 def _refuse_unused_splits(
     where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
 ) -> None:

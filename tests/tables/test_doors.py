@@ -946,6 +946,29 @@ def test_the_column_that_the_user_names_says_the_split_whatever_names_say(tmp_pa
         assert read.splits == 3 * [int(word == "test") for word in part], kind
 
 
+def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path: Path) -> None:
+    columns: Columns = {
+        "label": column("a", "b"),
+        "split": column("train", "test", "val"),
+        "is_val": column(0, 0, 1),
+    }
+    assert all_doors(tmp_path, columns).unused == {"is_val"}
+    columns["is_test"] = column(0, 0, 1)
+    read = all_doors(tmp_path, columns)
+    assert (read.groups, read.unused) == ({}, {"is_test", "is_val"})
+    write_npz(tmp_path / "e.npz", {"X": FEATURES}, columns)
+    said = "is_val (split says the split), is_test (split says the split, and contradicts it)"
+    assert said in fedcache("ingest", tmp_path / "e.npz", "--name", "mine").err
+    kept = all_doors(tmp_path, columns, ColumnChoice(groups=("is_test",)))
+    assert list(kept.groups) == ["is_test"]
+    write_npz(
+        tmp_path / "e.npz",
+        {"X_train": FEATURES, "X_test": FEATURES},
+        {"is_test_train": TWO, "is_test_test": TWO},
+    )
+    assert read_file("", tmp_path / "e.npz").unused == {"is_test"}
+
+
 def extraction(spec: str) -> tuple[object, ...]:
     return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
 
