@@ -216,10 +216,10 @@ TOKENS = {
     "fedcache/reproduce": 20_500,
     "fedcache/runs": 56_000,
     "fedcache/store": 37_700,
-    "fedcache/tables": 27_970,
+    "fedcache/tables": 27_980,
     "fedcache/testing": 11_700,
     "fedcache/ui": 10_400,
-    "tests": 558_770,
+    "tests": 558_810,
     "tools": 57_000,
     "benchmarks": 24_000,
 }

@@ -62,9 +62,10 @@ def split_of_name(name: str) -> tuple[str, str]:
         return name, ""
     for mark in ("/", "_", "-"):
         head, _, tail = name.rpartition(mark)
-        if head and tail.lower() in SPLIT_WORDS:
-            return head, tail.lower()
         first, _, rest = name.partition(mark)
+        # train_is_test is is_test of train, and x_test is x of test.
+        if head and tail.lower() in SPLIT_WORDS and not _FLAG.fullmatch(rest):
+            return head, tail.lower()
         if rest and first.lower() in SPLIT_WORDS:
             return rest, first.lower()
     return name, ""

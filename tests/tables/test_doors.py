@@ -799,13 +799,16 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(
         columns = {}
         for split, rows in (("train", slice(0, 16)), ("test", slice(16, ROWS))):
             held[pattern.format(name=content, split=split)] = array[rows]
+            columns[pattern.format(name="is_test", split=split)] = [split == "test"] * len(
+                array[rows]
+            )
             columns[pattern.format(name="y", split=split)] = label[rows]
             columns[pattern.format(name="site", split=split)] = site[rows]
         path = tmp_path / f"{kind}{content}.{ending}"
         write(path, held, columns)
         read = read_file(kind, path)
         assert read.splits == [1] * 8 + [0] * 16  # in the order of the names of the splits
-        assert (read.classes, read.unused) == (("7", "281", "999"), {"other"})
+        assert (read.classes, read.unused) == (("7", "281", "999"), {"other", "is_test"})
         assert [read.classes[code] for code in read.labels] == words
         assert read.groups == {"site": site[16:] + site[:16]}
 
