@@ -176,7 +176,8 @@ def _read_h5(path: Path) -> Found:
 
 def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
     """Class names that attributes list: ``class_names`` of an open file, and ``label/class_names`` of its datasets."""
-    for key, item in (("", file), *h5_items(path, file)):
+    # Those of the labels come first: they say more than those of the whole file.
+    for key, item in (*h5_items(path, file), ("", file)):
         for name in CLASS_NAMES:
             names = np.asarray(item.attrs.get(name, ()))
             if names.ndim == 1 and names.dtype.kind in "SUO":
