@@ -832,7 +832,7 @@ TABLE = (
         "feddyn",
     ),
     B(
-        "no_lie_that_grows_over_the_rounds_ends_a_method",
+        "one_huge_upload_of_two_sites_is_left_out",
         "a model may grow to any size",
         ROUNDS,
         "too_large = self._too_large(made)",

@@ -286,6 +286,17 @@ def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(
     assert run.result["federation"]["missed"] == []
 
 
+def test_one_huge_upload_of_two_sites_is_left_out(sites: Path, tmp_path: Path) -> None:
+    """With one other upload there is no median to compare with: the model that is made tells."""
+    grid = grid_of(sites, tmp_path / "state")
+    liar, honest = sorted(grid.sites)[:2]
+    grid.sites = {node: grid.sites[node] for node in (liar, honest)}
+    grid.meddle[liar] = lying(times(1e15))
+    run, _ = run_on(grid, "fedprox", tmp_path)
+    assert len({m["site"] for m in run.result["federation"]["missed"]}) == 1
+    assert accuracy(run) > 0.5
+
+
 def test_no_site_is_blamed_where_the_model_is_the_cause(sites: Path, tmp_path: Path) -> None:
     """Every site sends huge numbers in round 1, so none is far from the others."""
     grid = grid_of(sites, tmp_path / "state")
