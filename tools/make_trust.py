@@ -896,9 +896,9 @@ whole files could be exchanged (`store/sealed.py`).
 A seal is a digest and no signature: who can write into your home can seal what he likes. Sealed files of a release that
 did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them again.
 
-What a repeated `train` or `grid` returns is remembered by path, size, times and inode of all files it depends on, and
-the result is read and checked as ever. Bits that rot under the same times elsewhere are found by what reads them:
-`fedcache verify`, or the next run.
+A repeated `train` or `grid` finds its inputs, computes the run's digest from them, and reads and checks the stored
+result. Digests of large files are remembered by path, size, modification time and inode. If bits rot without a change of
+these, `fedcache verify` or the next command that reads them finds it.
 
 ## What leaves a client
 `fedcache methods info NAME` lists the tensors that a method sends, with their shapes.

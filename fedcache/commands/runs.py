@@ -383,7 +383,7 @@ def runs_rm(
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
     if not yes and not _asked(f"Remove {what}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
-    remove_runs(planned, Home.from_environment())
+    remove_runs(planned)
     return CommandResult(data, [f"Removed {what}."])
 
 

@@ -1,4 +1,4 @@
-"""``fedcache train`` and ``grid``: from options to runs, and to the answer that was noted where nothing changed."""
+"""``fedcache train`` and ``grid``: from options to runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,18 +38,14 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import grid_answer, model_lines, plan_answer, result_lines
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
-from fedcache.grids.result import Grid, Point
 from fedcache.grids.sampling import Sampling
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
-from fedcache.progress import Observer
 from fedcache.runs.directory import bytes_of_models, check_config
-from fedcache.runs.events import OnRound
-from fedcache.runs.remembered import Heard, Labelled, Request
 from fedcache.runs.run import Run
 from fedcache.runs.score import check_score
 from fedcache.runs.trackers.choose import tracking
@@ -97,14 +93,7 @@ def train(
         return plan_answer(grids.grid_plan(request, observer))
     if cluster is not None:
         resolved = cluster.client_by_client(resolved)
-    runs = Path(given["runs"]) if given["runs"] else home.runs
-    asked = Request(("train", partition, asked_of_runs(given)), resolved, home, runs)
-    found = None if given["fresh"] or given["track"] else asked.answer(observer)
-    done = (
-        found[0][1]
-        if found is not None
-        else train_asked(asked, partition, given, observer, cluster)
-    )
+    done = train_run(resolved, partition, home, given, observer, cluster)
     lines = result_lines(done.result, done.measured, str(done.path))
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
     # The directory stays the last line.
@@ -118,59 +107,40 @@ def one_of(name: str | None, option: str | None) -> str | None:
     return name or option
 
 
-def train_asked(
-    asked: Request,
+def train_run(
+    config: TrainConfig,
     partition: PartitionConfig,
+    home: Home,
     given: Given,
     observer: TerminalObserver,
     cluster: RayEngine | None,
 ) -> Run:
-    """Train what is asked for, or find it, and note the answer. Raises as ``runs.loop.train``."""
+    """Train a run, or return its stored result. Raises as ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
-    def call(
-        observer: Observer, stop: Stop, hooks: Sequence[OnRound] = (), *, fresh: bool = False
-    ) -> Run:
+    stop = Stop()
+    runs = Path(given["runs"]) if given["runs"] else home.runs
+    keep_freed_memory()
+    with ExitStack() as opened:
+        if cluster is not None:
+            opened.enter_context(
+                cluster.training(config, partition, home, given["repartition"], observer)
+            )
+        opened.enter_context(stop_on_signals(stop.ask, observer.note))
+        hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
         return run(
-            asked.config,
-            asked.home,
+            config,
+            home,
             partition=partition,
-            runs=asked.runs,
+            runs=runs,
             repartition=given["repartition"],
             extract=not given["no_extract"],
-            fresh=fresh,
+            fresh=given["fresh"],
             observer=observer,
             hooks=hooks,
             stop=stop,
             save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
         )
-
-    stop, heard = Stop(), Heard(observer)
-    keep_freed_memory()
-    with ExitStack() as opened:
-        if cluster is not None:
-            opened.enter_context(
-                cluster.training(
-                    asked.config, partition, asked.home, given["repartition"], observer
-                )
-            )
-        opened.enter_context(stop_on_signals(stop.ask, observer.note))
-        hooks = opened.enter_context(tracking(given["track"], asked.home, asked.runs, observer))
-        done = call(heard, stop, hooks, fresh=given["fresh"])
-        asked.note([(None, done)], heard, lambda quiet: [(None, call(quiet, stopped()))])
-    return done
-
-
-def asked_of_runs(given: Given) -> tuple[Any, ...]:
-    """The values of ``RunOptions`` that a request is told by."""
-    return tuple(given[name] for name in ("repartition", "no_extract", "no_model", "save_clients"))
-
-
-def stopped() -> Stop:
-    """One that was asked for: what is called with it finds runs and trains none."""
-    stop = Stop()
-    stop.ask()
-    return stop
 
 
 @command(
@@ -237,29 +207,10 @@ def grid(
             "No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
-    runs, jobs = Path(given["runs"]) if given["runs"] else home.runs, given["jobs"] or 1
+    runs = Path(given["runs"]) if given["runs"] else home.runs
+    jobs = given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
-    words = (
-        "grid",
-        given["score"],
-        methods,
-        sweeps,
-        partition,
-        sampling,
-        exact,
-        jobs,
-        save_models,
-        engine,
-        ray_address,
-    )
-    asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
-    more = given["retrain"] or sampler.startswith("optuna")  # than a request notes
-    if not (given["dry_run"] or given["fresh"] or given["track"] or more):
-        found = asked.answer(observer)
-        if found is not None:
-            points = [Point(name, swept, run) for (name, swept), run in found]
-            return grid_answer(Grid(points, score=given["score"]), list(sweeps))
     from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
@@ -281,30 +232,17 @@ def grid(
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
-    cluster, stop, heard = engine_of(engine, ray_address), Stop(), Heard(observer)
+    cluster = engine_of(engine, ray_address)
+    stop = Stop()
     keep_freed_memory()
     with (
         stop_on_signals(stop.ask, observer.note),
         tracking(given["track"], home, runs, observer) as hooks,
     ):
         done = search.train_points(
-            request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop
+            request, jobs=jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
         )
-        if done.code is Exit.OK and not more:
-
-            def again(quiet: Observer) -> Labelled:
-                return labelled(
-                    grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped())
-                )
-
-            alone = jobs == 1 and cluster is None  # else processes would be started once more
-            asked.note(labelled(done), heard, again if alone else None)
     return grid_answer(done, list(sweeps))
-
-
-def labelled(done: Grid) -> Labelled:
-    """The runs of a grid by their points."""
-    return [((point.method, point.sweep), point.run) for point in done.points]
 
 
 def list_ready_grids() -> CommandResult:

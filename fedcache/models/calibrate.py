@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from fedcache.errors import FederatedRunError, UsageError
 from fedcache.federate.engine.deployed import DeployedModel
@@ -115,7 +115,7 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
         return None
     if excess(high) > 0:
         return HOTTEST
-    return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
+    return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-6)))
 
 
 def _scores(

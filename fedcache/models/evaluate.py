@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.stats import binomtest
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
@@ -565,7 +564,9 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
     grid = np.linspace(low, high, 55)
     best = int(np.argmin([nll(t) for t in grid]))
     ends = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-    found = minimize_scalar(nll, bounds=ends, method="bounded", options={"xatol": 1e-6})
+    found = scipy.optimize.minimize_scalar(
+        nll, bounds=ends, method="bounded", options={"xatol": 1e-6}
+    )
     value = float(found.x)
     return Temperature(
         float(np.exp(value)),
@@ -580,7 +581,7 @@ def right_rows(right: NDArray[np.bool_], *, alone: bool = True) -> RightRows:
     n, hits = len(right), int(right.sum())
     if not n or not alone:
         return RightRows(n, hits)
-    found = binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
+    found = scipy.stats.binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
     return RightRows(n, hits, (float(found.low), float(found.high)))
 
 

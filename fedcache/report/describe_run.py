@@ -17,7 +17,7 @@ from fedcache.report.held_out import HeldOutGroup, held_out_groups
 from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.run_names import labels, setting_name
 from fedcache.runs.directory import PLACES, bytes_of_models, train_table
-from fedcache.runs.remembered import usual_run, usual_settings
+from fedcache.runs.method_facts import usual_run, usual_settings
 from fedcache.runs.running import is_running
 from fedcache.runs.score import SCORES, score_of, values_held_out
 from fedcache.runs.tags import tags_of

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.statistics import Floats
-from fedcache.runs.remembered import draws_nothing
+from fedcache.runs.method_facts import draws_nothing
 from fedcache.runs.score import score_of
 
 MOST_NAMED = 10

@@ -1,4 +1,4 @@
-"""Remove runs: their own files, what a tracker wrote of them, and the answers that were noted because of them."""
+"""Removal of runs: their own files, and those that a tracker wrote of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcache.config import Home
 from fedcache.errors import MachineError, UsageError
-from fedcache.extract.planning.plan import memory_of
 from fedcache.runs.directory import MODELS, is_of_run
 from fedcache.runs.running import is_running
 from fedcache.store.catalog import size_of
@@ -56,8 +54,8 @@ def plan_removal(folder: Path) -> Removal:
     return Removal(folder, tuple(parts), tuple(p.name for p in other), sum(map(size_of, parts)))
 
 
-def remove_runs(removals: Sequence[Removal], home: Home) -> None:
-    """Delete what was planned, and what is remembered of it.
+def remove_runs(removals: Sequence[Removal]) -> None:
+    """Delete what was planned.
 
     A directory is renamed before it is emptied: what a kill leaves behind is no damaged run.
 
@@ -73,7 +71,6 @@ def remove_runs(removals: Sequence[Removal], home: Home) -> None:
                 f"{one.path} cannot be deleted: {error.strerror}. {done} of {len(removals)} runs are gone.",
                 "Look at its owner and mode, then run the same command again.",
             ) from error
-    forget_answers({one.path.name for one in removals}, home)
 
 
 def partitions_named(folder: Path, going: Collection[Path]) -> list[str]:
@@ -85,15 +82,6 @@ def partitions_named(folder: Path, going: Collection[Path]) -> list[str]:
                 if f"{folder.name}/partition-".encode() in config.read_bytes():
                     users.append(config.parent.name)
     return users
-
-
-def forget_answers(names: set[str], home: Home) -> None:
-    """Forget the answers of commands that were noted with runs of these names."""
-    for note in memory_of(home).root.glob("*.json"):
-        with suppress(OSError):
-            raw = note.read_bytes()
-            if b'"answer"' in raw and any(f'"{name}"'.encode() in raw for name in names):
-                note.unlink(missing_ok=True)
 
 
 def _delete(path: Path) -> None:

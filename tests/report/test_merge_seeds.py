@@ -22,7 +22,7 @@ from fedcache.report.paired_rows import row_difference
 from fedcache.report.paired_seeds import common_seeds, depends_on_seed, paired_seeds
 from fedcache.report.paired_tests import compared
 from fedcache.report.verdict import lead
-from fedcache.runs.remembered import draws_nothing
+from fedcache.runs.method_facts import draws_nothing
 from fedcache.runs.test_rows import TestRows
 
 # Accuracy of each of 100 test rows is the share of rows below this number that are right.

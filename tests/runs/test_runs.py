@@ -45,6 +45,20 @@ def test_a_result_with_a_damaged_promise_is_not_returned(
     assert ok(*words).data["reused"]
 
 
+def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_again(
+    shapes: Path,
+) -> None:
+    first = fedcache(*FED3R)
+    second = fedcache(*FED3R)
+    assert (second.code, second.out) == (0, first.out)
+    assert "The same run is there already" in second.err
+    file = next(path for path in sorted((shapes / "features").rglob("*")) if path.is_file())
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    assert fedcache(*FED3R).code == 5
+
+
 @pytest.mark.slow
 def test_damaged_measurements_are_a_warning_and_no_error(shapes: Path) -> None:
     path = place_of(*FED3R) / "measured.json"

@@ -22,7 +22,7 @@ from fedcache.errors import (
 )
 from fedcache.extract import datasets
 from fedcache.extract.datasets.specs import known_names
-from fedcache.extract.planning.own_groups import bring_groups, has_groups_of
+from fedcache.extract.planning.own_groups import bring_groups
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.parsing import slug_of
@@ -48,14 +48,12 @@ def locate_store(
     path: Path | None = None,
     dataset: str | None = None,
     observer: Observer | None = None,
-    look_only: bool = False,
 ) -> Path | None:
     """``--store``, else the store of ``--dataset``, else the one last used; None when there is none yet.
 
     A damaged store can be named too. A dataset's store is found from its remembered digest, so no image is read; an
     ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
-    groups there, those of the one that is meant are put in their place; with ``look_only`` nothing is written, and such
-    a store is None.
+    groups there, those of the one that is meant are put in their place.
 
     Raises StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
     """
@@ -82,7 +80,8 @@ def locate_store(
         if found is not None:
             return found if found.exists() else None
         for found, where in _places_of(home, dataset):
-            return found if _with_groups(found, dataset, where, observer, look_only) else None
+            bring_groups(found, dataset, where, observer or Silent())
+            return found
         return None
     last = last_store(home)
     if last is None:
@@ -101,7 +100,8 @@ def locate_store(
     ):  # the files of a dataset may be gone: the store is what is meant
         for found, where in _places_of(home, spec):
             if found.resolve() == chosen.resolve():
-                return chosen if _with_groups(chosen, spec, where, observer, look_only) else None
+                bring_groups(chosen, spec, where, observer or Silent())
+                return chosen
     return chosen
 
 
@@ -117,19 +117,6 @@ def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]
         found = place_of_content(home, *known) if known else None
         if found is not None and found.exists():
             yield found, where
-
-
-def _with_groups(
-    path: Path, spec: str, where: Mapping[str, Any], observer: Observer | None, look_only: bool
-) -> bool:
-    """Whether the store has the groups of a dataset; unless only looked at, they are brought."""
-    if look_only:
-        try:
-            return has_groups_of(Store.open(path), spec, where)
-        except FedcacheError:
-            return True
-    bring_groups(path, spec, where, observer or Silent())
-    return True
 
 
 def need_path(

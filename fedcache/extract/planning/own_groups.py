@@ -21,11 +21,6 @@ from fedcache.store.store import Store
 from fedcache.tables.groups import Group
 
 
-def has_groups_of(store: Store, spec: str, where: Mapping[str, Any]) -> bool:
-    """Whether the groups of a store are remembered to be those of a dataset; ``where`` is what ``peek`` takes."""
-    return bool(where["memory"].recall(_key(store, spec, where)) == group_digests(store.manifest))
-
-
 def bring_groups(
     path: Path, spec: str, where: Mapping[str, Any], observer: Observer, held: Dataset | None = None
 ) -> None:
@@ -39,7 +34,7 @@ def bring_groups(
     except FedcacheError:
         return  # whoever opens it says what is wrong
     if held is None:
-        if has_groups_of(store, spec, where):
+        if where["memory"].recall(_key(store, spec, where)) == group_digests(store.manifest):
             return
         with told_as(observer, "reading", holds_of(spec)) as progress:
             held = open_dataset(spec, **where, progress=progress)
