@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-SIGN_OF_LIFE = "sign of life"
-"""Name of the thread that tells a terminal that a command is at work."""
 VALIDATION_ACCURACY = "validation_accuracy"
 """Among the diagnostics of a round that was scored: the accuracy on the rows to choose by, where there are some."""
 

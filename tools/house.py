@@ -212,7 +212,7 @@ TOKENS = {
     "fedcache/grids": 17_400,
     "fedcache/heads": 14_300,
     "fedcache/models": 29_100,
-    "fedcache/report": 64_000,
+    "fedcache/report": 63_400,
     "fedcache/reproduce": 20_500,
     "fedcache/runs": 54_700,
     "fedcache/store": 37_700,

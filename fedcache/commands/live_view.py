@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fedcache.progress import SIGN_OF_LIFE, Round, byte_size
+from fedcache.progress import Round, byte_size
 from fedcache.visible_text import visible
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SignOfLife:
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._since, self._shown, self._held = time.monotonic(), "", False
         if animated():
-            threading.Thread(target=self._watch, name=SIGN_OF_LIFE, daemon=True).start()
+            threading.Thread(target=self._watch, name="sign of life", daemon=True).start()
 
     def spoken(self, *, held: bool = False) -> None:
         """Something is about to be said, or with ``held`` a bar is drawn until this is called again."""

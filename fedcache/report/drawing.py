@@ -91,7 +91,7 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """The drawing, made when it is first asked for; ``draw_all`` makes many."""
+        """The drawing, made when it is first asked for."""
         return draw(self.ident, self.fill, height=self.height, says=self.says)
 
 

@@ -22,7 +22,6 @@ from fedcache.report.render import Section, render_page
 from fedcache.report.run_names import by_setting, setting_names
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.sections import PRIVATE, Shown, section_of
-from fedcache.report.side_by_side import draw_all
 from fedcache.report.verdict import Verdict
 from fedcache.runs.score import check_score
 from fedcache.store.outputs import write_output
@@ -133,9 +132,14 @@ def write_report(
             observer.advance(1)
     finally:
         observer.stop()
-    draw_all(
-        [plot for section in sections for plot in (*section.plots, *section.details)], observer
-    )
+    plots = [plot for section in sections for plot in (*section.plots, *section.details)]
+    observer.start("drawing", len(plots), "figures")
+    try:
+        for plot in plots:
+            plot.svg  # noqa: B018  draws the figure, which keeps the drawing
+            observer.advance(1)
+    finally:
+        observer.stop()
     raw = _page(
         found, sections, verdicts, recipes, title or "Federated runs on cached features"
     ).encode()
