@@ -88,7 +88,7 @@ def rows() -> list[Row]:
                 call += [
                     "--clients",
                     str(clients),
-                    "--seed",
+                    "--partition-seed",
                     str(number),
                     "--name",
                     name,

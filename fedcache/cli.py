@@ -251,6 +251,10 @@ def root(
     """Options of the program itself."""
 
 
+RENAMED = {"--lift": "--execution", "--metric": "--score", "--seed": "--partition-seed"}
+"""Options that releases before 0.3 had -> their names now."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit.
 
@@ -281,6 +285,9 @@ def main(argv: list[str] | None = None) -> None:
             if context is not None
             else "See `fedcache --help`."
         )
+        renamed = RENAMED.get(getattr(error, "option_name", ""))
+        if context is not None and any(renamed in p.opts for p in context.command.params):
+            hint = f"It is called {renamed} now."
         message = error.format_message() or "No command was given."
         output.fail(name, "--json" in arguments, UsageError(message, hint))
         code = Exit.USAGE

@@ -27,6 +27,7 @@ from fedcache.option_info import (
     TRAINING,
     TRUST,
     option,
+    option_name,
 )
 from fedcache.parsing import parse_toml
 
@@ -39,9 +40,6 @@ BACKBONES = (
     "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, "
     "tflite:, hf:PATH, module:MODULE:FACTORY."
 )
-
-FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
-"""Word of an earlier release -> the word now."""
 
 FILE_NAME = "fedcache.toml"
 
@@ -162,12 +160,12 @@ class PartitionConfig:
         minimum=1,
         said="the method's paper's, or the scheme's",
     )
-    seed: int = option(0, "Seed of the partition.", CLIENTS, names=("--partition-seed", "--seed"))
+    seed: int = option(0, "Seed of the partition.", CLIENTS, name="--partition-seed")
     options: Mapping[str, Any] = option(
         {},
         "Any other argument of the scheme: key=value; repeatable.",
         CLIENTS,
-        names=("--option",),
+        name="--option",
         said="the scheme's",
     )
 
@@ -276,7 +274,6 @@ class TrainConfig:
         "auto",
         "How clients are computed: one by one, many in one batch, or in a basis of their rows.",
         COMPUTING,
-        names=("--execution", "--lift"),
         choices=("auto", "sequential", "batched", "gram"),
     )
     device: str = option(
@@ -373,20 +370,12 @@ class TrainConfig:
         said="nothing",
     )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "execution", execution_name(self.execution))
-
 
 SECTIONS: dict[str, type] = {
     "extract": ExtractConfig,
     "partition": PartitionConfig,
     "train": TrainConfig,
 }
-
-
-def execution_name(word: str) -> str:
-    """The word now for an execution that a user, a stored configuration or a result names."""
-    return FORMER.get(word, word)
 
 
 ADDRESSES = ("track", "mirror", "superlink", "ray_address")
@@ -558,13 +547,10 @@ def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
 
 
 def field_names(kind: type) -> dict[str, str]:
-    """What a field may be called in ``fedcache.toml`` and in Python -> its name; other names of its option count."""
+    """What a field may be called in ``fedcache.toml`` and in Python -> its name; the name of its option counts."""
     found: dict[str, str] = {}
     for item in fields(kind):
-        found |= {
-            name.removeprefix("--").replace("-", "_"): item.name
-            for name in item.metadata["option"].names
-        }
+        found[option_name(item).removeprefix("--").replace("-", "_")] = item.name
         found[item.name] = item.name
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from typing import Any
 
 DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
@@ -17,8 +17,7 @@ class OptionInfo:
     meaning: str  # one sentence
     panel: str  # heading under which the help of a command shows it
     short: str = ""  # its one-letter form, ``-d``
-    # long options in place of the field's own name; of several, the last are hidden aliases
-    names: tuple[str, ...] = ()
+    name: str = ""  # the long option in place of the field's own name
     choices: tuple[
         str, ...
     ] = ()  # the words it takes, where they are few; their check is where they are used
@@ -46,6 +45,12 @@ def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: An
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def option_name(item: Field[Any]) -> str:
+    """The long option of a field."""
+    own: str = item.metadata["option"].name
+    return own or f"--{item.name.replace('_', '-')}"
 
 
 def option_value(value: object) -> str:

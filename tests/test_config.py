@@ -14,7 +14,6 @@ from fedcache.config import (
     Home,
     PartitionConfig,
     TrainConfig,
-    execution_name,
     read_file,
     resolve,
 )
@@ -49,19 +48,6 @@ def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given() -> None
     assert made == wanted
     assert (type(made.byzantine), type(made.dp_clip)) == (float, float)
     assert resolve(TrainConfig, {}, {}) == TrainConfig()
-
-
-def test_former_names_mean_what_they_meant() -> None:
-    assert resolve(TrainConfig, {"lift": "stack"}, {}).execution == "batched"
-    assert resolve(TrainConfig, {"lift": "dual", "execution": "dual"}, {}).execution == "gram"
-    assert [execution_name(word) for word in ("loop", "stack", "dual", "gram")] == [
-        "sequential",
-        "batched",
-        "gram",
-        "gram",
-    ]
-    with pytest.raises(UsageError, match="lift"):
-        resolve(TrainConfig, {"execution": "gram", "lift": "stack"}, {})
 
 
 def test_a_value_of_another_type_or_too_small_is_refused() -> None:

@@ -313,7 +313,7 @@ def tell(root: Path) -> Story:
         picture(9_000 + i, 1).save(sorted((images / "train").iterdir())[1] / f"9{i}.png")
     ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
     ok("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 2, "--name", "uneven")
-    ok("partition", *IID, "--name", "even", "--seed", 3)
+    ok("partition", *IID, "--name", "even", "--partition-seed", 3)
     story.note()
     ok("shard", "-p", "uneven", "--out", story.home / "sites")
     for words in FINISHED:
@@ -424,7 +424,7 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
             f"runs show {inside}": said("runs", "show", inside),
         }
     if top == "runs" and inside in story.searched:
-        return {"ls": said("ls", "--runs"), "search": points_of(*SEARCH)}
+        return {"runs list": said("runs", "list"), "search": points_of(*SEARCH)}
     if kind in ("models", "list of models") and inside in story.runs:
         run, image = (
             story.home / "runs" / inside,
@@ -439,7 +439,7 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
         }
     if top == "runs" and inside in story.unfinished:
         return {
-            "ls": said("ls", "--runs"),
+            "runs list": said("runs", "list"),
             story.unfinished[inside]: GOING_ON[story.unfinished[inside]],
         }
     if top.startswith("privacy"):
@@ -456,7 +456,7 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
             name, reader = next(iter(again.items()))
             again = {name: lists(reader)}
         return {
-            "ls": said("ls", "--runs"),
+            "runs list": said("runs", "list"),
             "compare": said("compare", "--over", "clients"),
             "report": report,
             **again,

@@ -205,10 +205,10 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
 
 TOKENS = {
     "fedcache": 11_300,
-    "fedcache/calls": 4_300,
-    "fedcache/commands": 39_400,
+    "fedcache/calls": 4_200,
+    "fedcache/commands": 39_000,
     "fedcache/extract": 110_880,
-    "fedcache/federate": 198_100,
+    "fedcache/federate": 198_000,
     "fedcache/grids": 17_400,
     "fedcache/heads": 14_300,
     "fedcache/models": 29_100,

@@ -425,13 +425,13 @@ FLESD_ROWS = [
     (
         "min-local, seed 1",
         "min-local",
-        ["--seed", "1", "--seeds", "1"],
+        ["--partition-seed", "1", "--seeds", "1"],
         {"encoder": "conv", "epochs": "30"},
     ),
     (
         "flesd, 1 round, zeta .99, seed 1",
         "flesd",
-        ["--rounds", "1", "--seed", "1", "--seeds", "1"],
+        ["--rounds", "1", "--partition-seed", "1", "--seeds", "1"],
         {"zeta": "0.99", "esd_batch": "32", "queue": "256", "epochs": "30", "esd_epochs": "80"},
     ),
 ]

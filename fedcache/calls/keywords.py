@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fedcache.config import ADDRESSES, refuse_remote
-from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.errors import FedcacheError, unknown
 from fedcache.store.own_names import note_named
 from fedcache.torch_state import usual_torch_state
 
@@ -27,7 +27,7 @@ _COMMAND = re.compile(r"\bfedcache [a-z]")
 
 
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a misspelt keyword with "did you mean"; ``lift`` is the former name of ``execution``.
+    """Refuse a misspelt keyword with "did you mean".
 
     Errors name keywords where those of the command name its options. The caller's torch state changes no result.
     """
@@ -40,20 +40,17 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
-        words: dict[str, Any] = given
-        if "execution" in known:
-            words = current_names(words)
-        for name in words:
+        for name in given:
             if not is_keyword(name):
                 listed = f"Known: {', '.join(sorted(known))}"
-                hint = f"settings={{{name!r}: {words[name]!r}}}   for a hyperparameter of the method\n{listed}"
+                hint = f"settings={{{name!r}: {given[name]!r}}}   for a hyperparameter of the method\n{listed}"
                 raise unknown("option", name, known, hint=hint if "settings" in known else listed)
-        for name, value in signature.bind_partial(*args, **words).arguments.items():
+        for name, value in signature.bind_partial(*args, **given).arguments.items():
             if name not in ADDRESSES:
                 refuse_remote(value, name)
         try:
             with usual_torch_state():
-                return function(*args, **words)
+                return function(*args, **given)
         except FedcacheError as error:
             error.message, error.hint = (
                 as_keywords(text, is_keyword) for text in (error.message, error.hint)
@@ -101,15 +98,6 @@ def _literal(value: str) -> str:
     )
 
 
-def current_names(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with ``lift`` called ``execution``. Raises UsageError for both."""
-    if "lift" in words and "execution" in words:
-        raise UsageError(
-            "lift and execution are one option, and both are given.", "Leave lift out."
-        )
-    return {"execution" if name == "lift" else name: value for name, value in words.items()}
-
-
 def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     """Those of some keywords that are fields of a configuration and were given, as its values.
 
@@ -124,7 +112,6 @@ def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -
         UsageError, for another keyword under ``strict``.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    given = current_names(given)
     note_named([given.get("backbones"), given.get("client_backbones")])
     if strict and (wrong := [name for name in given if name not in known]):
         raise unknown("option", wrong[0], known)

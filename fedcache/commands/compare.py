@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import Given, command, pick, runs_directory
+from fedcache.commands.options import command, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.errors import UsageError, unknown
-from fedcache.option_info import option
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_output import caption, differences, sentences, values
 from fedcache.report.drawing import check_file
@@ -24,23 +22,9 @@ FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 
-@dataclass(frozen=True)
-class CompareOptions:
-    """What of ``compare`` has had another name."""
-
-    score: str = option(
-        "accuracy",
-        "client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline where it is "
-        "alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, best10.",
-        "Options",
-        names=("--score", "--metric"),
-    )
-
-
-@command("compare", pick(CompareOptions))
+@command("compare")
 def compare(
     observer: TerminalObserver,
-    given: Given,
     runs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -60,6 +44,15 @@ def compare(
     over: Annotated[
         str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")
     ] = "seeds",
+    score: Annotated[
+        str,
+        typer.Option(
+            "--score",
+            help="client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline "
+            "where it is alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, "
+            "best10.",
+        ),
+    ] = "accuracy",
     test: Annotated[
         str | None,
         typer.Option(
@@ -107,13 +100,11 @@ def compare(
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
-    metric = (given["score"] or "accuracy").replace("-", "_")
+    metric = score.replace("-", "_")
     try:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    except UsageError as error:  # Python calls it metric
-        raise UsageError(
-            error.message.replace("--metric", "--score"), error.hint.replace("_", "-")
-        ) from None
+    except UsageError as error:  # names are those of Python
+        raise UsageError(error.message, error.hint.replace("_", "-")) from None
     written = written_format(form, out, observer.as_json)
     if plot is not None:
         check_file(plot)

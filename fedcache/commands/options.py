@@ -32,7 +32,7 @@ from fedcache.config import (
 )
 from fedcache.errors import UsageError, all_at_once, shell_word
 from fedcache.federate.methods import METHODS, unknown_method
-from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
+from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option, option_name
 from fedcache.parsing import listed
 from fedcache.store.own_names import note_named
 
@@ -259,8 +259,6 @@ def command(
     """
     items = [item for group in groups for item in group]
     generated = [parameter(item) for item in items]
-    aliases = {f"{item.name}_alias": item for item in items if item.metadata["option"].names[1:]}
-    hidden = [parameter(item, name) for name, item in aliases.items()]
     json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
 
     def decorate(function: Callable[..., CommandResult]) -> Callable[..., None]:
@@ -275,11 +273,7 @@ def command(
         spelled = {p.name: _spelled(p) for p in (*own, *generated)}
 
         def called(**values: Any) -> None:
-            given, older = {p.name: values.pop(p.name) for p in generated}, []
-            for alias, item in aliases.items():
-                if (value := values.pop(alias)) is not None:
-                    older.append(item.metadata["option"].names)
-                    given[item.name] = value if given[item.name] is None else given[item.name]
+            given = {p.name: values.pop(p.name) for p in generated}
             as_json = values.pop("json")
             note_named(
                 [value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS]
@@ -289,8 +283,6 @@ def command(
                 for key, value in {**values, **given}.items():
                     if key not in ADDRESSES:
                         refuse_remote(value, spelled[key])
-                for new, *old in older:
-                    observer.note(f"{' and '.join(old)} is called {new} now; the old name will go.")
                 known = {**values, "given": given, "observer": observer, "as_json": as_json}
                 return function(**{key: value for key, value in known.items() if key in asked})
 
@@ -306,7 +298,7 @@ def command(
             for p in own
             if getattr(p.annotation.__metadata__[0], "rich_help_panel", None) == COMPUTING
         ]
-        every = [*(p for p in own if p not in last), *generated, *last, json, *hidden]
+        every = [*(p for p in own if p not in last), *generated, *last, json]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
         return called
@@ -326,17 +318,16 @@ LONGEST_WORDS = 16
 """Characters of the words that an option takes, shown in place of its type."""
 
 
-def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
-    """A field as a parameter of a command, as typer reads it; ``alias`` names the hidden one of its older names."""
+def parameter(item: Field[Any]) -> inspect.Parameter:
+    """A field as a parameter of a command, as typer reads it."""
     info: OptionInfo = item.metadata["option"]
-    names = info.names[1:] if alias else info.names[:1] or (f"--{item.name.replace('_', '-')}",)
     shown = str(item.default) if isinstance(item.default, str | int | float) else info.default
     is_flag = item.default is False
     # Words that do not fit the narrow column of a small terminal stand in the text, where they wrap between words.
     words = "|".join(info.choices)
     fits = len(words) <= LONGEST_WORDS
     made = typer.Option(
-        *names,
+        option_name(item),
         *([info.short] if info.short else []),
         help=info.meaning
         if fits
@@ -345,14 +336,13 @@ def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
         min=info.minimum,
         show_default=False if is_flag or not shown else shown,
         rich_help_panel=info.panel,
-        hidden=bool(alias),
         autocompletion=complete_words(info.choices) if info.choices else OF_FIELDS.get(item.name),
     )
     kind = value_type(item)
     default = False if is_flag else None
     annotation = Annotated[kind, made]  # type: ignore[valid-type]
     return inspect.Parameter(
-        alias or item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
@@ -376,7 +366,7 @@ def flags_of(kind: type, given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(kind):
         value, info = given.get(item.name), item.metadata["option"]
-        name = info.names[0] if info.names else f"--{item.name.replace('_', '-')}"
+        name = option_name(item)
         if value is None or value is False:
             continue
         if str(item.type).startswith("Mapping"):

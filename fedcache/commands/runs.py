@@ -19,10 +19,8 @@ from fedcache.commands.complete import (
 )
 from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import Home
 from fedcache.errors import UsageError, shell_word
 from fedcache.report.describe_run import (
-    FINISHED,
     STATES,
     RunFilter,
     begun,
@@ -217,14 +215,6 @@ def _means_table(group: HeldOutGroup) -> TextTable:
     ]
     columns = ("run", *group.values, "mean")
     return TextTable(f"{group.title}: accuracy %", columns, rows, right=columns[1:])
-
-
-def finished_answer(observer: TerminalObserver, dataset: str | None) -> CommandResult:
-    """The answer of ``ls --runs`` of earlier releases, whose ``entries`` are finished runs."""
-    wanted = RunFilter(datasets=() if dataset is None else (dataset,))
-    answer = list_answer(observer, [], Home.from_environment().runs, wanted)
-    answer.data["entries"] = [e for e in answer.data["entries"] if e["state"] == FINISHED]
-    return answer
 
 
 @runs.command("show")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import import_module
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,14 +41,13 @@ from fedcache.visible_text import visible
 def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
-    runs: Annotated[
-        bool, typer.Option("--runs", help="As `fedcache runs list`.", hidden=True)
-    ] = False,
     privacy: Annotated[
         bool, typer.Option("--privacy", help="List what private runs have spent together.")
     ] = False,
 ) -> CommandResult:
     """List the stores and what they hold; with --dataset only that one.
+
+    `fedcache runs list` lists runs.
 
     With --privacy: the epsilon of all runs with --dp-noise about the clients of one partition together, seeds, points
     of grids and repeats included; and, for a dataset with several partitions, that of all of them about any one row.
@@ -57,16 +55,10 @@ def ls(
 
     Example: fedcache ls --dataset digits
     """
-    if privacy and (runs or dataset is not None):
-        raise UsageError("ls --privacy takes no --runs and no --dataset.", "fedcache ls --privacy")
+    if privacy and dataset is not None:
+        raise UsageError("ls --privacy takes no --dataset.", "fedcache ls --privacy")
     if privacy:
         return list_privacy(observer)
-    if runs:
-        observer.note("ls --runs is called  fedcache runs list  now.")
-        answered: CommandResult = import_module("fedcache.commands.runs").finished_answer(
-            observer, dataset
-        )
-        return answered
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []

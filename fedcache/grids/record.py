@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, shell_word
-from fedcache.option_info import option_value
+from fedcache.option_info import option_name, option_value
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.lock import this_process
 from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
@@ -156,7 +156,7 @@ def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
         value, default = getattr(config, item.name), item.default
         if item.name in without or value in (default, None, (), {}):
             continue
-        option = (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0]
+        option = option_name(item)
         if isinstance(value, Mapping):
             words += [
                 word

@@ -658,7 +658,7 @@ class ModelOptions:
         False,
         "The server's model, where a method trains personal ones beside it.",
         MODEL,
-        names=("--global",),
+        name="--global",
     )
     seed: str | None = option(
         None, "A seed of the run, or all: their mean probability.", MODEL, said="the run's first"
@@ -810,7 +810,7 @@ class ExportOptions:
         None,
         "What is written.",
         RESULT,
-        names=("--format",),
+        name="--format",
         said="that of the ending of -o",
         choices=("folder", "onnx", "torch", "safetensors", "sklearn"),
     )

@@ -85,10 +85,10 @@ def check_metric(metric: str, over: str) -> None:
     if over not in OVER:
         raise unknown("--over", over, OVER)
     if metric not in _PER_RUN:
-        raise unknown("--metric", metric, _PER_RUN)
+        raise unknown("score", metric, _PER_RUN)
     if metric not in METRICS[over]:
         raise UsageError(
-            f"--metric {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
+            f"The score {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
             f"{over.removesuffix('s')}s' own values.",
             f"--over settings takes it; over {over} there is {', '.join(METRICS[over])}.",
         )

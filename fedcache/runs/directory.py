@@ -23,7 +23,6 @@ from typing import Any
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
@@ -57,6 +56,7 @@ MODELS, INDEX = "models", "models.json"
 PRUNED = "pruned.json"
 """Says of a run without a result that a search stopped it: ``round``, ``rounds``, ``validation``, ``search``."""
 
+EXECUTIONS_OF_0_1 = {"loop": "sequential", "stack": "batched", "dual": "gram"}
 MINUTE = 60.0
 PLACES = (
     "dataset",
@@ -318,8 +318,9 @@ def read_result(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DamagedRunError(path) from error
     result: dict[str, Any] = found
-    if "lift" in result:  # the name of an earlier release
-        result["execution"] = execution_name(result.pop("lift"))
+    if "lift" in result:  # results of 0.1 have other words
+        word = result.pop("lift")
+        result["execution"] = EXECUTIONS_OF_0_1.get(word, word)
     return result
 
 

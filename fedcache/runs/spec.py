@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedcache.config import SAMPLING, PartitionConfig, TrainConfig, execution_name, to_table
+from fedcache.config import SAMPLING, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
@@ -102,7 +102,7 @@ class ResolvedRun:
     @property
     def execution(self) -> str:
         """How clients are computed: ``auto`` or one that was asked for."""
-        return execution_name(self.requested.execution)
+        return self.requested.execution
 
     @property
     def plugins(self) -> list[Plugin]:
@@ -420,7 +420,7 @@ def check_values(config: TrainConfig) -> None:
         ("dtype", config.dtype, DTYPES),
         (
             "execution",
-            execution_name(config.execution),
+            config.execution,
             ("auto", *executors(), *plugins("executors")),
         ),
     ):

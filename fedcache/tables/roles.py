@@ -96,19 +96,17 @@ class ColumnChoice:
         (),
         "Columns of features, or what those of a wide table begin with.",
         DATA,
-        names=("--features-key",),
+        name="--features-key",
     )
-    label: str | None = option(None, "Column of labels.", DATA, names=("--label-key",))
-    split: str | None = option(
-        None, "Column of train, test, validation.", DATA, names=("--split-key",)
-    )
-    row_name: str | None = option(None, "Column that names the rows.", DATA, names=("--name-key",))
-    domain: str | None = option(None, "Column of domains.", DATA, names=("--domain-key",))
+    label: str | None = option(None, "Column of labels.", DATA, name="--label-key")
+    split: str | None = option(None, "Column of train, test, validation.", DATA, name="--split-key")
+    row_name: str | None = option(None, "Column that names the rows.", DATA, name="--name-key")
+    domain: str | None = option(None, "Column of domains.", DATA, name="--domain-key")
     groups: tuple[str, ...] | None = option(
         None,
         "The only columns to keep as groups.",
         DATA,
-        names=("--group-key",),
+        name="--group-key",
         said="all that can be",
     )
     no_label: tuple[str, ...] = option(

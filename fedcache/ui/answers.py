@@ -41,7 +41,7 @@ def comparison(paths: Sequence[Path], root: Path, over: str, metric: str) -> dic
         )
     words = ["fedcache", "compare", *(p.name for p in paths)]
     words += ([] if over == "seeds" else ["--over", over]) + (
-        [] if metric == "accuracy" else ["--metric", metric]
+        [] if metric == "accuracy" else ["--score", metric]
     )
     return {
         "tables": tables,

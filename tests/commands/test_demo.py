@@ -48,7 +48,7 @@ def test_every_number_of_the_demo_is_a_stored_run(
         ("fedavg", "plain"),
         ("clip-zs", "worded"),
     ]
-    runs = {r["name"][:16]: r for r in ok("ls", "--runs").data["entries"]}
+    runs = {r["name"][:16]: r for r in ok("runs", "list").data["entries"]}
     for row in data["methods"]:
         for label, scheme in (("feature-shift", "iid"), ("dirichlet", "dirichlet")):
             run = runs[row["digests"][label][:16]]

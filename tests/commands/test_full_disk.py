@@ -81,7 +81,7 @@ def first_and_last(words: tuple[object, ...]) -> str:
     "words",
     [
         ("train", "fedavg", *IID, "--rounds", 1),
-        ("partition", *IID, "--name", "two", "--seed", 5),
+        ("partition", *IID, "--name", "two", "--partition-seed", 5),
         ("runs", "tag", "mine", "RUN"),
         *WRITES,
     ],

@@ -19,7 +19,7 @@ import fedcache as fc
 from fedcache.commands.output import CommandResult
 from fedcache.commands.predict import Answer, predictions_answer
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import CorruptionError, UsageError, memory_error
+from fedcache.errors import CorruptionError, memory_error
 from fedcache.extract.extract_dataset import extract
 from fedcache.models.predictions import Prediction
 from fedcache.process import Stop
@@ -80,14 +80,25 @@ def test_the_version_is_all_that_version_prints() -> None:
     assert (done.code, done.out, done.err) == (0, f"{fc.__version__}\n", "")
 
 
-def test_two_names_of_one_option_that_differ_are_refused(tmp_path: Path) -> None:
+def test_two_names_of_one_key_that_differ_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
-    file.write_text('[train]\nmethod = "fedavg"\nlift = "batched"\nexecution = "gram"\n')
+    file.write_text('[train]\nmethod = "fedavg"\n[partition]\nseed = 1\npartition_seed = 2\n')
     assert fedcache("train", "--config", file, "--json").code == 2
-    with pytest.raises(UsageError, match="lift and execution"):
-        fc.train("fedavg", lift="batched", execution="gram")  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="lift and execution"):
-        fc.grid("fedavg", options={"lift": "batched", "execution": "gram"})
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (("train", "fedavg", "--lift", "loop"), "--execution"),
+        (("train", "fedavg", "--seed", 1), "--partition-seed"),
+        (("compare", "--metric", "macro_f1"), "--score"),
+    ],
+)
+def test_an_option_of_an_earlier_release_is_refused_with_its_name_now(
+    words: tuple[object, ...], now: str
+) -> None:
+    error = must_fail("No such option", *words)
+    assert now in error["hint"]
 
 
 @pytest.mark.slow
@@ -247,7 +258,6 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(
         (("train", "--method", "fedavg,fedprox"), "'fedavg,fedprox'"),
         (("train", "--method", "fedavg", "--set", "lr"), "--set 'lr'"),
         (("ingest", "x.npz", "--name", "../../x"), "'../../x'"),
-        (("grid", "--method", "fedavg", "--sweep", "lift=batched,gram"), "execution"),
     ],
 )
 def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], said: str) -> None:

@@ -43,13 +43,8 @@ def test_the_method_is_named_with_or_without_its_option(tmp_path: Path) -> None:
     assert fedcache("train").code == Exit.USAGE
 
 
-def test_old_names_of_options_work_and_say_the_new_ones(tmp_path: Path) -> None:
+def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path: Path) -> None:
     ingested(tmp_path)
-    old = fedcache("train", "fed3r", *IID, "--seed", 3, "--lift", "sequential", "--json")
-    new = ok("train", "fed3r", *IID, "--partition-seed", 3, "--execution", "sequential")
-    assert "--partition-seed" in old.err
-    assert "--execution" in old.err
-    assert new.data["path"] == old.data["path"]
     out = tmp_path / "all.npz"
     assert ok("export", "-o", out).data["path"] == str(out)
     assert fedcache("export").code == fedcache("export", "a.npz", "-o", "b.npz").code == Exit.USAGE

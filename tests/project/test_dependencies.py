@@ -231,4 +231,4 @@ def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Pa
             done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'"
         ), words
     assert not list(plain.glob("out.*")) + list(plain.glob("*.html"))
-    assert ok("ls", "--runs").data["entries"] == []
+    assert ok("runs", "list").data["entries"] == []

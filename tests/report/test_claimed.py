@@ -51,7 +51,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: Path) -> None:
-    first = ok("ls", "--runs").data["entries"]
+    first = ok("runs", "list", "--state", "finished").data["entries"]
     kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
     sections = (tmp_path / "page.html").read_text().split("<section id=")[1:]
@@ -66,7 +66,11 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: P
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("claimed", [True, False])
 def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
-    entry = next(e for e in ok("ls", "--runs").data["entries"] if e["claimed"] == claimed)
+    entry = next(
+        e
+        for e in ok("runs", "list", "--state", "finished").data["entries"]
+        if e["claimed"] == claimed
+    )
     run = Run(Path(entry["path"]), read_result(Path(entry["path"]) / "result.json"), {})
     assert run.claimed == claimed
     for shown in (repr(run), repr(run.accuracy), repr(run.fairness), run._repr_html_()):

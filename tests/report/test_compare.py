@@ -459,7 +459,7 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     assert made["ranking"]["p"] == pytest.approx(
         stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue
     )
-    (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--metric", "macro_f1").data[
+    (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--score", "macro_f1").data[
         "comparisons"
     ]
     expected = [
@@ -475,7 +475,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None
     done = ok("compare").data
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
     assert "fed3r (ff06) alone" in done["said"][1]
-    (made,) = ok("compare", "--over", "settings", "--metric", "worst40").data["comparisons"]
+    (made,) = ok("compare", "--over", "settings", "--score", "worst40").data["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}
     assert means["fed3r"] == pytest.approx([FOUR[0][:6].mean(), 0.5])
@@ -484,8 +484,8 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--metric", "worst10"), "mean over seeds"),
-        (("--metric", "macro_f1", "--over", "clients"), "clients"),
+        (("--score", "worst10"), "mean over seeds"),
+        (("--score", "macro_f1", "--over", "clients"), "clients"),
         (("--against", "fedprox"), "2 runs"),
         (("--level", "nan"), "--level"),
         (("aa01", "bb02", "--plot", "ranks.png"), "three"),

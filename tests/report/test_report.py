@@ -212,7 +212,7 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home:
     assert (told["runs"], told["left_out"]) == (1, 2)
     assert damaged.name in text
     assert f"fedcache train --config {unfinished / 'config.toml'}" in text
-    listed = ok("ls", "--runs")
+    listed = ok("runs", "list", "--state", "finished")
     assert [e["name"] for e in listed.data["entries"]] == [whole.name]
 
 

@@ -15,12 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedcache.config import FORMER
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
 from fedcache.runs import run_models
-from fedcache.runs.directory import DamagedRunError, RunDirectory, read_result, write_result
+from fedcache.runs.directory import (
+    EXECUTIONS_OF_0_1,
+    DamagedRunError,
+    RunDirectory,
+    read_result,
+    write_result,
+)
 from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
 from fedcache.runs.run import values_of
@@ -86,7 +91,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path: P
 
 def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    for former, now in (("gram", "gram"), *FORMER.items()):
+    for former, now in (("gram", "gram"), *EXECUTIONS_OF_0_1.items()):
         write_result(path, {"method": "x", "lift": former})
         found = read_result(path)
         assert (found["execution"], "lift" in found) == (now, False)

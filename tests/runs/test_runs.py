@@ -137,7 +137,7 @@ def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes: Pat
     path = place_of(*FED3R)
     (path / "result.json").unlink()
     (path / "config.toml").unlink()
-    (left,) = ok("ls", "--runs").data["left_out"]
+    (left,) = ok("runs", "list").data["left_out"]
     assert left["path"] == str(path)
     assert "config.toml" in left["why"]
 

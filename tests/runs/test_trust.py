@@ -117,7 +117,7 @@ def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(
 ) -> None:
     done = fedcache(*words, "--scheme", "iid", "--rounds", 2, "--participation", "all", "--json")
     assert done.code == 2
-    assert ok("ls", "--runs").data["entries"] == []
+    assert ok("runs", "list").data["entries"] == []
 
 
 def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left() -> None:

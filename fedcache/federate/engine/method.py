@@ -9,13 +9,13 @@ command line reads. Every upload of a run is compared with the declaration befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedcache.config import PRESETS, execution_name
+from fedcache.config import PRESETS
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, RunConstants
@@ -313,7 +313,6 @@ class Method:
         headline: the accuracy of personal models is the mean over clients, or their minimum.
         executions: how clients may be computed; whatever reads nothing but features must allow ``batched``, and
             ``ON_ROWS`` adds ``gram``.
-        lifts: the same by its name of an earlier release.
         mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
         needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
@@ -390,11 +389,6 @@ class Method:
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     uneven_rows: str = ""
     page: MethodPage | None = None
-    lifts: InitVar[tuple[str, ...] | None] = None
-
-    def __post_init__(self, lifts: tuple[str, ...] | None) -> None:
-        if lifts is not None:
-            object.__setattr__(self, "executions", tuple(map(execution_name, lifts)))
 
     def __repr__(self) -> str:
         return f"Method({self.name}: {self.summary} {self.paper})"
@@ -411,7 +405,6 @@ class Method:
         return {
             **made,
             "executions": list(self.executions),
-            "lifts": list(self.executions),
             "hparams": [asdict(h) for h in self.hparams],
             "defaults": asdict(self.defaults),
         }

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from fedcache.config import execution_name
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
@@ -67,7 +66,7 @@ def choose(
         name: ``auto``, or the executor to force.
         chunk: clients at once, where the executor takes several; None for the number that the cache suggests.
     """
-    known, name = executors(), execution_name(name)
+    known = executors()
     if name != "auto":
         known[name] = find_executor(name)
     refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}

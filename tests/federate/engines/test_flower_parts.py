@@ -71,7 +71,7 @@ def shards(place: Path) -> Path:
         3,
         "--alpha",
         0.7,
-        "--seed",
+        "--partition-seed",
         4,
         "--name",
         "three",

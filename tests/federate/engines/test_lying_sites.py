@@ -161,7 +161,7 @@ def stores(place: Path) -> Path:
         "iid",
         "--clients",
         SITES,
-        "--seed",
+        "--partition-seed",
         2,
         "--name",
         "six",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedcache.config import Home, PartitionConfig, TrainConfig, execution_name
+from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import UsageError
 from fedcache.federate.engine.run import new_run
 from fedcache.federate.engine.run_state import RunState
@@ -138,7 +138,7 @@ def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
 
 def check_execution(config: TrainConfig) -> TrainConfig:
     """The configuration of such a run, which is that of a sequential one. Raises UsageError for another execution."""
-    if execution_name(config.execution) not in ("auto", "sequential"):
+    if config.execution not in ("auto", "sequential"):
         raise UsageError(
             f"--engine ray trains client by client, which is --execution sequential, and not {config.execution}.",
             "Leave --execution out.",
