@@ -163,7 +163,7 @@ COMMANDS = (
         "doctor",
         "doctor",
         HELP,
-        "Check this installation: versions, torch and torchvision, device, CUDA, extras, weights, home, locks.",
+        "Check this installation: versions, cores and memory, GPU, folders, offline setting, extras.",
     ),
     CommandEntry(
         "config",

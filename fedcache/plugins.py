@@ -67,7 +67,7 @@ class Plugin:
             raise UsageError(
                 f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: "
                 f"{type(error).__name__}: {str(error)[:160]}.",
-                f"Mend or remove the package:  pip uninstall {self.package}   (`fedcache doctor` lists all plug-ins)",
+                f"Fix or remove the package:  pip uninstall {self.package}",
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
@@ -131,11 +131,6 @@ def find(kind: str, name: str) -> Plugin | None:
 def used(names: Mapping[str, str]) -> list[Plugin]:
     """Those of these names, by kind, that come from outside."""
     return [plugin for kind, name in names.items() if (plugin := find(kind, name)) is not None]
-
-
-def hidden(kind: str) -> list[Plugin]:
-    """Entry points that are never used, as their names are fedcache's own."""
-    return [p for name, p in _installed(kind).items() if name in _own.get(kind, frozenset())]
 
 
 def register(kind: str, thing: Any, name: str | None = None) -> str:

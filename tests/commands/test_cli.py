@@ -89,7 +89,6 @@ HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", 
             for line in (
                 "grid --method fedpc --sweep lr=1",
                 "backbones list",
-                "doctor",
                 "flower up --help",
             )
         ),
