@@ -206,7 +206,7 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
 TOKENS = {
     "fedcache": 11_250,
     "fedcache/calls": 4_200,
-    "fedcache/commands": 37_800,
+    "fedcache/commands": 37_700,
     "fedcache/extract": 110_880,
     "fedcache/federate": 198_000,
     "fedcache/grids": 17_400,

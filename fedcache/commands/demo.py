@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +12,10 @@ import typer
 from fedcache.commands.options import check_methods, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, shell_word
+from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
+from fedcache.grids.record import option_words
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.report.page import write_report
@@ -125,7 +127,7 @@ def demo(
 
 def print_command(observer: TerminalObserver, *words: str) -> None:
     """The command a user would type."""
-    observer.note("$ fedcache " + " ".join(shell_word(w) for w in words))
+    observer.note(f"$ fedcache {shlex.join(words)}")
 
 
 def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
@@ -133,22 +135,10 @@ def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
 
     The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
     """
-    print_command(
-        observer,
-        "extract",
-        "--dataset",
-        "digits",
-        "--backbones",
-        ",".join(BACKBONES),
-        "--recipe",
-        f"{BACKBONES[0]}:size={SIZE}",
-    )
-    done = extract(
-        ExtractConfig(dataset="digits", backbones=BACKBONES, recipe={f"{BACKBONES[0]}:size": SIZE}),
-        home,
-        observer=observer,
-        stop=stop,
-    )
+    recipe = {f"{BACKBONES[0]}:size": SIZE}
+    config = ExtractConfig(dataset="digits", backbones=BACKBONES, recipe=recipe)
+    print_command(observer, "extract", *option_words(config))
+    done = extract(config, home, observer=observer, stop=stop)
     if done.seconds:
         observer.note(f"{done.decoded:,} images at {done.rate:,.0f} images/s.")
     return str(done.path)
@@ -159,16 +149,11 @@ def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
     opened = Store.open(Path(store))
     names = {}
     for label, config in PARTITIONS:
-        words = ["partition", "--scheme", str(config.scheme)]
-        words += ["--clients", str(config.clients)] if config.clients else []
-        words += [
-            word for k, v in config.options.items() for word in (f"--{k.replace('_', '-')}", str(v))
-        ]
-        print_command(observer, *words)
-        extra: dict[str, Any] = {"clients": config.clients} if config.clients else {}
-        made = make_partition(
-            opened, str(config.scheme), seed=config.seed, **config.options, **extra
-        )
+        print_command(observer, "partition", *option_words(config))
+        arguments = dict(config.options)
+        if config.clients:
+            arguments["clients"] = config.clients
+        made = make_partition(opened, str(config.scheme), seed=config.seed, **arguments)
         observer.note(made.summary())
         names[label] = made.default_name()
     return names
@@ -187,53 +172,33 @@ def train_method(
     from fedcache.runs.loop import train
 
     backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
-    words = (
-        "train",
-        "--method",
-        name,
-        "--backbones",
-        backbone,
-        "--partition",
-        partition,
-        "--rounds",
-        str(rounds),
+    config = TrainConfig(
+        method=name,
+        store=store,
+        backbones=(backbone,),
+        partition=partition,
+        rounds=rounds,
+        participation="all",
+        eval_every=1,
     )
-    print_command(observer, *words, "--eval-every", "1")
-    quiet = TerminalObserver(quiet=True)
-    return train(
-        TrainConfig(
-            method=name,
-            store=store,
-            backbones=(backbone,),
-            partition=partition,
-            rounds=rounds,
-            participation="all",
-            eval_every=1,
-        ),
-        home,
-        observer=quiet,
-        stop=stop,
-    )
+    print_command(observer, "train", *option_words(config, without=("store",)))
+    return train(config, home, observer=TerminalObserver(quiet=True), stop=stop)
 
 
 def central_lines(rows: list[dict[str, Any]]) -> list[str]:
     """Which models for all clients are above central training, and why that can be; [] where it is the highest."""
-    bound = next((r for r in rows if r["name"] == "central"), None)
+    central = [row for row in rows if row["name"] == "central"]
     lines = []
-    for label, _ in PARTITIONS if bound is not None else ():
-        above = [
-            r["name"]
-            for r in rows
-            if bound is not None
-            and r["protocol"] == "global"
-            and r["backbone"] == bound["backbone"]
-            and (r["accuracy"][label] or 0.0) > (bound["accuracy"][label] or 0.0)
-        ]
-        if above:
-            lines.append(
-                f"Above central on {label}: {', '.join(above)}. Central has the lowest training loss of a linear head "
-                "by cross-entropy on all rows; another loss or model can be right on more test rows."
-            )
+    for bound in central:
+        alike = [r for r in rows if (r["protocol"], r["backbone"]) == ("global", bound["backbone"])]
+        for label, _ in PARTITIONS:
+            least = bound["accuracy"][label] or 0.0
+            above = [r["name"] for r in alike if (r["accuracy"][label] or 0.0) > least]
+            if above:
+                lines.append(
+                    f"Above central on {label}: {', '.join(above)}. Central has the lowest training loss of a linear "
+                    "head by cross-entropy on all rows; another loss or model can be right on more test rows."
+                )
     return lines
 
 
@@ -254,29 +219,17 @@ def table_row(name: str, runs: dict[str, Run], score: str) -> dict[str, Any]:
 
 def demo_table(rows: list[dict[str, Any]], score: str) -> object:
     """Accuracy on both partitions, zero-shot for methods that start from class texts, traffic, and seconds."""
-    cells = [
-        (
-            r["name"],
-            r["backbone"],
-            *(percent(r["accuracy"][label]) for label, _ in PARTITIONS),
-            *(
-                "" if r["zero_shot"][label] is None else percent(r["zero_shot"][label])
-                for label, _ in PARTITIONS
-            ),
-            f"{r['sends']:,.0f}",
-            f"{r['seconds']:.2f}",
-        )
-        for r in rows
-    ]
     labels = [label for label, _ in PARTITIONS]
-    columns = (
-        "method",
-        "backbone",
-        *(f"{label} %" for label in labels),
-        *(f"zero-shot {label} %" for label in labels),
-        "sends per round",
-        "seconds",
-    )
+    cells = []
+    for row in rows:
+        line = [row["name"], row["backbone"]]
+        line += [percent(row["accuracy"][label]) for label in labels]
+        zero_shot = [row["zero_shot"][label] for label in labels]
+        line += ["" if value is None else percent(value) for value in zero_shot]
+        cells.append((*line, f"{row['sends']:,.0f}", f"{row['seconds']:.2f}"))
+    accuracy = [f"{label} %" for label in labels]
+    untrained = [f"zero-shot {label} %" for label in labels]
+    columns = ("method", "backbone", *accuracy, *untrained, "sends per round", "seconds")
     return TextTable(
         f"Accuracy ({score}: {WORDS[score]}) and zero-shot without training; scalars one client sends per round; "
         "seconds of training",
