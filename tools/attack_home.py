@@ -53,7 +53,7 @@ from fedcache.config import Home, TrainConfig  # noqa: E402
 from fedcache.errors import Exit, FedcacheError  # noqa: E402
 from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
 from fedcache.federate.engines.flower.server import federate  # noqa: E402
-from fedcache.federate.engines.flower.sites import SiteNames  # noqa: E402
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop, results  # noqa: E402

@@ -27,7 +27,7 @@ from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
-from fedcache.federate.engines.flower.sites import names_of
+from fedcache.federate.engines.flower.site_names import names_of
 from fedcache.process import stop_on_signals
 
 flower = typer.Typer(

@@ -21,7 +21,7 @@ from fedcache.federate.engines.flower.network import Address, register
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import make_keys
 from fedcache.federate.engines.flower.serving import attend, open_loopback
-from fedcache.federate.engines.flower.sites import TABLE, SiteNames
+from fedcache.federate.engines.flower.site_names import TABLE, SiteNames
 from fedcache.runs.loop import train
 from fedcache.runs.run import Run
 from fedcache.store.store import Store

@@ -22,7 +22,7 @@ from fedcache.federate.engines.flower.network import Address, start_superlink
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import Keys
 from fedcache.federate.engines.flower.server import federate
-from fedcache.federate.engines.flower.sites import VARIABLE, SiteNames, names_of
+from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
 from fedcache.runs.run import Run
 
 OWNER, IMPOSTOR = 100, 900

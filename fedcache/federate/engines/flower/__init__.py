@@ -4,7 +4,7 @@
 
 ``messages`` are trees of tensors as bytes, ``site`` is what a client computes, ``sites`` says which of them fit and
 waits for them over a ``Transport``, of which ``transport`` is Flower's, ``server`` makes the rounds, and
-``federation`` is the life of a run. Only ``transport`` and the two apps import Flower, so the rest is tested without
+``server`` has the life of a run too. Only ``transport`` and the two apps import Flower, so the rest is tested without
 it.
 """
 

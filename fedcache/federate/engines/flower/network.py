@@ -28,7 +28,7 @@ from fedcache.federate.engines.flower.processes import (
     start,
     wait_for_port,
 )
-from fedcache.federate.engines.flower.sites import TABLE, VARIABLE
+from fedcache.federate.engines.flower.site_names import TABLE, VARIABLE
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "

@@ -32,12 +32,12 @@ from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.server_job import OnRound, ServerJob
 from fedcache.federate.engines.flower.site import SiteJob
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.sites import (
     Member,
     MissedSite,
     SecureSum,
     SiteFacts,
-    SiteNames,
     SiteRows,
     Sites,
     Transport,

@@ -15,7 +15,7 @@ from fedcache.federate.engines.flower.network import MARK
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import end_with_parent
 from fedcache.federate.engines.flower.server import federate
-from fedcache.federate.engines.flower.sites import SiteNames
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.transport import FlowerTransport
 from fedcache.progress import Round, Silent
 

@@ -34,7 +34,7 @@ from fedcache.federate.engines.flower.processes import (
     stop_all,
 )
 from fedcache.federate.engines.flower.site import state_of
-from fedcache.federate.engines.flower.sites import server_folder
+from fedcache.federate.engines.flower.site_names import server_folder
 from fedcache.runs.client_stores import check_client_folder
 from fedcache.store.files import make_private
 from fedcache.store.store import Store

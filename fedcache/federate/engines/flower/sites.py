@@ -9,12 +9,10 @@ the same key in all later runs of the server (``site_names``).
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,14 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcache.config import Home
 from fedcache.errors import (
-    CorruptionError,
     FedcacheError,
     FederatedRunError,
     StoreError,
     shell_word,
-    unknown,
 )
 from fedcache.federate.engine.client_data import Data, longest_row
 from fedcache.federate.engine.evaluate import (
@@ -43,13 +38,12 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.trust.pipeline import FAR_OUT, far_out_limit
 from fedcache.parsing import parse_json
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
-from fedcache.store.lock import hold_lock
-from fedcache.store.sealed import read_sealed, write_sealed
 
 # What a site says of itself: names, counts and digests, each a claim that is checked before
 # anything is made of it.
@@ -252,85 +246,6 @@ def _short(value: Any) -> str:
         return " + ".join(_short(v) for v in value[:4]) + (" .." if len(value) > 4 else "")
     text = str(value) or "none"
     return text[:12] if len(text) > 40 else text
-
-
-# Whose name is whose: the key that each name of a site belongs to, kept by a server from run to
-# run.
-#
-# Flower 1.41 tells an app the public key of every node (``Grid.get_nodes``). Where the server
-# knows keys, a node takes part only when it signs with the private one, so the key says which site
-# it is, after a restart too. A name belongs to the first key that takes part under it. A server
-# without keys keeps no table: its nodes make a new key at every start.
-
-
-VARIABLE = "FEDCACHE_SITE_NAMES"
-"""Tells the app of a server, which Flower starts, where the table is; "" or none for a server without keys."""
-
-TABLE = "names.json"
-"""The table in a server's folder."""
-
-WHAT = {"kind": "names of a server's sites"}
-"""Seals the table for what it is."""
-
-
-class SiteNames:
-    """The table of one server; ``path`` is None where sites have no keys, and nothing is kept."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
-
-    @classmethod
-    def from_environment(cls) -> SiteNames:
-        """The table of the server that has started this process."""
-        path = os.environ.get(VARIABLE)
-        return cls(Path(path) if path else None)
-
-    def known(self) -> dict[str, str]:
-        """Name -> fingerprint of the key it belongs to. Raises CorruptionError for a table that is not as written."""
-        if self.path is None:
-            return {}
-        try:
-            found = read_sealed(self.path, WHAT)
-        except CorruptionError as error:
-            raise CorruptionError(
-                f"{error.message} It says which key each site's name belongs to.",
-                "Restore it, or remove it: every name is then that of the next key that takes part under it.",
-            ) from error
-        return {} if found is None else dict(found.content)
-
-    def bind(self, keys: Mapping[str, str]) -> None:
-        """Keep names, with the keys of those who take part under them; a name that belongs to a key stays its."""
-        self._change(lambda known: {**keys, **known})
-
-    def forget(self, names: Iterable[str]) -> None:
-        """Let names go to the next keys that take part under them. Raises UsageError for a name that has no key."""
-        gone, known = list(names), self.known()
-        for name in gone:
-            if name not in known:
-                raise unknown(
-                    "site", name, known, hint="" if known else "No name belongs to a key yet."
-                )
-        self._change(lambda now: {name: key for name, key in now.items() if name not in gone})
-
-    def _change(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-        """Replace the table by what a change makes of it; several runs of a server take turns."""
-        if self.path is None:
-            return
-        with hold_lock(self.path.parent / "locks" / "names.lock", "the names of sites", wait=True):
-            known = self.known()
-            changed = change(known)
-            if changed != known:
-                write_sealed(self.path, WHAT, dict(sorted(changed.items())))
-
-
-def names_of(port: int, home: Home) -> SiteNames:
-    """Whose name is whose at the server with keys that listens, or has listened, at a port of this machine."""
-    return SiteNames(home.root / "flower" / server_folder(port) / TABLE)
-
-
-def server_folder(port: int) -> str:
-    """Name of the folder of the server at a port, below ``flower`` of the home."""
-    return f"server-{port}"
 
 
 MOST_ROWS = 10_000_000
