@@ -244,7 +244,8 @@ def fedpcl(
                     optimiser.step()
             with torch.no_grad():
                 made.append(class_means(normalize(torch.relu(model(x)), dim=-1), y, classes))
-        sets, count = torch.stack([p for p, _ in made]), torch.stack([c for _, c in made])
+        sets = torch.stack([p for p, _ in made])
+        count = torch.stack([c for _, c in made])
         share = count / count.sum(0).clamp(min=1)
         bar = (share.unsqueeze(-1) * sets).sum(0)
         has = count.sum(0) > 0

@@ -12,7 +12,9 @@ from torch import Tensor
 from benchmarks import clean
 from benchmarks.measure import Row, in_turn, make_row, quartiles, shown
 
-N, D, C = 50_000, 1024, 10
+N = 50_000
+D = 1024
+C = 10
 TARGET = 1.5
 
 
@@ -52,7 +54,8 @@ def rows() -> list[Row]:
 def beside_classifier() -> Row:
     """Fed3R with float32 products beside scikit-learn's classifier on the same float32 rows, as accurate."""
     f = clean.federation(100, N // 100, 100, D)
-    flat, labels = f.data.x[:N, 0].numpy(), f.data.y[:N].numpy()
+    flat = f.data.x[:N, 0].numpy()
+    labels = f.data.y[:N].numpy()
     settings = {"lam": 1.0, "bias": True, "precision": "float32"}
     calls = {
         "RidgeClassifier": lambda: RidgeClassifier(alpha=1.0).fit(flat, labels),
@@ -67,5 +70,6 @@ def beside_classifier() -> Row:
         f"best of 5: {shown(seconds)}; {N:,} x {D}, 100 classes, with an intercept; right on their own rows: "
         f"{ours:.4f} and {theirs:.4f}; 1 thread"
     )
-    name, target = "fed3r beside RidgeClassifier", "<= 1 x RidgeClassifier, both float32"
+    name = "fed3r beside RidgeClassifier"
+    target = "<= 1 x RidgeClassifier, both float32"
     return make_row(name, target, measured, quartiles(ratio), measured <= 1.0, detail=detail)

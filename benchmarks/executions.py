@@ -32,7 +32,8 @@ def rows() -> list[Row]:
             "sequential": partial(f.ours, "fedavg", SETTINGS, "sequential", rounds),
             f"chosen execution {chosen}": partial(f.ours, "fedavg", SETTINGS, "auto", rounds),
         }
-        name, target = f"fedavg linear, C={C}, {M} x {n}", f">= {bar:g} x a clean loop"
+        name = f"fedavg linear, C={C}, {M} x {n}"
+        target = f">= {bar:g} x a clean loop"
         least = floor(f, C, rounds)
         detail = f"{rounds} rounds, 1 thread; products and gathers alone {1e3 * least:.0f} ms"
         made.append(
@@ -53,11 +54,9 @@ def rows() -> list[Row]:
 def limit(seconds: Seconds, least: float, bar: float) -> str:
     """Why no execution reaches ``bar``, if products and gathers alone (``least`` seconds) forbid it; else nothing."""
     most = min(seconds["clean loop"]) / least
-    return (
-        ""
-        if most >= bar
-        else f"products and gathers alone allow at most {most:.1f} x, with nothing else"
-    )
+    if most >= bar:
+        return ""
+    return f"products and gathers alone allow at most {most:.1f} x, with nothing else"
 
 
 def floor(f: clean.Federation, classes: int, rounds: int) -> float:
@@ -66,11 +65,15 @@ def floor(f: clean.Federation, classes: int, rounds: int) -> float:
     With Gram matrices these once, and the scores and the upload of each round; without them the rows of each round
     gathered in batches, and products forth and back.
     """
-    M, D = len(f.clients), f.data.x.shape[-1]
+    M = len(f.clients)
+    D = f.data.x.shape[-1]
     parts = torch.stack([x for x, _ in f.cut()])  # [M, n, D]
     n = parts.shape[1]
-    flat, W, du = parts.view(M * n, D), torch.randn(classes, D), torch.randn(classes, M * n)
-    own, back = torch.randn(M, classes, D), torch.randn(M, classes, 32)
+    flat = parts.view(M * n, D)
+    W = torch.randn(classes, D)
+    du = torch.randn(classes, M * n)
+    own = torch.randn(M, classes, D)
+    back = torch.randn(M, classes, 32)
     order = torch.stack([torch.randperm(n) + i * n for i in range(M)])
     steps = [order[:, at : at + 32].reshape(-1) for at in range(0, n, 32)]
 

@@ -33,8 +33,12 @@ from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.process import keep_freed_memory
 from fedcache.progress import Silent
 
-IMAGES, SIZE, BATCH, TIMES = 3_072, 96, 32, 5
-ONE, TWO = ("efficientnet-lite0",), ("efficientnet-lite0", "efficientnet-lite2")
+IMAGES = 3_072
+SIZE = 96
+BATCH = 32
+TIMES = 5
+ONE = ("efficientnet-lite0",)
+TWO = ("efficientnet-lite0", "efficientnet-lite2")
 
 
 def draw(folder: Path) -> float:
@@ -126,7 +130,8 @@ def turns(
     folder: Path, home: Path, backbones: tuple[str, ...], busy: int
 ) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
     """(decode, forward) seconds an image while ``busy`` processes measure at once, and extractions, in turn."""
-    alone, done = [], []
+    alone = []
+    done = []
     with get_context("spawn").Pool(busy, _begin, (folder, home, backbones)) as pool:
         for i in range(TIMES):
             told = pool.map(_seconds, [6 * i] * busy, chunksize=1)
@@ -137,7 +142,8 @@ def turns(
 
 def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as temporary:
-        folder, home = Path(temporary) / "pictures", Path(temporary) / "home"
+        folder = Path(temporary) / "pictures"
+        home = Path(temporary) / "home"
         size = draw(folder)
         alone, done = turns(folder, home, ONE, 1)
         both, twice = turns(folder, home, TWO, cores())

@@ -24,7 +24,9 @@ from benchmarks.measure import Row, cores, make_row, quartiles, seconds_of
 HERE = Path(__file__).resolve().parent
 NEEDS = "flwr[simulation]>=1.41,<1.42"
 ROUNDS = 6
-NAME, TARGET, BAR = "flower simulation, 100 clients, linear", ">= 50 x a round", 50.0
+NAME = "flower simulation, 100 clients, linear"
+TARGET = ">= 50 x a round"
+BAR = 50.0
 
 
 def environment(place: Path) -> Path:
@@ -82,7 +84,8 @@ def products(made: clean.Federation) -> float:
     """Seconds of the two products that a round cannot do without, in one thread."""
     torch.set_num_threads(1)
     x = torch.cat([x for x, _ in made.cut()])
-    W, A = torch.randn(made.data.classes, x.shape[1]), torch.randn(len(x), made.data.classes)
+    W = torch.randn(made.data.classes, x.shape[1])
+    A = torch.randn(len(x), made.data.classes)
     return min(seconds_of(lambda: (W @ x.mT, A.mT @ x)) for _ in range(20))
 
 

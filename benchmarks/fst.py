@@ -40,7 +40,8 @@ def rows() -> list[Row]:
         detail=f"best of 5, execution {chosen}: {shown(seconds, 1.0, 's')}; random unit features 50,000 x 1,024",
     )
     torch.set_num_threads(1)
-    parts, text = f.cut(), f.data.text
+    parts = f.cut()
+    text = f.data.text
     calls = {
         "clean loop": lambda: clean.fst_cbdg(parts, text, 10, clean.sgd(0.01, wd=1e-5)),
         "sequential": partial(run, "sequential"),
@@ -69,15 +70,20 @@ def floor(f: clean.Federation, loop: float) -> str:
     labels (eq 2), and in a step a softmax, two losses with their gradients (eqs 3 and 6), soft labels read and written
     (eq 4) and SGD: each by torch's own kernels, for ten clients at once.
     """
-    x, W = f.data.x[:, 0], torch.randn(10, 10, 1024)
-    some, real = torch.arange(0, 50_000, 10), x[:5000].view(10, 10, 50, 1024)
-    drawn, du = torch.randn(10, 11, 1024), torch.randn(10, 10, 50)
+    x = f.data.x[:, 0]
+    W = torch.randn(10, 10, 1024)
+    some = torch.arange(0, 50_000, 10)
+    real = x[:5000].view(10, 10, 50, 1024)
+    drawn = torch.randn(10, 11, 1024)
+    du = torch.randn(10, 10, 50)
     u, v = (
         torch.randn(10, 10, 50),
         torch.randn(10, 10, 11),
     )  # classes by rows: the kernels are quickest along rows
-    near, k = f.data.text, torch.randint(10, (10, 11))
-    q, place = torch.rand(10, 500, 10), torch.randperm(500)[:50].view(1, 50, 1).expand(10, 50, 10)
+    near = f.data.text
+    k = torch.randint(10, (10, 11))
+    q = torch.rand(10, 500, 10)
+    place = torch.randperm(500)[:50].view(1, 50, 1).expand(10, 50, 10)
     W.grad = torch.randn(10, 10, 1024)
     optimiser = torch.optim.SGD([W], lr=0.01, momentum=0.9, weight_decay=1e-5, fused=True)
 

@@ -60,10 +60,8 @@ def fedavg(C: int, rounds: int, bar: float) -> Row:
     execution = f.grid("fedavg", POINTS, 1)[0]
     detail = f"100 clients x 50 rows, D=1024, {rounds} rounds; "
     detail += f"execution {execution.execution}, {execution.points} points at once, 1 thread"
-    name, target = (
-        f"grid of 240 fedavg points, C={C}",
-        f">= {bar:g} x clean loops one after another",
-    )
+    name = f"grid of 240 fedavg points, C={C}"
+    target = f">= {bar:g} x clean loops one after another"
     return compared(
         name, target, bar, calls, {"clean loops": len(POINTS) / len(few)}, "clean loops", detail
     )
@@ -73,7 +71,8 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     """48 points, learning rate x temperature, on 5 clients of 100 rows and 1,536 features."""
     C = 10
     f = clean.federation(5, 100, C, 1536)
-    parts, tests = f.cut(), f.scored()
+    parts = f.cut()
+    tests = f.scored()
     rates = [(0.05 if opt == "sgd" else 1e-4) * 1.3**i for i in range(8)]
     same = {"opt": opt, "denominator": "include"}  # cross-entropy, as the clean loop
     points: list[dict[str, Any]] = [
@@ -99,15 +98,15 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     detail += f"execution {found.execution}, {found.points} points, 1 thread"
     if opt == "sgd":
         calls["clean loops"] = partial(loops, clean.sgd)
-        target, other, bar = ">= 4 x clean loops one after another", "clean loops", 4.0
+        target = ">= 4 x clean loops one after another"
+        other = "clean loops"
+        bar = 4.0
     else:
         calls["clean loops"] = partial(loops, clean.adam)
         calls["clean loops, fused"] = partial(loops, clean.adam, fused=True)
-        target, other, bar = (
-            ">= 0.95 of clean loops with a fused optimiser",
-            "clean loops, fused",
-            0.95,
-        )
+        target = ">= 0.95 of clean loops with a fused optimiser"
+        other = "clean loops, fused"
+        bar = 0.95
     name = f"grid of 48 fedpcl points, {'SGD' if opt == 'sgd' else 'Adam'}"
     return compared(
         name, target, bar, calls, {k: scale for k in calls if k != "grid"}, other, detail
@@ -117,7 +116,8 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
 def fedpcl_alone(rounds: int = 10) -> Row:
     """One run of FedPCL with Adam beside a clean loop, and beside one with a fused optimiser."""
     f = clean.federation(5, 100, 10, 1536)
-    parts, tests = f.cut(), f.scored()
+    parts = f.cut()
+    tests = f.scored()
     settings = {
         "opt": "adam",
         "lr": 1e-3,
@@ -136,7 +136,8 @@ def fedpcl_alone(rounds: int = 10) -> Row:
         f"5 x 100 rows, 1536-256, 10 classes, {rounds} rounds, 1 thread; products "
         f"and Adam alone {1e3 * least:.0f} ms"
     )
-    name, target = "fedpcl with Adam", ">= 1.5 x a clean loop"
+    name = "fedpcl with Adam"
+    target = ">= 1.5 x a clean loop"
     return at_least(name, target, 1.5, calls, "clean loop", "fedpcl", detail=detail)
 
 
@@ -149,7 +150,8 @@ def fedpcl_floor(parts: list[tuple[torch.Tensor, torch.Tensor]], rounds: int) ->
     for W in own:
         W.grad = torch.randn(256, 1536)
     optimisers = [torch.optim.Adam([W], lr=1e-3, weight_decay=1e-4, fused=True) for W in own]
-    x, du = parts[0][0][:32].clone(), torch.randn(32, 256)
+    x = parts[0][0][:32].clone()
+    du = torch.randn(32, 256)
     steps = [n for _ in range(rounds - 1) for n in (32, 32, 32, 4)]
 
     def products() -> None:

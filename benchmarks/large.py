@@ -26,7 +26,11 @@ from fedcache.store.content import arrange
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 
-N, D, C, TESTS, CLIENTS = 1_000_000, 256, 100, 200_000, 100
+N = 1_000_000
+D = 256
+C = 100
+TESTS = 200_000
+CLIENTS = 100
 BLOCK = 8192
 
 
@@ -64,7 +68,8 @@ def ingested(file: Path, place: Path) -> Store:
 
 def hashed(raw: bytes) -> list[bytes]:
     """The sha256 of every row, which its uid is."""
-    view, size = memoryview(raw), 2 * D
+    view = memoryview(raw)
+    size = 2 * D
     return [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(raw), size)]
 
 
@@ -80,7 +85,8 @@ def product(x: torch.Tensor) -> torch.Tensor:
 def rows() -> list[Row]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        place, file = Path(folder), Path(folder) / "large.npz"
+        place = Path(folder)
+        file = Path(folder) / "large.npz"
         make(file)
         raw = file.read_bytes()[: 2 * N * D]
         seconds = in_turn(
@@ -90,12 +96,14 @@ def rows() -> list[Row]:
                 "sha256 of rows": partial(hashed, raw),
             }
         )
-        floor, each = min(seconds["copy + sha256"]), min(seconds["sha256 of rows"])
+        floor = min(seconds["copy + sha256"])
+        each = min(seconds["sha256 of rows"])
         why = (
             f"the uid of a row is its sha256, {each:.2f} s for all, beside a copy and the sha256 of all values, "
             f"{floor:.2f} s: at least {(floor + each) / floor:.2f}"
         )
-        name, target = "ingest of 10^6 x 256", "<= 2 x (copy + sha256)"
+        name = "ingest of 10^6 x 256"
+        target = "<= 2 x (copy + sha256)"
         ratios = [a / b for a, b in zip(seconds["ingest"], seconds["copy + sha256"], strict=True)]
         middle = median(
             ratios
@@ -110,13 +118,12 @@ def rows() -> list[Row]:
 def _trained(store: Store) -> list[Row]:
     """Fed3R and a round of FedAvg on all rows, mapped and in memory."""
     reader = store.reader(*store.arrays)
-    mapped, y = (
-        stored_rows([reader], "none"),
-        torch.from_numpy(store.samples.label.astype(np.int64)),
-    )
+    mapped = stored_rows([reader], "none")
+    y = torch.from_numpy(store.samples.label.astype(np.int64))
     assert mapped is not None
     order = np.random.default_rng(0).permutation(N)
-    test, parts = np.sort(order[:TESTS]), np.array_split(order[TESTS:], CLIENTS)
+    test = np.sort(order[:TESTS])
+    parts = np.array_split(order[TESTS:], CLIENTS)
     clients = [Client(f"c{i}", np.sort(part), test) for i, part in enumerate(parts)]
     few = [Client(c.name, c.train, test[:1000]) for c in clients]
 
@@ -146,10 +153,8 @@ def _trained(store: Store) -> list[Row]:
         )
         for dtype in ("float64", "float32")
     ]
-    held, linear = (
-        prepare([reader], "none"),
-        {"head": "linear", "opt": "sgd", "batch": 32, "epochs": 1},
-    )
+    held = prepare([reader], "none")
+    linear = {"head": "linear", "opt": "sgd", "batch": 32, "epochs": 1}
     seconds = in_turn(
         {
             "in memory": lambda: train("fedavg", linear, held, clients),

@@ -34,7 +34,9 @@ def avx512() -> bool:
 
 def cores() -> int:
     """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -130,7 +132,8 @@ def at_least(
     low, _, high = quartiles(pairs(seconds, other, ours))
     if low < bar <= high:
         seconds = in_turn(calls, times, seconds)
-    spread, measured = quartiles(pairs(seconds, other, ours)), best(seconds, other, ours)
+    spread = quartiles(pairs(seconds, other, ours))
+    measured = best(seconds, other, ours)
     said = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
     return make_row(
         name, target, measured, spread, measured >= bar, detail=said, roofline=roofline(seconds)

@@ -71,7 +71,8 @@ def case(words: list[str]) -> dict[str, Any]:
     if kind == "state":
         method, settings = STATEFUL[int(words[1])]
         return measured(clean.federation(1000, 20, 20), method, settings, 2)
-    total, sampled = int(words[1]), int(words[2])
+    total = int(words[1])
+    sampled = int(words[2])
     made = clean.growing(total, 50, 10, 1024, 20_000)
     return measured(made, "fedavg", LINEAR, 3, participation=sampled, execution="batched")
 
@@ -101,7 +102,8 @@ def rows() -> list[Row]:
             detail=detail,
         )
     ]
-    ratios, said = [], []
+    ratios = []
+    said = []
     chunk = WORKING_SET + GATHER_BYTES
     for number, (method, _) in enumerate(STATEFUL):
         found = apart("state", number)

@@ -43,7 +43,10 @@ def variants() -> list[tuple[str, dict[str, object]]]:
 def rows() -> list[Row]:
     torch.set_num_threads(1)
     made = clean.federation(20, 50, 10, 512, text=True)
-    parts, said, again, worst = [], [], [], []
+    parts = []
+    said = []
+    again = []
+    worst = []
     for name, settings in variants():
         words = f"{name} {settings.get('opt', '')}".strip()
         try:

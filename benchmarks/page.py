@@ -52,8 +52,10 @@ def ceilings() -> dict[str, float]:
 
 def roofline(found: dict[str, float]) -> list[str]:
     """What the ceilings mean for one step, one round and one Gram matrix, in words with numbers."""
-    flops, bandwidth = found["gflops/1"], found["gbs/1"]
-    D, B = 1024, 32
+    flops = found["gflops/1"]
+    bandwidth = found["gbs/1"]
+    D = 1024
+    B = 32
     step = {C: 4.0 * B * D * C / flops / 1e3 for C in (10, 100)}  # us
     rows = 100 * 50
     round_ = {

@@ -19,7 +19,9 @@ import fedcache as fc
 from benchmarks.measure import Row, make_row, quartiles, seconds_of
 
 MB = 1e6
-CLASSES, FEATURES, TIMES = 100, 8, 3
+CLASSES = 100
+FEATURES = 8
+TIMES = 3
 SCHEMES = {
     "iid": ("--scheme", "iid"),
     "dirichlet": ("--scheme", "dirichlet", "--alpha", "0.3", "--option", "fill=true"),
@@ -74,7 +76,9 @@ def rows() -> list[Row]:
         )
         at_best = floor(count)
         for scheme, words in SCHEMES.items():
-            seconds, peak, name = [], 0, f"{scheme}{clients}"
+            seconds = []
+            peak = 0
+            name = f"{scheme}{clients}"
             for number in range(TIMES):
                 call = [
                     sys.executable,

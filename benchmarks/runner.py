@@ -120,7 +120,9 @@ def verdict(row: Row) -> str:
         return "met"
     if "error" in row:
         return "failed"
-    return "missed, roofline" if row.get("roofline") else "missed"
+    if row.get("roofline"):
+        return "missed, roofline"
+    return "missed"
 
 
 def passes(rows: Sequence[Row]) -> bool:
@@ -178,4 +180,6 @@ def bench(
     for name in missing(rows):
         print(f"{name:48} missing")
     print(f"{sum(r['met'] for r in rows)} of {len(rows)} rows met; {hardware()}; {results}")
-    return 0 if passes(rows) else 1
+    if passes(rows):
+        return 0
+    return 1

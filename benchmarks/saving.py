@@ -25,7 +25,8 @@ from fedcache.runs import open_run
 from fedcache.runs.run_models import KeptModels
 
 BAR = 1.03
-ROUNDS, GRIDS = 10, 3
+ROUNDS = 10
+GRIDS = 3
 RATES = [0.01 * 1.2**i for i in range(24)]
 DECAYS = [1e-5 * 2.0**j for j in range(10)]
 SETTINGS = {"head": "linear", "opt": "sgd", "momentum": 0.9, "batch": 32}
@@ -39,11 +40,9 @@ TIMED: tuple[tuple[Any, str], ...] = (
 def made_store() -> fc.Store:
     """Random unit features of 5,000 training rows and 200 test rows, in the home of this process."""
     data = clean.federation(100, 50, 10).data
-    x, y, split = (
-        data.x[:, 0].numpy(),
-        data.y.numpy(),
-        (np.arange(len(data.y)) % 52 >= 50).astype(np.int64),
-    )
+    x = data.x[:, 0].numpy()
+    y = data.y.numpy()
+    split = (np.arange(len(data.y)) % 52 >= 50).astype(np.int64)
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "rows.npz", features=x, labels=y, split=split)
         return fc.ingest(Path(folder) / "rows.npz", "rows")
@@ -87,5 +86,6 @@ def rows() -> list[Row]:
     )
     detail += f"D=1024, {ROUNDS} rounds, with directories and results; {len(kept)} model of "
     detail += f"{sum(kept) / 1e3:.0f} kB is left, 1 thread"
-    name, target = "saving the best model of a grid of 240", f"<= {BAR:g} x the grid without models"
+    name = "saving the best model of a grid of 240"
+    target = f"<= {BAR:g} x the grid without models"
     return [make_row(name, target, spread[1], spread, spread[1] <= BAR, detail=detail)]

@@ -29,10 +29,17 @@ from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists
 from fedcache.process import keep_freed_memory, return_freed_memory
 
-N, D, C, OWN, TESTS = 1_000_000, 256, 100, 8, 10_000
-SAMPLED, ROUNDS, TIMES = 100, 20, 3
+N = 1_000_000
+D = 256
+C = 100
+OWN = 8
+TESTS = 10_000
+SAMPLED = 100
+ROUNDS = 20
+TIMES = 3
 CLIENTS = (10**3, 10**4, 10**5, 10**6)
-ROWS, NARROW = (10**4, 10**5, 10**6, 10**7), 64
+ROWS = (10**4, 10**5, 10**6, 10**7)
+NARROW = 64
 AXES = ("many-clients", "many-rows")
 LINEAR: dict[str, Any] = {"head": "linear", "opt": "sgd", "lr": 0.1, "batch": 32, "epochs": 1}
 
@@ -137,7 +144,8 @@ def curves() -> dict[str, dict[str, list[float]]]:
     }
     torch.set_num_threads(1)
     for rows_ in ROWS:
-        data, method = features(rows_, NARROW), METHODS["fed3r"]
+        data = features(rows_, NARROW)
+        method = METHODS["fed3r"]
         parts = np.array_split(np.arange(rows_ - 1000), SAMPLED)
         table = ClientTable.dealt(
             NumberedNames(SAMPLED), RowLists.of(parts), np.arange(rows_ - 1000, rows_), None

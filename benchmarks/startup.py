@@ -62,7 +62,8 @@ def rows() -> list[Row]:
 def _runs() -> list[Row]:
     """Runs of glyph-clip's features of digits: those that are there, their page, and new ones."""
     with tempfile.TemporaryDirectory() as folder:
-        env, seeds = {**os.environ, "FEDCACHE_HOME": str(Path(folder) / "home")}, itertools.count(1)
+        env = {**os.environ, "FEDCACHE_HOME": str(Path(folder) / "home")}
+        seeds = itertools.count(1)
         page = str(Path(folder) / "report.html")
 
         def python(*words: str) -> None:

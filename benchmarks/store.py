@@ -27,7 +27,8 @@ from fedcache.store.store import Samples, Store
 
 CLIENTS = 100
 CHUNK = 512
-SCAN, GATHER = 0.9, 0.8
+SCAN = 0.9
+GATHER = 0.8
 
 
 def make(folder: Path, rows: int, width: int) -> None:
@@ -91,7 +92,8 @@ def contenders(folder: Path, rows: int, width: int) -> dict[str, dict[str, Calla
 
     deal = np.random.default_rng(1).permutation(rows)
     mixed = np.array_split(deal, CLIENTS)
-    held, mapped = ours(), raw()
+    held = ours()
+    mapped = raw()
     held.rows(deal)  # verified and in memory from here on
     np.array(mapped)
 
@@ -184,7 +186,8 @@ def rows(
             )
         if "fedcache" not in calls:
             continue
-        base, mine = np.array(calls["np.memmap"]), np.array(calls["fedcache"])
+        base = np.array(calls["np.memmap"])
+        mine = np.array(calls["fedcache"])
         target = SCAN if task.startswith("scan") else GATHER
         row: dict[str, Any] = {
             "name": f"store {task}",
@@ -195,10 +198,8 @@ def rows(
         }
         row["met"] = row["measured"] >= target
         # A first reading cannot leave out to bring the bytes in, as the fastest of all here does, and to check them.
-        read, crc = (
-            min(min(t) for t in seconds["scan"].values()),
-            min(seconds["checksum"]["crc32c"]),
-        )
+        read = min(min(t) for t in seconds["scan"].values())
+        crc = min(seconds["checksum"]["crc32c"])
         floor = (
             read
             + crc

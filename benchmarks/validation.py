@@ -31,7 +31,8 @@ from fedcache.federate.trust.update_validation import UpdateValidation
 
 BAR = 2.0
 """Per cent of a round."""
-ROUNDS, RUNS = 22, 5
+ROUNDS = 22
+RUNS = 5
 FIRST = 2
 """Rounds that are not counted: what is made once is made in them."""
 TIMED: tuple[tuple[Any, str], ...] = (
@@ -61,7 +62,8 @@ class Clock:
         def run(*args: Any, **how: Any) -> Any:
             if self._inside:
                 return call(*args, **how)
-            self._inside, begin = True, time.perf_counter()
+            self._inside = True
+            begin = time.perf_counter()
             try:
                 return call(*args, **how)
             finally:

@@ -19,7 +19,10 @@ from fedcache.commands import output
 from fedcache.errors import Exit, UsageError
 from fedcache.process import replace_closed_streams, sigterm_interrupts
 
-MAIN, STORES, HELP, LISTS = "Extract and train", "Stores", "This installation", "What there is"
+MAIN = "Extract and train"
+STORES = "Stores"
+HELP = "This installation"
+LISTS = "What there is"
 
 
 class CommandEntry(NamedTuple):

@@ -31,7 +31,8 @@ from fedcache.option_info import (
 )
 from fedcache.parsing import parse_toml
 
-SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
+SAMPLING = ("uniform", "weighted", "poisson")
+BAD_UPDATES = ("fail", "reject")
 DATASET = (
     "digits, folder:PATH, arrays:FILE, idx:FOLDER, hf:PATH, webdataset:PATTERN, torchvision:NAME, paper:NAME, "
     "texts:FILE, rows:FILE, a=SPEC,b=SPEC as domains, or a name given to ingest."
@@ -514,7 +515,8 @@ def resolve(
 
     Raises UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
     """
-    hints, known = typing.get_type_hints(kind), field_names(kind)
+    hints = typing.get_type_hints(kind)
+    known = field_names(kind)
     values: dict[str, Any] = {}
     for name, value in section.items():
         key = known.get(name.replace("-", "_"))
@@ -538,7 +540,8 @@ def resolve(
 def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
     """Refuse numbers below the smallest that their options take."""
     for item in fields(kind):
-        least, value = item.metadata["option"].minimum, values.get(item.name)
+        least = item.metadata["option"].minimum
+        value = values.get(item.name)
         if least is not None and isinstance(value, int | float) and value < least:
             raise UsageError(
                 f"{item.name} is {value}, expected at least {least}.",

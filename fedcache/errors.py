@@ -127,7 +127,9 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
     near = certain or [n for n in alike if n[:1] == wanted[:1]]
     if not near and len(wanted) >= _BEGINNING:
         near = sorted((n for n in lowered if n.startswith(wanted)), key=len)
-    return lowered[near[0]] if near else None
+    if near:
+        return lowered[near[0]]
+    return None
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> FedcacheError:
@@ -155,7 +157,8 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
 
     Raises UsageError for one, as it is, and for several.
     """
-    found, refused = [], []
+    found = []
+    refused = []
     for call in calls:
         try:
             found.append(call())

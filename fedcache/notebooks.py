@@ -51,4 +51,6 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
 
 def percent(value: float | None) -> str | None:
     """A fraction as per cent with its sign; None stays None."""
-    return None if value is None else f"{100 * value:.2f} %"
+    if value is None:
+        return None
+    return f"{100 * value:.2f} %"

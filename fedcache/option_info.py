@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field
 from typing import Any
 
-DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
-FEATURES, PARTICIPATION, COMPUTING, RESULTS = "Features", "Participation", "Computing", "Results"
+DATA = "Data"
+CLIENTS = "Clients"
+METHOD = "Method"
+TRAINING = "Training"
+TRUST = "Trust"
+FEATURES = "Features"
+PARTICIPATION = "Participation"
+COMPUTING = "Computing"
+RESULTS = "Results"
 """Panels of the help."""
 
 
@@ -57,4 +64,6 @@ def option_value(value: object) -> str:
     """A value of a configuration as its option takes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)

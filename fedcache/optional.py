@@ -47,4 +47,6 @@ def need_h5py(what: str) -> None:
 def reason(error: BaseException) -> str:
     """An exception's type and the first line of what it says, cut to what a sentence can hold."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else f"{type(error).__name__}."
+    if lines:
+        return f"{type(error).__name__}: {lines[0][:300]}"
+    return f"{type(error).__name__}."

@@ -92,4 +92,6 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _inside(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return outer.values() if isinstance(outer, dict) else outer
+    if isinstance(outer, dict):
+        return outer.values()
+    return outer

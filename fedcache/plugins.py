@@ -46,16 +46,16 @@ class Plugin:
     @property
     def origin(self) -> str:
         """``package 1.2``, or ``registered here``."""
-        return f"{self.package} {self.version}" if self.package else "registered here"
+        if self.package:
+            return f"{self.package} {self.version}"
+        return "registered here"
 
     @property
     def place(self) -> str:
         """``package.module:attribute``, where the thing is defined."""
-        return (
-            self.entry.value
-            if self.entry is not None
-            else f"{self.thing.__module__}:{self.thing.__qualname__}"
-        )
+        if self.entry is not None:
+            return self.entry.value
+        return f"{self.thing.__module__}:{self.thing.__qualname__}"
 
     def load(self) -> Any:
         """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
@@ -180,7 +180,9 @@ class PluginTable(Mapping[str, T]):
     """
 
     def __init__(self, kind: str, own: Mapping[str, T], expected: type[Any]) -> None:
-        self._kind, self._things, self._expected = kind, dict(own), expected
+        self._kind = kind
+        self._things = dict(own)
+        self._expected = expected
         offer(kind, list(own))
 
     def __getitem__(self, name: str) -> T:

@@ -24,7 +24,8 @@ GRACE = 2.0
 INTERRUPTED = 130
 """Exit code of a process that a signal ended, as shells give it; ``errors.Exit`` has the same."""
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """``mallopt``'s names for: freed memory that is kept; the size from which a block is mapped by itself."""
 
 MOST = (1 << 31) - 1
@@ -80,7 +81,8 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         request: called at the first signal.
         say: told what the next one does.
     """
-    asked, left = 0, False
+    asked = 0
+    left = False
 
     def handle(number: int, frame: Any) -> None:
         nonlocal asked

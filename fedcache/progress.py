@@ -167,9 +167,12 @@ class EachOnce(Silent):
 
 def byte_size(count: int) -> str:
     """Bytes for a person: exact below 1,000."""
-    value, unit = float(count), "B"
+    value = float(count)
+    unit = "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
             break
         value /= 1000
-    return f"{count} B" if unit == "B" else f"{value:,.1f} {unit}"
+    if unit == "B":
+        return f"{count} B"
+    return f"{value:,.1f} {unit}"

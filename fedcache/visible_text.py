@@ -31,7 +31,9 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 def _number(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}"
 
 
 def escape_json(text: str) -> str:

@@ -53,7 +53,7 @@ from fedcache.config import Home, TrainConfig  # noqa: E402
 from fedcache.errors import Exit, FedcacheError  # noqa: E402
 from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
 from fedcache.federate.engines.flower.server import federate  # noqa: E402
-from fedcache.federate.engines.flower.site_names import SiteNames
+from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
 from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop, results  # noqa: E402
@@ -232,7 +232,8 @@ class StopsAfter(Silent):
     """Asks a training to stop when so many rounds have ended."""
 
     def __init__(self, rounds: int) -> None:
-        self.flag, self.left = Stop(), rounds
+        self.flag = Stop()
+        self.left = rounds
 
     def advance(self, units: int) -> None:
         self.left -= units
@@ -426,10 +427,8 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     if top == "runs" and inside in story.searched:
         return {"runs list": said("runs", "list"), "search": points_of(*SEARCH)}
     if kind in ("models", "list of models") and inside in story.runs:
-        run, image = (
-            story.home / "runs" / inside,
-            next((story.root / "images" / "test").rglob("*.png")),
-        )
+        run = story.home / "runs" / inside
+        image = next((story.root / "images" / "test").rglob("*.png"))
         return {
             f"predict {inside}": said("predict", run, image),
             f"evaluate {inside}": said(
@@ -600,7 +599,8 @@ def report(story: Story) -> dict[str, Any]:
 
 def federation(story: Story) -> dict[str, Any]:
     """The federation goes on, with its sites in this process."""
-    heard, grid = Told(), grid_of(story.home / "sites", story.home / "flower")
+    heard = Told()
+    grid = grid_of(story.home / "sites", story.home / "flower")
     try:
         (run,) = federate(FEDERATED, grid, Home(story.home), heard, SiteNames(story.home / NAMES))
     except FedcacheError as error:
@@ -687,7 +687,8 @@ def mutate(
     story: Story, name: str, kind: str, how: str, draw: random.Random, files: Mapping[str, bytes]
 ) -> str:
     """Change a file; what was done, or "" where there is nothing to do."""
-    path, raw = story.home / name, files[name]
+    path = story.home / name
+    raw = files[name]
     others = [n for n, r in files.items() if n != name and kind_of(n) == kind and r != raw]
     before = [r for r in story.older.get(name, []) if r != raw]
     if how == "deleted" and kind in MAY_GO:
@@ -766,7 +767,8 @@ def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -
     verdict = "harmless"
     for which, answer in answers.items():
         reference = expected[which]
-        code, same = answer["code"], answer["data"] == reference["data"]
+        code = answer["code"]
+        same = answer["data"] == reference["data"]
         warned = _warnings(answer) > _warnings(reference)
         if any("Traceback" in text for text in answer["told"]):
             return "WRONG", f"a traceback: {answer['told'][-1][-400:]}"
@@ -790,7 +792,8 @@ def _warnings(answer: Mapping[str, Any]) -> int:
 
 def _differing(one: Any, other: Any) -> str:
     """Where two texts begin to differ."""
-    a, b = str(one), str(other)
+    a = str(one)
+    b = str(other)
     at = next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
@@ -838,7 +841,8 @@ def attack(
     story: Story, count: int, seed: int, only: str | None, by: str | None
 ) -> list[tuple[str, str, str, str]]:
     """(kind, mutation, verdict, why) of every mutation."""
-    draw, done = random.Random(seed), list[tuple[str, str, str, str]]()
+    draw = random.Random(seed)
+    done = list[tuple[str, str, str, str]]()
     files = story.files()
     pristine = story.root / "pristine"
     shutil.copytree(story.home, pristine)
@@ -850,7 +854,8 @@ def attack(
     expected: dict[str, dict[str, Any]] = {}  # what each reader says of the untouched home
     while len(done) < count:
         kind = draw.choice(sorted(named))
-        name, how = draw.choice(named[kind]), draw.choice([by] if by else MUTATIONS)
+        name = draw.choice(named[kind])
+        how = draw.choice([by] if by else MUTATIONS)
         readers = readers_of(kind, name, story)
         if draw.random() < 0.75:  # it takes as long as all others together
             readers.pop("report", None)
@@ -866,9 +871,11 @@ def attack(
             )
             verdict, why = judged(answers, expected, kind)
         except TimeoutError:
-            verdict, why = "WRONG", f"no end within {HANG:g} s"
+            verdict = "WRONG"
+            why = f"no end within {HANG:g} s"
         except ChildProcessError as error:
-            verdict, why = "WRONG", str(error)
+            verdict = "WRONG"
+            why = str(error)
         if verdict == "WRONG":
             print(f"WRONG: {what}: {why}", flush=True)
         done.append((kind, how, verdict, what))
@@ -936,7 +943,9 @@ def main() -> int:
     print(
         f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s."
     )
-    return 1 if wrong else 0
+    if wrong:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

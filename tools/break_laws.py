@@ -50,20 +50,19 @@ class Breakage:
 
 
 B = Breakage
-LANES, ROUNDS, STEPS = (
-    "federate/engine/context.py",
-    "federate/engine/run_state.py",
-    "federate/engine/local_training.py",
-)
+LANES = "federate/engine/context.py"
+ROUNDS = "federate/engine/run_state.py"
+STEPS = "federate/engine/local_training.py"
 BATCH = "federate/execution/grid_batch.py"
-GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
-SAMPLING, OPTIMISER = "federate/engine/sampling.py", "federate/engine/optimiser.py"
-TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/simulated_time.py"
-SNAPSHOTS, SCORE, METHODS = (
-    "federate/engine/snapshots.py",
-    "federate/engine/evaluate.py",
-    "federate/methods/",
-)
+GRAM = "federate/execution/gram.py"
+GRAM_STATES = "federate/execution/gram_states.py"
+SAMPLING = "federate/engine/sampling.py"
+OPTIMISER = "federate/engine/optimiser.py"
+TIME = "federate/engine/simulated_time.py"
+TIMED = "federate/engine/simulated_time.py"
+SNAPSHOTS = "federate/engine/snapshots.py"
+SCORE = "federate/engine/evaluate.py"
+METHODS = "federate/methods/"
 CHECKS = "federate/trust/statistic_checks.py"
 PIPELINE = "federate/trust/pipeline.py"
 SITES = "federate/engines/flower/sites.py"
@@ -102,8 +101,8 @@ TABLE = (
         "a_grid_point_is_the_run_alone",
         "every point deploys the first one's model",
         BATCH,
-        "else {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}",
-        "else {k: t[0] for k, t in tree.items()}",
+        "{k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}",
+        "{k: t[0] for k, t in tree.items()}",
         "solo and batched",
     ),
     B(
@@ -564,8 +563,8 @@ TABLE = (
         "clients_are_sampled_without_replacement_and_anew_each_round",
         "every round samples the same",
         SAMPLING,
-        'len(there)), generator(self.seed, "sampling", *key)',
-        'len(there)), generator(self.seed, "sampling")',
+        'len(there))\nrng = generator(self.seed, "sampling", *key)',
+        'len(there))\n        rng = generator(self.seed, "sampling")',
     ),
     B(
         "a_result_that_is_not_finite_names_round_and_client",
@@ -692,8 +691,8 @@ TABLE = (
         "another_key_does_not_get_a_name_in_a_later_run",
         "a name is for one run",
         SITES,
-        "if owners.get(name, member.key) == member.key else",
-        "if True else",
+        "if owners.get(name, member.key) == member.key:",
+        "if True:",
     ),
     B(
         "no_upload_of_one_site_ends_a_run_where_nothing_is_said",
@@ -791,8 +790,8 @@ TABLE = (
         "the_clients_of_a_round",
         "a round's clients ignore the seed",
         SAMPLING,
-        'len(there)), generator(self.seed, "sampling", *key)',
-        'len(there)), generator(0, "sampling", *key)',
+        'len(there))\nrng = generator(self.seed, "sampling", *key)',
+        'len(there))\n        rng = generator(0, "sampling", *key)',
     ),
     B(
         "the_seed_changes_who_holds_what",
@@ -1144,7 +1143,9 @@ def verdicts(
     rows: Sequence[Breakage], trees: list[Path], files: dict[str, Path]
 ) -> Iterator[Verdict]:
     """The verdict on every mutation, in the order of ``rows``; as many at a time as there are trees."""
-    waiting, running, done = deque(enumerate(rows)), {}, {}
+    waiting = deque(enumerate(rows))
+    running = {}
+    done = {}
     for expected in range(len(rows)):
         while expected not in done:
             while trees and waiting:
@@ -1170,7 +1171,8 @@ def main() -> str:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutations at a time")
     given = parser.parse_args()
-    only, files = given.only.removeprefix("test_"), laws()
+    only = given.only.removeprefix("test_")
+    files = laws()
     rows = [r for r in TABLE if only in r.law] or parser.error(f"no law is called {only}")
     wrong = [f"{law} has no row" for law in sorted(general_laws() - {r.law for r in TABLE})]
     for name in HEAVY:

@@ -61,7 +61,8 @@ def by_scale(method: str, values: dict[str, str]) -> list[str]:
 
 def fst_readings() -> list[str]:
     """The lines of the section."""
-    extract, ready = ["extract", *DATA], ["grid", "--ready", "fst-readings", "--dataset", "digits"]
+    extract = ["extract", *DATA]
+    ready = ["grid", "--ready", "fst-readings", "--dataset", "digits"]
     fedcache(*extract)
     zero = fedcache("train", "--method", "clip-zs", *DATA, "--scheme", "iid", "--clients", "100")[
         "accuracy"

@@ -42,7 +42,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "golden.json"
-SEQUENTIAL, BATCHED, GRAM, AUTO = "sequential", "batched", "gram", "auto"
+SEQUENTIAL = "sequential"
+BATCHED = "batched"
+GRAM = "gram"
+AUTO = "auto"
 EXECUTIONS = (SEQUENTIAL, BATCHED, GRAM)
 
 Figures = dict[str, Any]
@@ -110,7 +113,10 @@ def arrays_of(store: Any) -> dict[str, np.ndarray]:
 
 # --- The data: two tiny stores.
 
-CLASSES, DOMAINS, ROWS, TESTS = 5, 3, 78, 30
+CLASSES = 5
+DOMAINS = 3
+ROWS = 78
+TESTS = 30
 SIDE = 32  # what glyph-clip reads, so that no image is resized
 PARTS = {"clients": 6, "alpha": 0.4, "seed": 5}
 
@@ -135,7 +141,8 @@ class Stage:
     @contextmanager
     def home(self) -> Iterator[None]:
         """The folder as ``FEDCACHE_HOME``, and one thread: the order of sums depends on their number."""
-        before, threads = os.environ.get("FEDCACHE_HOME"), torch.get_num_threads()
+        before = os.environ.get("FEDCACHE_HOME")
+        threads = torch.get_num_threads()
         os.environ["FEDCACHE_HOME"] = str(self.folder / "home")
         torch.set_num_threads(1)
         try:
@@ -211,14 +218,14 @@ def feature_store(path: Path) -> Any:
     domain = draw.integers(0, DOMAINS, rows)
 
     def some(width: int, views: int = 1) -> np.ndarray:
-        centre, shift = (
-            draw.standard_normal((CLASSES, width)),
-            0.3 * draw.standard_normal((DOMAINS, width)),
-        )
+        centre = draw.standard_normal((CLASSES, width))
+        shift = 0.3 * draw.standard_normal((DOMAINS, width))
         near = (0.6 * centre[label] + shift[domain])[:, None]
         return grains(near + draw.standard_normal((rows, views, width)))
 
-    a, b, v = some(28), some(6), some(12, 3)
+    a = some(28)
+    b = some(6)
+    v = some(12, 3)
     # The text of a class points roughly to where its rows are.
     text = grains(
         np.stack([a[label == c, 0].mean(0) for c in range(CLASSES)])
@@ -397,7 +404,8 @@ def plain_cases(method: Any, seeds: int = 3, dtype: str = "float32") -> Iterator
 
 def more_cases(method: Any) -> Iterator[Case]:
     """What else of a method has figures: the released code's values, grids, the choice of an execution, switches."""
-    name, base = method.name, small(method)
+    name = method.name
+    base = small(method)
     declared = {h.name: h for h in method.hparams}
     if any(h.official is not None for h in method.hparams):
         official = {
@@ -603,7 +611,8 @@ def trained(case: Case, stage: Stage) -> Figures:
     """The figures of a run or of all points of a grid."""
     import fedcache as fc
 
-    method, log = methods()[case.method], Uploads()
+    method = methods()[case.method]
+    log = Uploads()
     options: dict[str, Any] = {
         "rounds": 2,
         "participation": "0.6",
@@ -613,14 +622,17 @@ def trained(case: Case, stage: Stage) -> Figures:
     options |= execution_option(case.execution)
     reads = {f"{k}={v}" for k, v in case.settings.items()}
     if of_images(method) or reads & {"encoder=conv", "encoder=resnet50"}:
-        store, parts = stage.pictures, stage.picture_parts
+        store = stage.pictures
+        parts = stage.picture_parts
         options["backbones"] = ["glyph-clip"] if live(method) else ["pixels"]
     else:
-        store, parts = stage.features, stage.parts
+        store = stage.features
+        parts = stage.parts
         if "client_backbones" not in case.options:
             asks = method.needs | reads
             drawn = {"views", "train_view=aug", "proto_view=aug", "views=2", "views=twice"}
-            many, worded = drawn & asks, {"text", "init=text"} & asks
+            many = drawn & asks
+            worded = {"text", "init=text"} & asks
             options["backbones"] = ["v"] if many else ["a"] if worded else ["a", "b"]
     options |= case.options
     seeds = range(case.seeds)
@@ -727,7 +739,8 @@ def differences(
             )
             continue
         for name in dict.fromkeys([*a[case], *b[case]]):
-            left, right = a[case].get(name, absent), b[case].get(name, absent)
+            left = a[case].get(name, absent)
+            right = b[case].get(name, absent)
             # repr tells -0.0 from 0.0 and writes every bit of a float.
             if (
                 repr(left) != repr(right)
@@ -760,7 +773,9 @@ def recorded(rev: str, only: Sequence[str], cache: Path | None, tool: str) -> di
         if known.exists():
             return json.loads(known.read_text())
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
-        place, out, copy = ROOT, Path(folder) / "figures.json", Path(folder) / "golden.py"
+        place = ROOT
+        out = Path(folder) / "figures.json"
+        copy = Path(folder) / "golden.py"
         copy.write_text(tool)
         if rev != ".":
             place = Path(folder) / "checkout"
@@ -833,7 +848,9 @@ def off(name: str, want: Figures, got: Figures, *, loose: bool) -> list[str]:
     it is a sum of, the norm.
     """
     if set(want) != set(got) or "tensors" not in want:
-        return [] if want == got else [f"{name}: {want} became {got}"]
+        if want == got:
+            return []
+        return [f"{name}: {want} became {got}"]
     wrong = []
     close = LOOSE if loose else CLOSE
     for key in ("bytes", *(() if loose else ("accuracy", "per_client"))):
@@ -855,7 +872,9 @@ def near(a: Any, b: Any) -> bool:
     """Equal, up to the digits that the table keeps."""
     if isinstance(a, list):
         return len(a) == len(b) and all(map(near, a, b))
-    return a == b if a is None or b is None else abs(a - b) <= 1e-9
+    if a is None or b is None:
+        return a == b
+    return abs(a - b) <= 1e-9
 
 
 def table_of(name: str, stage: Stage, ending: str = "") -> dict[str, Figures]:
@@ -945,7 +964,9 @@ def compare(args: argparse.Namespace) -> int:
         f"{len(found)} differences between {args.revs[0]} and {args.revs[1]}: {numbers:,} figures of {len(a)} cases, "
         f"{refused} of them refused and {failed} failed in {args.revs[0]}"
     )
-    return 1 if found or not a else 0
+    if found or not a:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

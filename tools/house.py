@@ -127,7 +127,9 @@ def _targets(node: ast.Import | ast.ImportFrom, known: dict[str, Path]) -> Itera
 def floor(name: str) -> str:
     """The floor a module stands on, as ``LAYERS`` spells it."""
     parts = name.split(".")[1:] or ["__init__"]
-    return "/".join(parts[:2]) if parts[:2] == ["federate", "engines"] else parts[0]
+    if parts[:2] == ["federate", "engines"]:
+        return "/".join(parts[:2])
+    return parts[0]
 
 
 def level(name: str) -> int:

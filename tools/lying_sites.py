@@ -67,7 +67,8 @@ def sites(place: Path) -> Path:
     from fedcache.store.store import Store
 
     found = load_digits()
-    x, y = found.data.astype(np.float32), found.target
+    x = found.data.astype(np.float32)
+    y = found.target
     text = np.stack([x[:100][y[:100] == c].mean(0) for c in range(10)])
     text /= np.linalg.norm(text, axis=1, keepdims=True)
     store = Store.from_arrays(
@@ -89,7 +90,8 @@ def main() -> None:
         os.environ["FEDCACHE_HOME"] = str(Path(folder) / "home")
         from test_lying_sites import HUGE, LIES, accuracy, run_of
 
-        shards, made = sites(Path(folder)), 0
+        shards = sites(Path(folder))
+        made = 0
         lies = {name: LIES[name] for name in LIES if name != "swapped moments"} | {
             "x -1e15": HUGE["x -1e15"]
         }

@@ -178,7 +178,8 @@ def exactly(m: Method) -> list[str]:
     """The end of a method's page, for who must know it exactly: its docstring, its switches, paper against code."""
     d = m.defaults
     share = "all" if d.participation is None else d.participation
-    waits, presets = why_it_waits(m), ("official", "tuned") if m.tuned else ("official",)
+    waits = why_it_waits(m)
+    presets = ("official", "tuned") if m.tuned else ("official",)
     lines = [
         "## In detail",
         "",
@@ -311,16 +312,15 @@ def type_of(hint: Any) -> str:
 
 
 def range_of(param: Any) -> str:
-    low, high = getattr(param, "min", None), getattr(param, "max", None)
+    low = getattr(param, "min", None)
+    high = getattr(param, "max", None)
     if low is not None and high is not None:
         return f" from {low:g} to {high:g}"
-    return (
-        f" of at least {low:g}"
-        if low is not None
-        else f" of at most {high:g}"
-        if high is not None
-        else ""
-    )
+    if low is not None:
+        return f" of at least {low:g}"
+    if high is not None:
+        return f" of at most {high:g}"
+    return ""
 
 
 def default_of(param: Any) -> str:
@@ -331,12 +331,15 @@ def default_of(param: Any) -> str:
         return param.show_default
     found = param.default
     shown = isinstance(found, str | int | float | Path) and found is not False and found != ""
-    return f"`{found}`" if shown else ""
+    if shown:
+        return f"`{found}`"
+    return ""
 
 
 def _params(command: Command) -> list[str]:
     hints = typing.get_type_hints(command.call, include_extras=True)
-    arguments, options = [], []
+    arguments = []
+    options = []
     for param in command.params:
         if param.name not in hints or param.hidden:  # --help and completion are typer's own
             continue
@@ -387,7 +390,9 @@ def _command_page(command: Command) -> str:
 def name_of(argument: Any) -> str:
     """An argument as the usage line writes it."""
     name = (argument.metavar or argument.name).strip("[].").upper()
-    return f"{name}..." if argument.nargs == -1 else name
+    if argument.nargs == -1:
+        return f"{name}..."
+    return name
 
 
 def _option(param: Any) -> bool:
@@ -561,7 +566,8 @@ def _plain(text: str) -> str:
 
 def _weights(b: Backbone) -> list[str]:
     """How its weights are got."""
-    name, by_file = b.names[-1], f"fedcache backbones import FILE --as {b.names[-1]}"
+    name = b.names[-1]
+    by_file = f"fedcache backbones import FILE --as {b.names[-1]}"
     if b.seeded:
         return [
             "Drawn from a seed; another seed is another backbone:",
@@ -607,7 +613,8 @@ def _backbone_page(b: Backbone) -> str:
     ]
     facts += [("prompt template", f"`{b.template}`")] if b.template else []
     facts += [("same weights as", f"[{b.shares}]({b.shares}.md)")] if b.shares else []
-    recipe, says = b.recipe.to_dict(), _meanings(Recipe)
+    recipe = b.recipe.to_dict()
+    says = _meanings(Recipe)
     rows = [
         (f"`{k}`", f"{v}", _plain(says[k]))
         for k, v in recipe.items()
@@ -669,7 +676,9 @@ def _classes(names: Sequence[str] | str) -> str:
     if isinstance(names, str):
         return names
     shown = f"{len(names)}: {', '.join(names)}"
-    return shown if len(names) <= SHOWN_CLASSES else f"{len(names)}"
+    if len(names) <= SHOWN_CLASSES:
+        return shown
+    return f"{len(names)}"
 
 
 def _facts(name: str, found: dict[str, Any]) -> list[str]:
@@ -738,11 +747,14 @@ def _paper_page(name: str) -> str:
 
 def _code(step: str) -> str:
     """A step that begins with a command has it in code."""
-    return f"`{step}`" if step.startswith("fedcache ") else step
+    if step.startswith("fedcache "):
+        return f"`{step}`"
+    return step
 
 
 def _torchvision_page(name: str) -> str:
-    entry, spec = torchvision.TABLE[name], f"torchvision:{name}"
+    entry = torchvision.TABLE[name]
+    spec = f"torchvision:{name}"
     found = info(spec)
     options = "".join(f", {k}={v!r}" for k, v in entry.options.items())
     parts = [

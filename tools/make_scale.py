@@ -28,9 +28,12 @@ from fedcache.federate.partition.partition import Client
 from fedcache.store.chunks import CRC_BYTES, array_bytes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
-BEGIN, END = "<!-- made by tools/make_scale.py -->", "<!-- end of what is made -->"
+BEGIN = "<!-- made by tools/make_scale.py -->"
+END = "<!-- end of what is made -->"
 
-WIDTH, CLASSES, BATCH = 1280, 10, 64
+WIDTH = 1280
+CLASSES = 10
+BATCH = 64
 METHODS: dict[str, dict[str, Value]] = {
     "fedavg": {"head": "linear"},
     "fedproto": {},
@@ -53,7 +56,8 @@ SECONDS = {
 IMAGE_MS = 5.4
 """One core, a JPEG of 256 x 256 at 96 px through efficientnet-lite0: docs/performance.md."""
 
-SAMPLE_BYTES, ROW_MEMORY = 56, 26
+SAMPLE_BYTES = 56
+ROW_MEMORY = 26
 """Of the name (27 characters), label, domain, split and uid of a row: on disk, and in memory without the name, which
 training does not read. Of a store of 1,000,000 rows."""
 
@@ -92,7 +96,8 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
         widths=(width,),
         domain=torch.zeros(rows, dtype=torch.int64),
     )
-    everything, nothing = np.arange(rows), np.empty(0, np.int64)
+    everything = np.arange(rows)
+    nothing = np.empty(0, np.int64)
     method = find_method(name)
     run = RunState(
         method,
@@ -155,7 +160,8 @@ def section() -> str:
         "|---|---|---|" + "---|" * len(SITES),
     ]
     for name in METHODS:
-        made, seconds = wire(name), sum(SECONDS[name])
+        made = wire(name)
+        seconds = sum(SECONDS[name])
         cells = [f"{size((made.down + made.up) * n)}, {duration(seconds * n)}" for n in SITES]
         lines.append(f"| {name} | {made.down:,} | {made.up:,} | " + " | ".join(cells) + " |")
     lines += [
@@ -180,7 +186,9 @@ def section() -> str:
 
 def digits(value: float) -> str:
     """Two digits at least, no exponent."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}"
 
 
 def size(count: float) -> str:
@@ -196,7 +204,9 @@ def duration(seconds: float) -> str:
     """Seconds in words."""
     if seconds < 1:
         return f"{digits(1000 * seconds)} ms"
-    return f"{digits(seconds)} s" if seconds < 120 else f"{digits(seconds / 60)} min"
+    if seconds < 120:
+        return f"{digits(seconds)} s"
+    return f"{digits(seconds / 60)} min"
 
 
 def page(text: str) -> str:

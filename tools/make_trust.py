@@ -27,12 +27,14 @@ LONGEST = 7200
 """Seconds that a selection of tests may take."""
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, KEPT = ROOT / "docs" / "trust.md", ROOT / "docs" / "trust.json"
+PAGE = ROOT / "docs" / "trust.md"
+KEPT = ROOT / "docs" / "trust.json"
 KILLS, DAMAGE, FEDERATED = (
     f"tests/durability/test_{n}.py" for n in ("kills", "damage", "federated")
 )
 
-PRIVACY, PRIVATE = "tests/federate/trust/test_privacy.py", "tests/runs/test_private_runs.py"
+PRIVACY = "tests/federate/trust/test_privacy.py"
+PRIVATE = "tests/runs/test_private_runs.py"
 
 
 @dataclass(frozen=True)
@@ -455,7 +457,7 @@ PROMISES = (
         "The name of a site belongs to its key in all runs of a server; another key that claims it is refused",
         ("tests/federate/engines/test_site_names.py",),
         (
-            "federate/engines/flower/sites.py",
+            "federate/engines/flower/site_names.py",
             "{**keys, **known}",
             "{**known, **keys}",
             "tests/federate/engines/test_site_names.py -k 'first_key'",
@@ -811,7 +813,9 @@ def mutate(promise: Promise) -> str:
         text = target.read_text(encoding="utf-8")
         target.write_text(changed(text, old, new, file), encoding="utf-8")
         *_, failed, _ = run((tests,), tree, full=False)
-        return "seen to fail" if failed else "NOT NOTICED"
+        if failed:
+            return "seen to fail"
+        return "NOT NOTICED"
 
 
 def page(rows: dict[str, dict[str, object]], when: str) -> str:
@@ -1150,7 +1154,9 @@ def main() -> int:
         )
         KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(page(rows, "Counts are the largest that ran."), encoding="utf-8")
-    return 1 if bad else 0
+    if bad:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from fedcache.report.methods.catalogue import COUNTS, PATH, evaluate, sources_di
 from fedcache.report.methods.facts import facts_in_list, traffic_of
 from fedcache.report.methods.sizes import Sizes
 
-WIDTHS, CLASSES, ELSEWHERE = (16, 24, 40), (3, 4, 6), (56, 9)
+WIDTHS = (16, 24, 40)
+CLASSES = (3, 4, 6)
+ELSEWHERE = (56, 9)
 POWERS = tuple(itertools.product(range(3), range(3)))
 
 

@@ -77,7 +77,9 @@ def settings(treatment: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value}"
 
 
 def _rank(name: str) -> str:

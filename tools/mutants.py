@@ -161,14 +161,16 @@ class _Finder:
 
     def made(self, node: ast.expr | ast.stmt, text: str, at: _At) -> Mutant:
         """``node`` replaced by ``text``, with blank lines for those that it no longer has."""
-        end_line, end_col = node.end_lineno or node.lineno, node.end_col_offset or 0
+        end_line = node.end_lineno or node.lineno
+        end_col = node.end_col_offset or 0
         span = self.begins[node.lineno - 1] + node.col_offset, self.begins[end_line - 1] + end_col
         lost = "\n" * self.raw[span[0] : span[1]].count(b"\n")
         if isinstance(node, ast.stmt):
             text += lost
         elif lost or not text.isidentifier():
             text = f"({text}{lost})"
-        a, z = self.begins[node.lineno - 1], self.begins[end_line]
+        a = self.begins[node.lineno - 1]
+        z = self.begins[end_line]
         before = self.raw[a:z].decode()
         after = (self.raw[a : span[0]] + text.encode() + self.raw[span[1] : z]).decode()
         return Mutant(
@@ -384,19 +386,19 @@ def _wording(node: ast.expr) -> bool:
 def _name_of(node: ast.expr) -> str:
     if isinstance(node, ast.Call | ast.Subscript):
         return _name_of(node.func if isinstance(node, ast.Call) else node.value)
-    return (
-        node.id
-        if isinstance(node, ast.Name)
-        else node.attr
-        if isinstance(node, ast.Attribute)
-        else ""
-    )
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return ""
 
 
 def _targets(node: ast.stmt) -> list[ast.expr]:
     if isinstance(node, ast.Assign):
         return [e for t in node.targets for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
-    return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+    if isinstance(node, ast.AnnAssign | ast.AugAssign):
+        return [node.target]
+    return []
 
 
 def _defined(node: ast.stmt) -> tuple[str, ...]:
@@ -406,7 +408,9 @@ def _defined(node: ast.stmt) -> tuple[str, ...]:
 
 
 def _dotted(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+    if where:
+        return f"{where}.{name}"
+    return name
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -63,7 +63,8 @@ LEFT_OUT = (
 )
 PAGES = "pages_are_those_of_the_code"
 """Part of the name of the test that compares pages made from tables of the code, which no test reads line by line."""
-NOTHING_RAN, NO_SUCH_TEST = 5, 4
+NOTHING_RAN = 5
+NO_SUCH_TEST = 4
 """Exit codes of pytest."""
 
 
@@ -209,7 +210,8 @@ class Map:
         lines = list(lines)
         hits = {}
         for i, test_file in enumerate(self.files):
-            known, bits = test_file.lines.get(file, {}), 0
+            known = test_file.lines.get(file, {})
+            bits = 0
             for line in lines:
                 bits |= known.get(line, 0)
             if bits:
@@ -294,7 +296,9 @@ def measure(
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""
 
 
 def _read(stored: dict[str, Any]) -> TestFile:
@@ -395,7 +399,9 @@ class Readers:
 def _name_read(node: ast.AST) -> str:
     if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return ""
-    return node.id if isinstance(node, ast.Name) else node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr
 
 
 def _assigned(node: ast.stmt) -> list[str]:
@@ -457,7 +463,9 @@ def judge(
     copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str, float]], budget: float
 ) -> Verdict:
     """Run the tests on the changed copy, as many as fit into ``budget`` seconds (at least five)."""
-    begun, chosen, total = time.monotonic(), [], 0.0
+    begun = time.monotonic()
+    chosen = []
+    total = 0.0
     for name, seconds in tests:
         if len(chosen) >= 5 and total + seconds > budget:
             continue
@@ -506,11 +514,9 @@ def judge(
 
 def accepted_rows(file: Path) -> list[dict[str, str]]:
     """What a person found to be equivalent: file, where, before, after and why."""
-    return (
-        list(tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", []))
-        if file.is_file()
-        else []
-    )
+    if file.is_file():
+        return list(tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", []))
+    return []
 
 
 def draw(
@@ -627,10 +633,8 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only-measure", action="store_true", help="fill the cache and stop")
     o = parser.parse_args(words)
-    root, seed = (
-        o.root.resolve(),
-        random.SystemRandom().randrange(10**6) if o.seed is None else o.seed,
-    )
+    root = o.root.resolve()
+    seed = random.SystemRandom().randrange(10**6) if o.seed is None else o.seed
     at_home = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mutate" / o.package
     )
@@ -665,7 +669,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 
         def one(mutant: Mutant) -> Verdict:
-            chosen, source = tests_for(mutant, known, readers), sources[mutant.file]
+            chosen = tests_for(mutant, known, readers)
+            source = sources[mutant.file]
             v = judge(copies, mutant, source, chosen, o.budget)
             if not v.noticed and (left_out := [t for t in chosen if t[0] not in set(v.ran)]):
                 again = judge(copies, mutant, source, left_out, o.more)

@@ -14,7 +14,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-DATA, SOURCE, TEST, TESTS = "MUTATE_DATA", "MUTATE_SOURCE", "MUTATE_TEST", "MUTATE_TESTS"
+DATA = "MUTATE_DATA"
+SOURCE = "MUTATE_SOURCE"
+TEST = "MUTATE_TEST"
+TESTS = "MUTATE_TESTS"
 """Of the environment: files of coverage's data, folder that is watched, the test that runs, file of the tests."""
 
 

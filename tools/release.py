@@ -40,7 +40,9 @@ def versions(root: Path = ROOT) -> dict[str, str]:
 
     def one(name: str, pattern: str) -> str:
         found = re.search(pattern, read(name, root), re.MULTILINE)
-        return found[1] if found else ""
+        if found:
+            return found[1]
+        return ""
 
     return {
         "pyproject.toml": tomllib.loads(read("pyproject.toml", root))["project"]["version"],

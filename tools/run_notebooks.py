@@ -70,7 +70,8 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     )
     manager = client.create_kernel_manager()
     # Sockets in a folder of this user's, where TCP would be open to everybody on the machine.
-    manager.transport, manager.ip = "ipc", str(home / "kernel")
+    manager.transport = "ipc"
+    manager.ip = str(home / "kernel")
     quiet = {"FEDCACHE_HOME": str(home), "FEDCACHE_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     client.execute(env={**os.environ, **quiet})
     if write:

@@ -36,7 +36,8 @@ NUMBER = re.compile(r"\d[\d.,:]*\d|\d")
 DIGEST = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{8,64}\b")
 PERCENT = re.compile(r"(\d+\.\d+)(?= ?%)")
 POINT = 1.0
-ELLIPSIS, ALL = "...", "?"
+ELLIPSIS = "..."
+ALL = "?"
 
 
 class PageError(Exception):
@@ -90,7 +91,9 @@ def matched(shown: str, printed: str, *, check: bool = True) -> str:
     said = [line.rstrip() for line in printed.splitlines() if line.strip()]
     if shown.strip() == ALL:
         return "".join(f"{line}\n" for line in said)
-    at, out, free = 0, [], False
+    at = 0
+    out = []
+    free = False
     for line in shown.splitlines():
         if line.strip() in (ELLIPSIS, ""):
             free = free or line.strip() == ELLIPSIS
@@ -104,7 +107,8 @@ def matched(shown: str, printed: str, *, check: bool = True) -> str:
             if check and abs(float(old) - float(new)) > POINT:
                 raise PageError(f"shows {old} %, printed {new} %: {said[found]}")
         out.append(said[found])
-        at, free = found + 1, False
+        at = found + 1
+        free = False
     if at < len(said) and not free:
         raise PageError(f"printed more than it shows: {said[at]!r}")
     return "".join(f"{line}\n" for line in out)
@@ -139,8 +143,10 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
     Raises:
         PageError: for a block that fails or prints something else.
     """
-    began, page = time.perf_counter(), path.read_text(encoding="utf-8")
-    work, programs = home / "work", home / "bin"
+    began = time.perf_counter()
+    page = path.read_text(encoding="utf-8")
+    work = home / "work"
+    programs = home / "bin"
     work.mkdir(parents=True, exist_ok=True)
     programs.mkdir(exist_ok=True)
     if not (work / "examples").exists():
@@ -160,8 +166,10 @@ def run(path: Path, home: Path, *, write: bool = False) -> float:
         "NO_COLOR": "1",
     }
     namespace: dict[str, Any] = {"__name__": "page"}
-    out, done = [], 0
-    before, old = Path.cwd(), {key: os.environ.get(key) for key in given}
+    out = []
+    done = 0
+    before = Path.cwd()
+    old = {key: os.environ.get(key) for key in given}
     os.environ.update(given)
     os.chdir(work)
     sys.path.insert(0, str(work))

@@ -189,11 +189,15 @@ def install(wheel: Path, python: Path, *, borrow: bool) -> None:
 def smoke(wheel: Path, interpreter: str, demo: Sequence[str], *, borrow: bool) -> None:
     """One Python: install, ``--version``, ``doctor``, ``demo``."""
     with tempfile.TemporaryDirectory(prefix="fedcache-smoke-") as name:
-        folder, began = Path(name), time.monotonic()
-        environment, outside, home = folder / "venv", folder / "outside", folder / "home"
+        folder = Path(name)
+        began = time.monotonic()
+        environment = folder / "venv"
+        outside = folder / "outside"
+        home = folder / "home"
         outside.mkdir()
         run([interpreter, "-m", "venv", "--without-pip", environment], quiet=True)
-        python, command = environment / "bin" / "python", environment / "bin" / "fedcache"
+        python = environment / "bin" / "python"
+        command = environment / "bin" / "fedcache"
         install(wheel, python, borrow=borrow)
         installed = time.monotonic()
         version = run([command, "--version"], folder=outside, home=home, quiet=True).strip()

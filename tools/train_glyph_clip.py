@@ -179,7 +179,9 @@ def train(glyphs: Glyphs, *, steps: int, batch: int, lr: float, seed: int) -> nn
     model.logit_scale.data.fill_(3.0)
     anchors = nn.Parameter(0.1 * torch.randn(len(CHARACTERS), BACKBONE.width))
     artist = Artist(glyphs, torch.Generator().manual_seed(seed + 1))
-    draw, pairs, own_caption = random.Random(seed), alike(), torch.arange(len(CHARACTERS))
+    draw = random.Random(seed)
+    pairs = alike()
+    own_caption = torch.arange(len(CHARACTERS))
     parameters = [*model.parameters(), anchors]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.05},
@@ -222,7 +224,8 @@ def train(glyphs: Glyphs, *, steps: int, batch: int, lr: float, seed: int) -> nn
 def report(model: nn.Module, glyphs: Glyphs, seed: int) -> None:
     """Zero-shot accuracy on digits of the held-out families, per template."""
     pixels, label = Artist(glyphs, torch.Generator().manual_seed(seed + 2)).batch(4096)
-    pixels, label = pixels[label < 10], label[label < 10]
+    pixels = pixels[label < 10]
+    label = label[label < 10]
     image = torch.cat([encode_image(model, part) for part in pixels.split(512)])
     for template in (*NUMBER, *ANY):
         for names in (CHARACTERS[:10], WORDS):

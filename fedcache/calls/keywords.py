@@ -79,12 +79,20 @@ def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
         value = " ".join(shlex.split(found[2] or ""))
         key, equals, of = value.partition("=")
         if not typed:  # within a sentence the name alone
-            return found[0].replace(f"--{found[1]}", name, 1) if is_keyword(name) else found[0]
+            if is_keyword(name):
+                return found[0].replace(f"--{found[1]}", name, 1)
+            return found[0]
         if name == "set" and equals:
-            return f"settings={{{key!r}: {_literal(of)}}}" if is_keyword("settings") else found[0]
+            if is_keyword("settings"):
+                return f"settings={{{key!r}: {_literal(of)}}}"
+            return found[0]
         if name in ("sweep", "option") and equals:
-            return f"{key}={_literal(of)}" if is_keyword(key) else found[0]
-        return f"{name}={_literal(value) if value else True}" if is_keyword(name) else found[0]
+            if is_keyword(key):
+                return f"{key}={_literal(of)}"
+            return found[0]
+        if is_keyword(name):
+            return f"{name}={_literal(value) if value else True}"
+        return found[0]
 
     return _OPTION.sub(written, text)
 
@@ -93,9 +101,9 @@ def _literal(value: str) -> str:
     """A value as Python writes it; a word in capitals stands for one and is left."""
     if "," in value:
         return f"[{', '.join(map(_literal, value.split(',')))}]"
-    return (
-        value if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value) else repr(value)
-    )
+    if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value):
+        return value
+    return repr(value)
 
 
 def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:

@@ -31,18 +31,17 @@ def place_of(source: object) -> Path:
     if isinstance(source, Run):
         return source.path
     if not isinstance(source, str | Path):
-        kind, hint = type(source).__name__, "Give a Run, its directory or a file."
+        kind = type(source).__name__
+        hint = "Give a Run, its directory or a file."
         if isinstance(source, list | tuple):
             hint = "One at a time: [fc.evaluate(run, store=store) for run in runs]"
         elif isinstance(source, Model):
             hint = 'model.save("m.safetensors") writes a file that is taken.'
         raise UsageError(f"A model is read of a run, and a {kind} was given.", hint)
     place = Path(source)
-    return (
-        place
-        if place.exists() or place.suffix
-        else find_one(str(source), Home.from_environment().runs)
-    )
+    if place.exists() or place.suffix:
+        return place
+    return find_one(str(source), Home.from_environment().runs)
 
 
 def load_model(
@@ -64,7 +63,11 @@ def path_of(store: Store | str | Path | None) -> str | None:
             f"Expected a store, a path or a name; found {type(store).__name__}.",
             "model.scores(X) takes features in memory.",
         )
-    return str(store.path) if isinstance(store, Store) else None if store is None else str(store)
+    if isinstance(store, Store):
+        return str(store.path)
+    if store is None:
+        return None
+    return str(store)
 
 
 def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
@@ -82,10 +85,8 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         )
     options = fields_of(ExtractConfig, given["options"] or {}, strict=True)
     config = replace(resolve(ExtractConfig, options, {}, "evaluate()"), dataset=given["dataset"])
-    out, with_images = (
-        None if given["out"] is None else Path(given["out"]),
-        bool(given["with_images"]),
-    )
+    out = None if given["out"] is None else Path(given["out"])
+    with_images = bool(given["with_images"])
     check_asked(out, with_images=with_images)
     asked = ModelOptions(
         given["client"],
@@ -94,11 +95,10 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         given["temperature"],
         config.weights,
     )
-    wanted, home = (
-        EvaluateOptions(**rows, split=given["split"], with_images=with_images),
-        Home.from_environment(),
-    )
-    place, observer = place_of(given["source"]), given["observer"] or Silent()
+    wanted = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
+    home = Home.from_environment()
+    place = place_of(given["source"])
+    observer = given["observer"] or Silent()
     (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
     if out is not None:
         write_evaluations(
@@ -117,11 +117,14 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
         given["rounds"],
         path_of(given["out"]),
     )
-    place, observer = place_of(given["source"]), given["observer"] or Silent()
+    place = place_of(given["source"])
+    observer = given["observer"] or Silent()
     return personalise_run(
         place, asked, wanted, given["device"] or "auto", Home.from_environment(), observer, Stop()
     )
 
 
 def _word(seed: int | str | None) -> str | None:
-    return None if seed is None else str(seed)
+    if seed is None:
+        return None
+    return str(seed)

@@ -90,7 +90,9 @@ def ingest(
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     """One name or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str):
+        return (given,)
+    return tuple(given)
 
 
 def partition(

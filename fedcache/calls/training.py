@@ -92,10 +92,8 @@ def train(
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
     name = method if isinstance(method, str) else method.name
     own = None if isinstance(method, str) or METHODS.get(name) is method else method
-    config, home = (
-        train_config(store, parts, seeds, settings, {**given, "method": name}),
-        Home.from_environment(),
-    )
+    config = train_config(store, parts, seeds, settings, {**given, "method": name})
+    home = Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
         every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
         return run_training(

@@ -171,7 +171,8 @@ def tables_and_sentences(made: Comparisons) -> list[Any]:
 
 def tables_of(c: Comparison) -> list[Any]:
     """The table of one setting, that of differences beside it, and the sentences below."""
-    main, beside = values(c), differences(c)
+    main = values(c)
+    beside = differences(c)
     word, named = ("highest", ", ".join(c.best)) if c.chosen is None else ("chosen", c.chosen)
     marks = [
         word if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))

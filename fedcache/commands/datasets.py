@@ -122,7 +122,9 @@ def _told(key: str, value: Any) -> list[str]:
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_flat(held)}" for key, held in value.items() if held)
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 @datasets.command("check")
@@ -164,7 +166,8 @@ def datasets_pull(
 
     Example: fedcache datasets pull cifar10
     """
-    home, spec = Home.from_environment(), full_spec(name)
+    home = Home.from_environment()
+    spec = full_spec(name)
     if home.offline:
         raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it to download.")
     folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)

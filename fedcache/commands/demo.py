@@ -87,7 +87,8 @@ def demo(
     """
     check_score(score)
     began = time.perf_counter()
-    home, stop = Home.from_environment(), Stop()
+    home = Home.from_environment()
+    stop = Stop()
     names = tuple(n.strip() for n in methods.split(",")) if methods else SHOWN
     for name in names:
         check_methods([name])

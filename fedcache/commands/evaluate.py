@@ -72,7 +72,8 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
         check_apart(out, place, model, [wanted.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
-    home, stop = Home.from_environment(), Stop()
+    home = Home.from_environment()
+    stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
         found = evaluate_runs(places, model, wanted, config, home, observer, stop)
     if out is not None:

@@ -119,7 +119,8 @@ def export(
             "fedcache export features.npz",
         )
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-    keys, out = chosen_arrays(opened, split_list(backbones)), out or named
+    keys = chosen_arrays(opened, split_list(backbones))
+    out = out or named
     assert out is not None
     rows = write_file(opened, out, keys)
     return CommandResult(

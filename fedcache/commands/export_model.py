@@ -45,7 +45,8 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
             f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})"
         )
     if "difference" in done.said:
-        gap, moved = done.said["difference"], done.said["moved_by_libraries"]
+        gap = done.said["difference"]
+        moved = done.said["moved_by_libraries"]
         lines.append(
             f"  over drawn rows, scores differ by at most {gap['scores']:.1g} and probabilities by "
             f"{gap['probabilities']:.1g} from this model's"

@@ -121,7 +121,8 @@ def extract(
     resolved = extract_config(read_file(config, observer.note), given)
     if partition is None:
         refuse_scheme_options(given, out)
-    cluster, stop = engine_of(engine, ray_address), Stop()
+    cluster = engine_of(engine, ray_address)
+    stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
         done = run(
             resolved,

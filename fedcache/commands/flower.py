@@ -186,7 +186,8 @@ def keys(
 
     Example: fedcache flower keys --out keys --sites north,south --host 192.0.2.10
     """
-    names, hosts = split_list(sites, "--sites"), split_list(host, "--host")
+    names = split_list(sites, "--sites")
+    hosts = split_list(host, "--host")
     made = make_keys(out, names, hosts)
     lines = [f"{made.path}", f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
     lines += [

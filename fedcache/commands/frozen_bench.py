@@ -38,7 +38,8 @@ def wanted_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
 
 def list_sentence() -> str:
     """What ``reproduce list`` says of it."""
-    study, looker = read_study(), RequirementCheck(Home.from_environment())
+    study = read_study()
+    looker = RequirementCheck(Home.from_environment())
     here = [name for name in study.backbones if looker.weights(name) is None]
     return (
         f"Beside the papers: all methods on frozen features ({len(study.treatments)} treatments; of "
@@ -110,7 +111,8 @@ def run_bench(
 
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
-    stop, began = Stop(), time.monotonic()
+    stop = Stop()
+    began = time.monotonic()
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note):
         scores = measure.run_study(

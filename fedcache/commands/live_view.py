@@ -38,7 +38,10 @@ class Stretch:
     """
 
     def __init__(self, what: str, total: int, unit: str) -> None:
-        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self.done = 0
         self.begun = time.monotonic()
         self._window: deque[tuple[float, int]] = deque([(self.begun, 0)], maxlen=200)
         self._last: Round | None = None
@@ -108,8 +111,11 @@ class SignOfLife:
     """
 
     def __init__(self) -> None:
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._since, self._shown, self._held = time.monotonic(), "", False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._since = time.monotonic()
+        self._shown = ""
+        self._held = False
         if animated():
             threading.Thread(target=self._watch, name="sign of life", daemon=True).start()
 
@@ -117,7 +123,8 @@ class SignOfLife:
         """Something is about to be said, or with ``held`` a bar is drawn until this is called again."""
         with self._lock:
             self._clear()
-            self._since, self._held = time.monotonic(), held
+            self._since = time.monotonic()
+            self._held = held
 
     def end(self) -> None:
         """Nothing is written from here on."""

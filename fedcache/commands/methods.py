@@ -84,12 +84,11 @@ def methods_info(name: Name) -> CommandResult:
     page = m.page if name in NAMES else None
     when = "" if page is None else " ".join(page.when.split())
     waits = facts.why_it_waits(m)
-    d, sizes = m.defaults, current_sizes(Home.from_environment())
-    sends, sides, parts = (
-        facts.traffic_of(m, sizes),
-        facts.disagreements(m),
-        facts.leaving(m, sizes),
-    )
+    d = m.defaults
+    sizes = current_sizes(Home.from_environment())
+    sends = facts.traffic_of(m, sizes)
+    sides = facts.disagreements(m)
+    parts = facts.leaving(m, sizes)
     origin = plugin.origin if (plugin := find("methods", name)) is not None else ""
     data = {
         "name": m.name,

@@ -288,11 +288,9 @@ def command(
 
             run_command(name if isinstance(name, str) else name(**values), as_json, call)
 
-        called.__name__, called.__doc__, called.__module__ = (
-            function.__name__,
-            function.__doc__,
-            __name__,
-        )
+        called.__name__ = function.__name__
+        called.__doc__ = function.__doc__
+        called.__module__ = __name__
         last = [
             p
             for p in own
@@ -365,7 +363,8 @@ def flags_of(kind: type, given: Given) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for item in fields(kind):
-        value, info = given.get(item.name), item.metadata["option"]
+        value = given.get(item.name)
+        info = item.metadata["option"]
         name = option_name(item)
         if value is None or value is False:
             continue

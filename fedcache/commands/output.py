@@ -49,7 +49,8 @@ class TerminalObserver:
     """An observer that tells the story on stderr: a live bar on a terminal, its words in a line per 10 s elsewhere."""
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
-        self.quiet, self.as_json = quiet, as_json
+        self.quiet = quiet
+        self.as_json = as_json
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self._bar: Progress | None = None
@@ -176,7 +177,8 @@ class TextTable:
         What the cells need in one line, the widest of them narrowed alike until they fit, none below its longest word.
         """
         words, lines = self.needs()
-        room, widest = most + 1 - BETWEEN * len(words), max(lines)
+        room = most + 1 - BETWEEN * len(words)
+        widest = max(lines)
         if sum(words) > room:
             return None
         while (
@@ -212,7 +214,9 @@ class TextTable:
 
 def _cell(cell: Any) -> str:
     """A cell as text."""
-    return "" if cell is None else visible(str(cell))
+    if cell is None:
+        return ""
+    return visible(str(cell))
 
 
 def plain_line(text: str) -> Any:

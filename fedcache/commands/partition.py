@@ -36,7 +36,8 @@ from fedcache.runs.partitions import (
 )
 from fedcache.runs.store_choice import train_example
 
-LISTED, SHOWN = 100_000, 24
+LISTED = 100_000
+SHOWN = 24
 """Clients that are described: with ``--json``, and for a person."""
 
 
@@ -111,7 +112,8 @@ def partition(
             made = given_partition(opened, clients_csv, **how)
         else:
             made = make_partition(opened, resolved.scheme, **how)
-    saved, columns = name or made.default_name(), columns_of(opened)
+    saved = name or made.default_name()
+    columns = columns_of(opened)
     if out is not None:
         made.save(out)
     if plot is not None:

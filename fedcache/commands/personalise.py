@@ -32,7 +32,8 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     place = find_model(run, model)
     from fedcache.runs.personalise_run import personalise_run
 
-    home, stop = Home.from_environment(), Stop()
+    home = Home.from_environment()
+    stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
         found = personalise_run(
             place, model, wanted, given.get("device") or "auto", home, observer, stop

@@ -80,7 +80,8 @@ def predict(
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
     from fedcache.runs import predict_run
 
-    home, stop = Home.from_environment(), Stop()
+    home = Home.from_environment()
+    stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
         answer = Answer(keep_all=observer.as_json)
         predictor = predict_run.open_predictor(place, model, home, observer, config.device)
@@ -188,7 +189,8 @@ def predictions_answer(
         out: the file that holds all rows; None for none.
         calibrated: whether the softmax of a class is called its probability, or else its score.
     """
-    first, lost = answer.first_lost, answer.lost
+    first = answer.first_lost
+    lost = answer.lost
     if first is not None and lost == answer.rows == 1:
         raise CorruptionError(
             f"{first.name} could not be read: {first.reason}.", "Give an image that a viewer opens."

@@ -80,7 +80,9 @@ class DepartureOptions:
 
 
 def _name(what: str, **_others: Any) -> str:
-    return f"reproduce {what}" if what in ("list", "info") else "reproduce"
+    if what in ("list", "info"):
+        return f"reproduce {what}"
+    return "reproduce"
 
 
 @command(_name, pick(DepartureOptions), pick(ExtractConfig, "recipe", "weights", "data", "device"))
@@ -120,14 +122,17 @@ def reproduce(
             raise UsageError(
                 "info takes a name.", "For example fedcache reproduce info fedpcl-table2"
             )
-        return frozen_bench.describe_bench() if name == FROZEN_BENCH else describe_entry(name)
+        if name == FROZEN_BENCH:
+            return frozen_bench.describe_bench()
+        return describe_entry(name)
     known = (*registry.names(), FROZEN_BENCH)
     if what not in known:
         raise unknown("table or figure", what, known, hint="fedcache reproduce list   shows all")
     if name is not None:
         raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {shell_word(what)}")
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
-    on, only = flags.pop("on", ()), wanted_labels(given["only"])
+    on = flags.pop("on", ())
+    only = wanted_labels(given["only"])
     if what == FROZEN_BENCH:
         if engine != "local":
             raise UsageError(
@@ -171,7 +176,8 @@ def wanted_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 def list_entries() -> CommandResult:
     """Every entry, and what it lacks here."""
     looker = RequirementCheck(Home.from_environment())
-    found, rows = [], []
+    found = []
+    rows = []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
     for entry in registry.entries():
         per_cell = [looker.missing(entry, cell) for cell in entry.cells]
@@ -257,13 +263,11 @@ def describe_entry(name: str) -> CommandResult:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) + "}"
-    return (
-        ",".join(map(str, value))
-        if isinstance(value, list)
-        else str(value).lower()
-        if value is True
-        else str(value)
-    )
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if value is True:
+        return str(value).lower()
+    return str(value)
 
 
 def run_entry(

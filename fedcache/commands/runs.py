@@ -190,7 +190,10 @@ def list_answer(
 def _partition_cell(entry: dict[str, Any]) -> str | None:
     """The partition of a run with the values that it holds out."""
     held = ",".join(entry["hold_out"])
-    return f"{entry['partition']}, hold_out={held}" if held else entry["partition"]
+    if held:
+        return f"{entry['partition']}, hold_out={held}"
+    partition: str | None = entry["partition"]
+    return partition
 
 
 def _means(group: HeldOutGroup) -> dict[str, Any]:
@@ -225,16 +228,12 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     Example: fedcache runs show 3f9c
     """
     entry = finished_run(name, runs_directory(root))
-    r, apart, figures, files = (
-        entry.result,
-        set_apart(entry),
-        figures_of(entry),
-        files_of(entry.path),
-    )
-    tags, again = (
-        tags_of(entry.path),
-        shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")]),
-    )
+    r = entry.result
+    apart = set_apart(entry)
+    figures = figures_of(entry)
+    files = files_of(entry.path)
+    tags = tags_of(entry.path)
+    again = shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")])
     facts = {
         "run": entry.digest,
         "state": state_of(entry),
@@ -445,7 +444,9 @@ def _tags_answer(folder: Path) -> CommandResult:
 
 def _over(name: str, seeds: Sequence[int]) -> str:
     """A figure's name, with the seeds that it is a sum of where there are several."""
-    return f"{name}, {len(seeds)} seeds" if name in TOTALS and len(seeds) > 1 else name
+    if name in TOTALS and len(seeds) > 1:
+        return f"{name}, {len(seeds)} seeds"
+    return name
 
 
 def _figure(name: str, value: Any) -> str:
@@ -454,7 +455,9 @@ def _figure(name: str, value: Any) -> str:
         return "-"
     if name in SHARES:
         return f"{percent(value)} %"
-    return f"{value:,.2f}" if isinstance(value, float) and name == "seconds" else f"{value:,.0f}"
+    if isinstance(value, float) and name == "seconds":
+        return f"{value:,.2f}"
+    return f"{value:,.0f}"
 
 
 def _difference(name: str, values: list[Any]) -> str:
@@ -464,4 +467,6 @@ def _difference(name: str, values: list[Any]) -> str:
         return "-"
     if name in SHARES:
         return f"{100 * (second - first):+.2f} points"
-    return f"{second - first:+,.2f}" if name == "seconds" else f"{second - first:+,.0f}"
+    if name == "seconds":
+        return f"{second - first:+,.2f}"
+    return f"{second - first:+,.0f}"

@@ -71,11 +71,9 @@ def ls(
             entries.append({"name": path.name, "path": str(path), "problem": error.message})
             rows.append((path.name, error.message, "", "", "", ""))
             continue
-        arrays, partitions, counts = (
-            sorted(store.arrays),
-            sorted(store.partitions),
-            _group_counts(store, observer),
-        )
+        arrays = sorted(store.arrays)
+        partitions = sorted(store.partitions)
+        counts = _group_counts(store, observer)
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         entries.append(
             {
@@ -108,7 +106,8 @@ def ls(
         name not in ("groups", "partitions") or any(row[i] for row in rows)
         for i, name in enumerate(columns)
     ]
-    columns, rows = list(compress(columns, used)), [tuple(compress(row, used)) for row in rows]
+    columns = list(compress(columns, used))
+    rows = [tuple(compress(row, used)) for row in rows]
     shown = TextTable("", columns, rows, right=("rows", "size"))
     return CommandResult({"entries": entries}, renderables=[shown], listing=True)
 
@@ -138,7 +137,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
                 f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
                 "another home. More was spent than is shown."
             )
-    spent, of_datasets = totals(releases), totals_of_datasets(releases)
+    spent = totals(releases)
+    of_datasets = totals_of_datasets(releases)
     rows = [
         (
             t.dataset,
@@ -305,13 +305,15 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     """A table of a store's arrays: what they are, and how they were computed."""
     rows = []
     for a in arrays:
-        recipe, side = a["recipe"], a["recipe"].get("size")
+        recipe = a["recipe"]
+        side = a["recipe"].get("size")
         prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
         if side is not None and (kind := held_by([recipe])) != IMAGES:
             prepared = f"{kind}, {side} tokens" if side else f"{kind} as they are"
         prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
-        shape, weights = "x".join(map(str, a["shape"])), str(recipe.get("weights", ""))[:12]
+        shape = "x".join(map(str, a["shape"]))
+        weights = str(recipe.get("weights", ""))[:12]
         rows.append(
             (
                 a["name"],
@@ -340,10 +342,8 @@ def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
     lines = []
     for name, entries in sorted(store.texts.items()):
-        current, others = (
-            quoted(entries[-1]["templates"]) or "from the file of embeddings",
-            len(entries) - 1,
-        )
+        current = quoted(entries[-1]["templates"]) or "from the file of embeddings"
+        others = len(entries) - 1
         more = f"; {others} more stored" if others else ""
         chooses = " (fedcache extract --text chooses)" if entries[-1]["templates"] else ""
         lines.append(f"text        {name}: {current}{chooses}{more}")
@@ -422,10 +422,8 @@ def gc(
         if name not in KINDS:
             raise unknown("--kind", name, KINDS)
     found = find_garbage(Home.from_environment(), chosen, idle_days=days)
-    total, things = (
-        sum(g.bytes for g in found),
-        f"{len(found):,} thing{'' if len(found) == 1 else 's'}",
-    )
+    total = sum(g.bytes for g in found)
+    things = f"{len(found):,} thing{'' if len(found) == 1 else 's'}"
     data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
     shown = TextTable(
         "",

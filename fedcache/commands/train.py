@@ -81,11 +81,13 @@ def train(
     check_config(config)
     file = read_file(config, observer.note)
     given = {**given, "method": one_of(name, given["method"])}
-    resolved, partition = train_config(file, given), partition_config(file, given)
+    resolved = train_config(file, given)
+    partition = partition_config(file, given)
     if resolved.method is None:
         raise UsageError("No method was named.", f"fedcache train METHOD, of {', '.join(METHODS)}")
     check_methods([resolved.method])
-    home, cluster = Home.from_environment(), engine_of(engine, ray_address)
+    home = Home.from_environment()
+    cluster = engine_of(engine, ray_address)
     if given["dry_run"]:
         from fedcache.grids import train_grid as grids
 
@@ -185,15 +187,14 @@ def grid(
     if ready == "list":
         return list_ready_grids()
     check_config(config)
-    file, preset = (
-        read_file(config, observer.note),
-        presets.find_preset(ready) if ready is not None else None,
-    )
+    file = read_file(config, observer.note)
+    preset = presets.find_preset(ready) if ready is not None else None
     if preset is not None:
         schemes = asked_schemes(sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
-    resolved, partition = train_config(file, given), partition_config(file, given)
+    resolved = train_config(file, given)
+    partition = partition_config(file, given)
     sweeps = swept_values(sweep, given, preset)
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
@@ -273,13 +274,11 @@ def list_ready_grids() -> CommandResult:
 def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
     """The partition schemes that the command line names or sweeps."""
     swept = pairs(sweep, "--sweep", once=True).get("scheme")
-    return (
-        split_list([swept], "--sweep scheme")
-        if swept
-        else (given["scheme"],)
-        if given["scheme"]
-        else ()
-    )
+    if swept:
+        return split_list([swept], "--sweep scheme")
+    if given["scheme"]:
+        return (given["scheme"],)
+    return ()
 
 
 def note_preset(

@@ -52,12 +52,10 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
-    accuracy, fair, traffic, part = (
-        result["accuracy"],
-        result["fairness"],
-        result["traffic"],
-        result["partition"],
-    )
+    accuracy = result["accuracy"]
+    fair = result["fairness"]
+    traffic = result["traffic"]
+    part = result["partition"]
     spread = _over_seeds(accuracy, len(result["seeds"]))
     what = PROTOCOLS[result["protocol"]]
     exact = traffic["exact"]["per_client_round"]
@@ -101,7 +99,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         lines.append(
             "  no accuracy: the scores of a model are not numbers, or nobody could be scored"
         )
-    owned, size = result["classes_owned"], result["parameters"]
+    owned = result["classes_owned"]
+    size = result["parameters"]
     each = owned.get("per_client") or [owned["least"], owned["most"]]
     span = "" if min(each) == max(each) else f"{min(each):g} to "
     fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
@@ -207,10 +206,8 @@ FEW_ROWS = 20
 
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
-    values, sweeps = (
-        list(rows[0].accuracy),
-        list(dict.fromkeys(key for row in rows for key in row.sweep)),
-    )
+    values = list(rows[0].accuracy)
+    sweeps = list(dict.fromkeys(key for row in rows for key in row.sweep))
     cells = [
         (
             row.method,
@@ -229,10 +226,8 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     ]
     columns = ("method", *sweeps, *headings, "mean")
     if done.by_validation:
-        columns, cells = (
-            (*columns, "validation"),
-            [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)],
-        )
+        columns = (*columns, "validation")
+        cells = [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)]
     shown = TextTable(
         "accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:]
     )
@@ -287,7 +282,8 @@ def search_lines(done: Grid) -> list[str]:
     """How a search went; [] for a grid that is none."""
     if (search := done.search) is None:
         return []
-    seed, pruner = search["seed"], "" if search["pruner"] == "none" else f", {search['pruner']}"
+    seed = search["seed"]
+    pruner = "" if search["pruner"] == "none" else f", {search['pruner']}"
     return [
         f"{search['trials']} trials ({search['sampler']}, seed {seed}{pruner}): {search['finished']} finished, "
         f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"

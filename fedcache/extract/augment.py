@@ -120,7 +120,9 @@ def canonical(text: str) -> str:
     Raises as ``parse_policy``.
     """
     steps = parse_policy(text)
-    return "" if steps == parse_policy(DEFAULT) else ",".join(map(str, steps))
+    if steps == parse_policy(DEFAULT):
+        return ""
+    return ",".join(map(str, steps))
 
 
 def described(text: str) -> str:

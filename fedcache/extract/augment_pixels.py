@@ -30,7 +30,8 @@ def crop_box(size: tuple[int, int], area: tuple[float, float], draw: np.random.G
     # In a long image no crop has both the area and the aspect drawn: the area gives way, never the image's border.
     w = min(width, max(1, round(math.sqrt(wanted * aspect))))
     h = min(height, max(1, round(math.sqrt(wanted / aspect))))
-    left, top = int(draw.random() * (width - w + 1)), int(draw.random() * (height - h + 1))
+    left = int(draw.random() * (width - w + 1))
+    top = int(draw.random() * (height - h + 1))
     return left, top, left + w, top + h
 
 
@@ -49,7 +50,9 @@ def apply_step(
     """
     if step.name == "flip":
         chosen = draw.random() < step.values[0]
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if chosen and mirror else image
+        if chosen and mirror:
+            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return image
     return _STEPS[step.name](image, step.values, draw)
 
 
@@ -72,7 +75,9 @@ def _jitter(
         (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), factors, strict=True
     ):
         image = enhance(image).enhance(float(factor))
-    return _turned(image, turn) if hue else image
+    if hue:
+        return _turned(image, turn)
+    return image
 
 
 def _turned(image: Image.Image, turn: float) -> Image.Image:
@@ -83,12 +88,17 @@ def _turned(image: Image.Image, turn: float) -> Image.Image:
 
 
 def _grey(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
-    return image.convert("L").convert("RGB") if draw.random() < values[0] else image
+    if draw.random() < values[0]:
+        return image.convert("L").convert("RGB")
+    return image
 
 
 def _blur(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
-    chosen, sigma = draw.random() < values[0], draw.uniform(values[1], values[2])
-    return image.filter(ImageFilter.GaussianBlur(float(sigma))) if chosen else image
+    chosen = draw.random() < values[0]
+    sigma = draw.uniform(values[1], values[2])
+    if chosen:
+        return image.filter(ImageFilter.GaussianBlur(float(sigma)))
+    return image
 
 
 def _gaussian_noise(

@@ -146,7 +146,10 @@ class BatchRunner:
         import torch
 
         self.jobs = {job.key: job for job in jobs}
-        self.source, self.uid, self.rows, self.settings = source, uid, rows, settings
+        self.source = source
+        self.uid = uid
+        self.rows = rows
+        self.settings = settings
         self.device = torch.device(settings.device)
         self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
@@ -192,10 +195,13 @@ class BatchRunner:
 
         Of texts and rows what ``read_items`` gives.
         """
-        features, seconds, cut = {}, {}, {}
+        features = {}
+        seconds = {}
+        cut = {}
         blank = [index for index, row in enumerate(rows) if row in bad]
         for key in keys:
-            start, job = time.perf_counter(), self.jobs[key]
+            start = time.perf_counter()
+            job = self.jobs[key]
             given = inputs[input_key(job.recipe)]
             if job.backbone.reads == IMAGES:
                 features[key] = self._encode(job, given, rows, blank)

@@ -56,7 +56,9 @@ class ChunkCollector:
     """
 
     def __init__(self, writers: Mapping[str, ChunkWriter], rows: int, batch: int) -> None:
-        self.writers, self.rows, self.batch = writers, rows, batch
+        self.writers = writers
+        self.rows = rows
+        self.batch = batch
         self.pending: dict[tuple[str, int], PendingChunk] = {}
         self.unsaved = dict.fromkeys(writers, 0)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")

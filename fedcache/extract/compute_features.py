@@ -104,7 +104,8 @@ def _open_writers(
     earlier: IncrementalPlan | None,
 ) -> dict[str, ArrayWriter]:
     """A writer per array, locked until the stack closes; sorted by key so that two runs cannot wait for each other."""
-    shapes, chunk_rows = {}, {}
+    shapes = {}
+    chunk_rows = {}
     for job in jobs:  # all checked before the first lock is taken
         shapes[job.key] = feature_shape(job, data, job.backbone.width)
         row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
@@ -178,7 +179,8 @@ class _Run:
             self._timed(partial(run_batches, self.tasks, workers, collector))
         jobs = {job.key: job for job in self.jobs}
         for key, templates in text.items():
-            backbone, classes = jobs[key].backbone.name, self.data.classes
+            backbone = jobs[key].backbone.name
+            classes = self.data.classes
             meta = {
                 "backbone": backbone,
                 "weights": jobs[key].recipe.weights,
@@ -189,7 +191,9 @@ class _Run:
     def _timed(self, compute: Callable[..., bool]) -> None:
         """``run_batches`` or ``run_tasks`` with a clock, the progress bar and the message of an interruption."""
         begin = time.perf_counter()
-        rows, batch, o = len(self.data.names), self.settings.batch, self.options
+        rows = len(self.data.names)
+        batch = self.settings.batch
+        o = self.options
         o.observer.start(
             "extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), self.data.holds
         )
@@ -211,7 +215,8 @@ class _Run:
 
         From the ``seconds`` of an image through every model, ``parallel`` of which go through them at once.
         """
-        s, names = self.settings, " + ".join(job.recipe.label for job in self.jobs)
+        s = self.settings
+        names = " + ".join(job.recipe.label for job in self.jobs)
         # A first batch without a readable item reached no model, so how fast they are is not known.
         models = seconds > 0 and any(
             job.recipe.dtype != "uint8" for job in self.jobs
@@ -252,7 +257,8 @@ def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
 
 def feature_shape(job: FeatureJob, data: Dataset, width: int) -> tuple[int, ...]:
     """[N, V, D], or [N, V, H, W, 3] for pixels; the native size of pixels is that of the first good image."""
-    rows, views = len(data.names), job.recipe.views
+    rows = len(data.names)
+    views = job.recipe.views
     if job.recipe.dtype != "uint8":
         return (rows, views, width)
     if job.recipe.size:

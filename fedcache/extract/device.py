@@ -23,7 +23,9 @@ class Device:
 
 def cores() -> int:
     """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def known_device(requested: str) -> str:
@@ -79,5 +81,7 @@ def resolve_dtype(requested: str, device: str) -> str:
             return "float32"
         import torch
 
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+        if torch.cuda.is_bf16_supported():
+            return "bfloat16"
+        return "float16"
     return requested

@@ -49,7 +49,9 @@ class DigestMemory:
             found = read_sealed(self._path(key), _what(key))
         except CorruptionError:
             return None
-        return None if found is None else found.content
+        if found is None:
+            return None
+        return found.content
 
     def remember(self, key: Any, fact: Any) -> None:
         """Store ``fact`` (any JSON value) for ``key``. If it cannot be written, it is computed again the next time."""

@@ -167,7 +167,9 @@ class _InMemory:
     def read(self, row: int) -> NDArray[np.uint8]:
         """The pixels of a row; raises ``BadImage``."""
         image = self.images[row]
-        return np.asarray(from_pillow(image)) if isinstance(image, Image.Image) else image
+        if isinstance(image, Image.Image):
+            return np.asarray(from_pillow(image))
+        return image
 
 
 def images_in_memory(images: Sequence[Any]) -> NamedImages:
@@ -252,7 +254,8 @@ def embedded(
     uid = np.zeros((N, 16), np.uint8)
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
     numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named
-    unlabelled, whole = np.full(N, -1, np.int32), np.zeros(N, np.uint8)
+    unlabelled = np.full(N, -1, np.int32)
+    whole = np.zeros(N, np.uint8)
     data = Dataset(
         spec="images",
         slug="images",

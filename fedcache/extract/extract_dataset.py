@@ -312,9 +312,11 @@ def default_dataset(home: Home, observer: Observer) -> str:
             f"{', '.join(store.path.name for store in stores[:5])}{' ..' if len(stores) > 5 else ''}.",
             "Name it, for example:  fedcache extract --dataset digits",
         )
-    spec, why = ("digits", "the offline bundle, as nothing was extracted before")
+    spec = "digits"
+    why = "the offline bundle, as nothing was extracted before"
     if last is not None:
-        spec, why = last[1], "the one last extracted"
+        spec = last[1]
+        why = "the one last extracted"
     observer.note(f"Dataset {spec}: {why} (--dataset chooses another).")
     return spec
 

@@ -74,7 +74,9 @@ def to_convert(kind: str) -> str:
         return " (convert to PNG)"
     if kind == OTHER_FORMATS[""]:
         return " (images need one: .png, .jpg)"
-    return f" ({_OTHER_TOOLS[kind]})" if kind in _OTHER_TOOLS else ""
+    if kind in _OTHER_TOOLS:
+        return f" ({_OTHER_TOOLS[kind]})"
+    return ""
 
 
 def how_to_convert(path: Path, ignored: Mapping[str, int]) -> str:

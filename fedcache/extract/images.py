@@ -184,7 +184,9 @@ def _upright(image: Image.Image) -> Image.Image:
         raise
     except Exception:
         return image
-    return image if turn is None else image.transpose(turn)
+    if turn is None:
+        return image
+    return image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -231,7 +233,8 @@ def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
             f"the image is {width} x {height} pixels and would be resized to {target[0]} x {target[1]}; "
             f"the limit is {MAX_PIXELS:,} pixels"
         )
-    left, top = round((target[0] - size) / 2), round((target[1] - size) / 2)
+    left = round((target[0] - size) / 2)
+    top = round((target[1] - size) / 2)
     return np.array(image.resize(target, kernel).crop((left, top, left + size, top + size)))
 
 

@@ -20,7 +20,9 @@ from fedcache.extract.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-IMAGES, TEXTS, ROWS = "images", "texts", "rows"
+IMAGES = "images"
+TEXTS = "texts"
+ROWS = "rows"
 KINDS = (IMAGES, TEXTS, ROWS)
 DECODERS = dict(zip(KINDS, KNOWN_DECODERS, strict=True))
 """``Recipe.decoder`` of what is read."""

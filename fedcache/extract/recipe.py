@@ -242,7 +242,8 @@ class Recipe:
             if getattr(self, name) != getattr(native, name)
         ]
         if fixed:
-            value, expected = getattr(self, fixed[0]), getattr(native, fixed[0])
+            value = getattr(self, fixed[0])
+            expected = getattr(native, fixed[0])
             raise UsageError(
                 f"The {fixed[0]} is {value[:40]!r}, and that of {self.backbone} is {expected!r}.",
                 "",

@@ -75,15 +75,15 @@ class ExtractionStats:
     @property
     def rate(self) -> float:
         """Images per second."""
-        return self.images / self.seconds if self.seconds else 0.0
+        if self.seconds:
+            return self.images / self.seconds
+        return 0.0
 
     def busy(self, cores: int) -> float:
         """Share of the cores' time that went into decoding and the models."""
-        return (
-            (self.decode_seconds + self.forward_seconds) / (self.seconds * cores)
-            if self.seconds
-            else 0.0
-        )
+        if self.seconds:
+            return (self.decode_seconds + self.forward_seconds) / (self.seconds * cores)
+        return 0.0
 
 
 def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
@@ -173,10 +173,14 @@ def summarise(
     listed = store.quarantined()
     out.bad = [entry for entry in listed if entry["reason"] != VANISHED]
     out.vanished = len(listed) - len(out.bad)
-    out.images, out.ok = store.rows - out.vanished, store.rows_ok
+    out.images = store.rows - out.vanished
+    out.ok = store.rows_ok
     if stats is not None:
-        out.decoded, out.seconds, out.rate = stats.images, stats.seconds, stats.rate
-        out.busy, out.workers = stats.busy(cores()), stats.workers
+        out.decoded = stats.images
+        out.seconds = stats.seconds
+        out.rate = stats.rate
+        out.busy = stats.busy(cores())
+        out.workers = stats.workers
         out.cut = {
             item.backbone.name: n for item in planned if (n := stats.cut.get(item.recipe.key, 0))
         }

@@ -154,7 +154,9 @@ def _run_value(name: str, value: str) -> Any:
     if name == "aggregate":
         return parse_rule(value).text
     if name == "attack":
-        return None if value == NO_ATTACK else parse_attack(value)
+        if value == NO_ATTACK:
+            return None
+        return parse_attack(value)
     if name == "backbones":
         for one in value.split("+"):
             # A name with the digest of its recipe is that of an array; the user's own are looked for in the store.

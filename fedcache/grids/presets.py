@@ -86,7 +86,8 @@ class GridPreset:
         if options := {k: v for k, v in self.partition.get("options", {}).items() if k not in gone}:
             partition["options"] = options
         for name, inner, own in (("train", "set", self.train), ("partition", "options", partition)):
-            mine, theirs = own, file.get(name, {})
+            mine = own
+            theirs = file.get(name, {})
             both = {**mine.get(inner, {}), **theirs.get(inner, {})}
             merged[name] = {**mine, **theirs, **({inner: both} if both else {})}
         return merged
@@ -95,7 +96,9 @@ class GridPreset:
 def of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """The partition scheme that a configuration file names, if it does."""
     scheme = file.get("partition", {}).get("scheme")
-    return () if scheme is None else (str(scheme),)
+    if scheme is None:
+        return ()
+    return (str(scheme),)
 
 
 @cache

@@ -153,7 +153,8 @@ def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
     """The options of the command line that make a configuration, as words; what has its default is left out."""
     words: list[str] = []
     for item in fields(config):
-        value, default = getattr(config, item.name), item.default
+        value = getattr(config, item.name)
+        default = item.default
         if item.name in without or value in (default, None, (), {}):
             continue
         option = option_name(item)

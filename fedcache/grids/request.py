@@ -90,7 +90,9 @@ class GridRequest:
             with suppress(FedcacheError):  # a point that cannot be ends when its turn comes
                 method = find_method(name)
                 kinds.add(method.protocol(hyperparameters(method, self.config_of(number))))
-        return "own" if len(kinds) < 2 else "client-mean"
+        if len(kinds) < 2:
+            return "own"
+        return "client-mean"
 
     def check(self) -> None:
         """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
@@ -98,7 +100,8 @@ class GridRequest:
         Raises UsageError, naming the point.
         """
         for number, (name, _) in enumerate(self.points):
-            config, clients = self.config_of(number), self.partition_of(number).clients
+            config = self.config_of(number)
+            clients = self.partition_of(number).clients
             try:
                 trust = policy_from_config(config, find_method(name))
                 timing_from_config(config, find_method(name))

@@ -59,7 +59,9 @@ def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
 def _mean(figures: Sequence[float | None], count: int) -> float | None:
     """The mean of that many figures; None where one is missing."""
     known = [f for f in figures if f is not None]
-    return sum(known) / len(known) if known and len(known) == count else None
+    if known and len(known) == count:
+        return sum(known) / len(known)
+    return None
 
 
 @dataclass
@@ -164,7 +166,11 @@ class Grid:
         Trials of a search may fail, as where a rate is too high: that is found out, and no error.
         """
         failed = self.failed and not (self.search and self.points)
-        return Exit.CORRUPT if self.damaged else Exit.FEDERATED if failed else Exit.OK
+        if self.damaged:
+            return Exit.CORRUPT
+        if failed:
+            return Exit.FEDERATED
+        return Exit.OK
 
     @property
     def reused(self) -> int:
@@ -184,7 +190,9 @@ class Grid:
         """Its spread over seeds, ddof 1; None for one seed, and where every seed gives the same: that is no spread."""
         found = self.score_of(point)
         std: float | None = point.run.accuracy["std"] if self.scored_by == "own" else found.std
-        return None if len(set(found.per_seed)) == 1 else std
+        if len(set(found.per_seed)) == 1:
+            return None
+        return std
 
     @property
     def unchanging(self) -> list[str]:
@@ -199,7 +207,9 @@ class Grid:
     @property
     def chosen_by(self) -> str:
         """What ``best`` is, in words: chosen by validation accuracy, or what is no choice."""
-        return BY_VALIDATION if self.by_validation else NOT_A_CHOICE
+        if self.by_validation:
+            return BY_VALIDATION
+        return NOT_A_CHOICE
 
     def best(self) -> Point:
         """The point with the highest validation accuracy, without such rows test accuracy; of equals see ``ranked``.
@@ -215,11 +225,10 @@ class Grid:
         """
 
         def order(point: Point) -> tuple[float, Order, Order, str]:
-            figure, result = self.figure(point), point.run.result
-            of_run, swept = (
-                order_of_run({**result, "method": point.method}),
-                order_of_settings(point.sweep),
-            )
+            figure = self.figure(point)
+            result = point.run.result
+            of_run = order_of_run({**result, "method": point.method})
+            swept = order_of_settings(point.sweep)
             return -round(figure or 0.0, DIGITS), of_run, swept, str(result.get("digest"))
 
         return sorted(self.points, key=order)
@@ -331,7 +340,9 @@ class Grid:
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
-        best, privacy, held_out = self.best(), self.privacy(), self.held_out()
+        best = self.best()
+        privacy = self.privacy()
+        held_out = self.held_out()
         return {
             "points": [p.to_dict() for p in self.points],
             "damaged": [asdict(d) for d in self.damaged],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SAMPLERS, PRUNERS, TRIALS = ("tpe", "random", "gp"), ("none", "median", "asha"), 40
+SAMPLERS = ("tpe", "random", "gp")
+PRUNERS = ("none", "median", "asha")
+TRIALS = 40
 """Of a search: how points are drawn, how trials are stopped on their way, and how many there are."""
 
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 # with it.
 
 
-NAME, METHOD = "fedcache", "method"
+NAME = "fedcache"
+METHOD = "method"
 TRIALS = "trials.jsonl"
 """In the folder of a search: one sealed line for every trial that has ended. It is what a search reads again."""
 JOURNAL = "study.journal"
@@ -54,7 +55,8 @@ JOURNAL = "study.journal"
 ATTEMPTS = 20
 """How often a trial is drawn again that was had before."""
 
-REDUCTION, STARTUP = 3, 5
+REDUCTION = 3
+STARTUP = 5
 """ASHA: of how many trials the best goes on at each rung. Median: trials that are never stopped, to compare with."""
 
 
@@ -71,7 +73,9 @@ class Trials:
     def __init__(
         self, search: SearchPlan, folder: Path, eval_every: int, *, fresh: bool = False
     ) -> None:
-        self.search, self.path, self._eval_every = search, folder / JOURNAL, eval_every
+        self.search = search
+        self.path = folder / JOURNAL
+        self._eval_every = eval_every
         self._file = folder / TRIALS
         self._first = first_of({"kind": "trials of a search", "search": folder.name})
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +100,8 @@ class Trials:
         """The next trial; None where every point of the space was had."""
         import optuna
 
-        taken, number = {self.point_of(t.params) for t in self.ended}, len(self.ended)
+        taken = {self.point_of(t.params) for t in self.ended}
+        number = len(self.ended)
         if len(taken) >= self.search.size:
             return None
         with quiet():
@@ -175,25 +180,22 @@ class Trials:
         return str(params.get(METHOD, self.search.methods[0])), values
 
     def _word(self, key: str, drawn: Any) -> str:
-        kind, ordered = self.search.space[key], self.search.ordered(key)
-        return (
-            kind.word(drawn)
-            if isinstance(kind, Range)
-            else str(drawn)
-            if ordered is None
-            else ordered[drawn]
-        )
+        kind = self.search.space[key]
+        ordered = self.search.ordered(key)
+        if isinstance(kind, Range):
+            return kind.word(drawn)
+        if ordered is None:
+            return str(drawn)
+        return str(ordered[drawn])
 
     def _drawn(self, key: str, word: str) -> int | str:
         """The inverse of ``_word``, of values that can be listed."""
         ordered = self.search.ordered(key)
-        return (
-            int(word)
-            if isinstance(self.search.space[key], Range)
-            else word
-            if ordered is None
-            else (ordered.index(word))
-        )
+        if isinstance(self.search.space[key], Range):
+            return int(word)
+        if ordered is None:
+            return word
+        return ordered.index(word)
 
     def _dimensions(self) -> Iterator[tuple[str, BaseDistribution]]:
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -327,7 +329,8 @@ class SearchRun(GridRun):
         self, request: GridRequest, search: SearchPlan, observer: Observer, stop: Stop
     ) -> None:
         super().__init__(request, observer, stop)
-        self.search, self.total = search, search.trials
+        self.search = search
+        self.total = search.trials
         asked = (
             search.methods,
             dict(search.space),
@@ -363,7 +366,8 @@ class SearchRun(GridRun):
                 self.observer.note(f"All {len(trials.ended)} points of the space were tried.")
                 break
             self._make(trial, trials)
-        done, had = self.done, trials.ended[: self.search.trials]
+        done = self.done
+        had = trials.ended[: self.search.trials]
         done.search = {
             "sampler": self.search.sampler,
             "seed": self.search.seed,
@@ -393,7 +397,8 @@ class SearchRun(GridRun):
     def _read(self, trial: FrozenTrial, trials: Trials) -> bool:
         """Take a trial that has ended as it was; whether it is of the same data and code."""
         number, method, sweep = self._add(trials, trial.params)
-        facts, words = trial.user_attrs, self.request.words_of(number)
+        facts = trial.user_attrs
+        words = self.request.words_of(number)
         if trial.state.name == "COMPLETE":
             run = self._train(number, PassedOn(self.observer), self.stop)
             if run.path.name != facts.get("run"):
@@ -477,7 +482,8 @@ class EitherStop(Stop):
     """A request to stop a trial: its own, or that of the whole search."""
 
     def __init__(self, whole: Stop) -> None:
-        self.whole, self.own = whole, False
+        self.whole = whole
+        self.own = False
 
     @property
     def requested(self) -> bool:  # type: ignore[override]
@@ -514,7 +520,8 @@ class Watched(PassedOn):
 
     def __init__(self, observer: Observer, trial: Trial, halt: EitherStop) -> None:
         super().__init__(observer)
-        self._trial, self.halt = trial, halt
+        self._trial = trial
+        self.halt = halt
         self.pruned: Round | None = None
         for passed_on in ("note", "warn", "start", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))

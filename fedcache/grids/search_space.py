@@ -18,7 +18,9 @@ PointKey = tuple[str, tuple[tuple[str, str], ...]]
 """A method and its swept values, which tell points apart."""
 
 WHOLE_NUMBERS = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
-DIGITS, MOST_CHECKED, MOST_LISTED = 4, 200, 100_000
+DIGITS = 4
+MOST_CHECKED = 200
+MOST_LISTED = 100_000
 """Digits of a drawn number; corners of a space that are checked beforehand; points up to which a space is listed."""
 
 
@@ -207,6 +209,8 @@ def _ends_of(value: str) -> tuple[bool, float, float] | None:
     """Whether a range is logarithmic, and its ends; None for a value that is none."""
     match = re.fullmatch(r"(log:)?([^:]+?)\.\.([^:]+)", value)
     try:
-        return None if match is None else (match[1] is not None, float(match[2]), float(match[3]))
+        if match is None:
+            return None
+        return (match[1] is not None, float(match[2]), float(match[3]))
     except ValueError:
         return None

@@ -78,7 +78,8 @@ def retrain(grid: EndedGrid, done: Grid) -> list[Point]:
     The partition is that of the point with the validation rows among the training rows again, which is the one that is
     made without any: a run on it that is there already is returned. Raises FedcacheError, as ``train``.
     """
-    request, made = grid.request, []
+    request = grid.request
+    made = []
     which = SaveModels("none" if request.save.which == "none" else "all", request.save.clients)
     for point in done.chosen():
         number = request.points.index((point.method, point.sweep))
@@ -174,10 +175,15 @@ class GridRun:
     """
 
     def __init__(self, request: GridRequest, observer: Observer, stop: Stop) -> None:
-        self.request, self.observer, self.stop = request, observer, stop
+        self.request = request
+        self.observer = observer
+        self.stop = stop
         self.ended: dict[int, Run | FedcacheError] = {}
-        self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
-        self.score, self.total = request.compared_by(), len(request.points)
+        self._inputs = InputCache()
+        self._shared = GridCache()
+        self._best = -1.0
+        self.score = request.compared_by()
+        self.total = len(request.points)
         self._kept = KeptModels(request.save, None if self.score == "own" else self.score)
         asked = repr(
             (request.points, request.config, request.partition, request.repartition)
@@ -220,7 +226,8 @@ class GridRun:
         With ``whole`` the rows to choose by are training rows.
         """
         request = self.request
-        config, partition = request.config_of(number), request.partition_of(number)
+        config = request.config_of(number)
+        partition = request.partition_of(number)
         check_config(config, partition)
         preparation = Preparation(
             request.home,
@@ -240,7 +247,8 @@ class GridRun:
         group = [n for n in group if n not in self.ended]
         if not group:
             return
-        request, count = self.request, len(self.ended)
+        request = self.request
+        count = len(self.ended)
         configs = [request.config_of(n) for n in group]
         swept = " ".join(f"{k}={v}" for k, v in request.points[group[0]][1].items())
         many = f" and {len(group) - 1} that differ in numbers" if len(group) > 1 else ""
@@ -306,7 +314,8 @@ class GridRun:
         )
         if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
-        points, clients = execution.points, execution.chunk
+        points = execution.points
+        clients = execution.chunk
         return (
             f"They are one program: {execution.name}, {points} points and {clients} clients at once"
         )
@@ -323,15 +332,14 @@ class GridRun:
             self.observer.warn(out.message)
             return
         self._kept.ended(out.path, out.result)
-        mean, points = choice_value(out.result, self.score), self.total
+        mean = choice_value(out.result, self.score)
+        points = self.total
         # Accuracies on values that are held out in turn are of different rows: none of them is the highest.
         comparable = "hold_out" not in self.request.points[number][1]
         if mean is not None and mean > self._best and points > 1 and comparable:
             self._best = mean
-            words, what = (
-                self.request.words_of(number),
-                "validation" if has_validation([out.result]) else "test",
-            )
+            words = self.request.words_of(number)
+            what = "validation" if has_validation([out.result]) else "test"
             self.observer.note(
                 f"Highest {what} accuracy so far, {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
             )

@@ -68,7 +68,9 @@ def points_that_differ(
 
 def _why_unread(key: str, hp: Mapping[str, Value]) -> str:
     place, name = split_key(key)
-    return why_unread(name, hp) if place == "set" else ""
+    if place == "set":
+        return why_unread(name, hp)
+    return ""
 
 
 def refuse_unread(

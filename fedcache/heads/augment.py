@@ -36,9 +36,11 @@ RADIUS = 6
 """Pixels on each side that a blur reads: three times its largest width."""
 
 # Places of the draws of one view.
-_AREA, _SHAPE = slice(0, TRIES), slice(TRIES, 2 * TRIES)
+_AREA = slice(0, TRIES)
+_SHAPE = slice(TRIES, 2 * TRIES)
 _X, _Y, _FLIP, _GATE = range(2 * TRIES, 2 * TRIES + 4)
-_FACTOR, _ORDER = slice(_GATE + 1, _GATE + 5), slice(_GATE + 5, _GATE + 9)
+_FACTOR = slice(_GATE + 1, _GATE + 5)
+_ORDER = slice(_GATE + 5, _GATE + 9)
 _GREYED, _BLURRED, _WIDTH = range(_GATE + 9, _GATE + 12)
 
 DRAWS = _WIDTH + 1
@@ -103,7 +105,9 @@ def _each(values: Tensor) -> Tensor:
 def _on_some(chosen: Tensor, x: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """``change(images, rows)`` of the chosen images, the others as they are."""
     rows = chosen.nonzero().squeeze(1)
-    return x.index_copy(0, rows, change(x[rows], rows)) if len(rows) else x
+    if len(rows):
+        return x.index_copy(0, rows, change(x[rows], rows))
+    return x
 
 
 def _windows(
@@ -114,14 +118,13 @@ def _windows(
     area = height * width * (least + (1.0 - least) * u[:, _AREA])
     low, high = (math.log(a) for a in ASPECT)
     aspect = torch.exp(low + (high - low) * u[:, _SHAPE])
-    w, h = torch.sqrt(area * aspect).round(), torch.sqrt(area / aspect).round()
+    w = torch.sqrt(area * aspect).round()
+    h = torch.sqrt(area / aspect).round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits.int().argmax(-1, keepdim=True)
     none = ~fits.any(-1)
-    widest, tallest = (
-        float(min(width, round(height * ASPECT[1]))),
-        float(min(height, round(width / ASPECT[0]))),
-    )
+    widest = float(min(width, round(height * ASPECT[1])))
+    tallest = float(min(height, round(width / ASPECT[0])))
     w = torch.where(none, widest, w.gather(-1, first).squeeze(-1))
     h = torch.where(none, tallest, h.gather(-1, first).squeeze(-1))
 
@@ -141,7 +144,8 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
         ).clamp(min=0.0)
         last = (size - 1).unsqueeze(1)
         low = at.long().minimum(last)
-        high, share = (low + 1).minimum(last), (at - low).to(x.dtype)
+        high = (low + 1).minimum(last)
+        share = (at - low).to(x.dtype)
         shape = [len(x), 1, 1, 1]
         shape[axis] = out
         near, far, share = (
@@ -195,12 +199,14 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
 
 def _jittered(x: Tensor, u: Tensor, policy: Policy) -> Tensor:
     """Brightness, contrast, saturation and hue, in the order of each image's own draws."""
-    least, most = max(0.0, 1.0 - policy.jitter), 1.0 + policy.jitter
+    least = max(0.0, 1.0 - policy.jitter)
+    most = 1.0 + policy.jitter
     steps: tuple[Step, ...] = (_brightened, _contrasted, _saturated, _turned)
     active = [k for k in range(4) if (policy.hue if k == 3 else policy.jitter)]
 
     def all_steps(y: Tensor, rows: Tensor) -> Tensor:
-        drawn, order = u[rows, _FACTOR], u[rows, _ORDER].argsort(-1)
+        drawn = u[rows, _FACTOR]
+        order = u[rows, _ORDER].argsort(-1)
         factor = torch.cat(
             [least + (most - least) * drawn[:, :3], policy.hue * (2.0 * drawn[:, 3:] - 1.0)], 1
         )
@@ -224,7 +230,8 @@ def _blurred(x: Tensor, u: Tensor) -> Tensor:
         wide = pad(
             x, (0, 0, RADIUS, RADIUS) if axis == 2 else (RADIUS, RADIUS, 0, 0), mode="replicate"
         )
-        size, total = x.shape[axis], torch.zeros_like(x)
+        size = x.shape[axis]
+        total = torch.zeros_like(x)
         for k in range(2 * RADIUS + 1):
             total.addcmul_(wide.narrow(axis, k, size), _each(weight[:, k]))
         x = total.clamp(0.0, 1.0)

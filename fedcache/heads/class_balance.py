@@ -19,7 +19,8 @@ def votes(q: Tensor, weight: Tensor) -> Tensor:
         int64 [.., C].
     """
     C = q.shape[-1]
-    row, k = torch.arange(q.shape[-2], device=q.device), torch.arange(C, device=q.device)
+    row = torch.arange(q.shape[-2], device=q.device)
+    k = torch.arange(C, device=q.device)
     turn = (k - row.unsqueeze(-1)) % C
     best = torch.where(q == q.amax(-1, keepdim=True), turn, C).argmin(-1)
     m = torch.zeros(*q.shape[:-2], C, dtype=torch.int64, device=q.device)

@@ -114,7 +114,9 @@ class Encoder:
 
 def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
     """(name, channels in, channels of its 3 x 3 convolution, stride) of every block."""
-    out, before, kind = [], encoder.channels, RESNETS[encoder.kind]
+    out = []
+    before = encoder.channels
+    kind = RESNETS[encoder.kind]
     for stage, count in enumerate(kind.stages):
         wide = encoder.channels << stage
         for block in range(count):
@@ -158,11 +160,14 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
         if W.shape[-1] == 1:
             # A 1 x 1 kernel reads single pixels, so the ones between strides are left out first: half the time, and
             # oneDNN's strided 1 x 1 kernel (AVX2, fewer than 8 channels, channels last) writes past its buffers.
-            x, stride = x[..., ::stride, ::stride], 1
+            x = x[..., ::stride, ::stride]
+            stride = 1
         y = conv2d(x, W, stride=stride, padding=W.shape[-1] // 2)
-        mean, var = p[f"{name}.mean"], p[f"{name}.var"]
+        mean = p[f"{name}.mean"]
+        var = p[f"{name}.var"]
         if training:  # batch_norm updates what it is given
-            mean, var = mean.clone(), var.clone()
+            mean = mean.clone()
+            var = var.clone()
             updates.update({f"{name}.mean": mean, f"{name}.var": var})
         return batch_norm(
             y, mean, var, p[f"{name}.gain"], p[f"{name}.shift"], training, BN_MOMENTUM, BN_EPS

@@ -66,7 +66,8 @@ def fit_mixture(
         ValueError, numpy.linalg.LinAlgError: a covariance is singular.
     """
     if k == 1:
-        mean, D = z.mean(0), z.shape[1]
+        mean = z.mean(0)
+        D = z.shape[1]
         apart = z - mean
         if cov == "full":
             scale = pack(apart.T @ apart / len(z) + reg * np.eye(D))
@@ -123,7 +124,8 @@ def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
         cov: form of the scales.
     """
     share = parts.weight / parts.weight.sum()
-    mean, D = share @ parts.mean, parts.mean.shape[1]
+    mean = share @ parts.mean
+    D = parts.mean.shape[1]
     apart = parts.mean - mean
     if cov == "full":
         total = (share[:, None] * apart).T @ apart

@@ -60,12 +60,18 @@ class GramBasis:
 
 def inner(W: Tensor, axes: int) -> Tensor:
     """Coordinates [.., R, U] -> (M, R, U, G), a view where ``outer`` made them."""
-    return W.permute(1, 2, 3, 0) if axes == 2 else W.reshape(-1, *W.shape[-2:]).unsqueeze(-1)
+    if axes == 2:
+        return W.permute(1, 2, 3, 0)
+    return W.reshape(-1, *W.shape[-2:]).unsqueeze(-1)
 
 
 def outer(W: Tensor, axes: int) -> Tensor:
     """(M, R, U, G) -> coordinates [.., R, U], a view; memory stays in the inner order."""
-    return W.permute(3, 0, 1, 2) if axes == 2 else W.squeeze(-1) if axes == 1 else W[0, ..., 0]
+    if axes == 2:
+        return W.permute(3, 0, 1, 2)
+    if axes == 1:
+        return W.squeeze(-1)
+    return W[0, ..., 0]
 
 
 class GramBatch:
@@ -86,15 +92,20 @@ class GramBatch:
 
     def outputs(self, W: Tensor) -> Tensor:
         """The forward pass."""
-        basis, B = self.basis, self._at.shape[1]
-        full, seen = inner(W, basis.axes), basis.seen
+        basis = self.basis
+        B = self._at.shape[1]
+        full = inner(W, basis.axes)
+        seen = basis.seen
         swapped = points_first(full)
         if swapped:
-            full, seen = full.mT, seen.mT
-        M, last = len(full), full.shape[2:]
+            full = full.mT
+            seen = seen.mT
+        M = len(full)
+        last = full.shape[2:]
         k, R = seen.shape[1:3]
         n = basis.gram.shape[2]
-        c, A = full[:, :k], full[:, k:]
+        c = full[:, :k]
+        A = full[:, k:]
         K = basis.gram.reshape(M * R, n).index_select(0, self._rows).view(M, B, n)
         u = torch.bmm(K, A.reshape(M, n, -1)).view(M, B, *last)
         for j in range(k):
@@ -104,12 +115,14 @@ class GramBatch:
 
     def moved(self, du: Tensor, like: Tensor) -> Tensor:
         """Coordinates of dL/dW for dL/du [.., B, U]: its rows, added where they came from; in memory as ``like``."""
-        basis, B = self.basis, self._at.shape[1]
+        basis = self.basis
+        B = self._at.shape[1]
         d = inner(du, basis.axes)
         swapped = points_first(inner(like, basis.axes))
         if swapped:
             d = d.mT
-        M, last = len(d), d.shape[2:]
+        M = len(d)
+        last = d.shape[2:]
         k, n = basis.seen.shape[1:3]
         out = d.new_zeros(M, k + n, *last)
         rows = (self._first * (k + n) + k + self._at).flatten()

@@ -64,7 +64,9 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
     """
     if isinstance(x, GramBatch):
         u = x.affine(W)
-        return u if b is None else u + b.unsqueeze(-2)
+        if b is None:
+            return u
+        return u + b.unsqueeze(-2)
     if W.dim() == 2:
         if (
             b is not None and W.requires_grad and by_onednn(x, W)
@@ -88,7 +90,9 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         return out
     else:
         u = x @ W.mT
-    return u if b is None else u + b.unsqueeze(-2)
+    if b is None:
+        return u
+    return u + b.unsqueeze(-2)
 
 
 def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:

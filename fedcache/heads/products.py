@@ -22,7 +22,9 @@ FEW = 16
 
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
     """a b', [n, m], of matrices a [n, k] and b [m, k] in any order of memory; by oneDNN where ``by_onednn``."""
-    return _onednn(a, b, None) if by_onednn(a, b) else a @ b.mT
+    if by_onednn(a, b):
+        return _onednn(a, b, None)
+    return a @ b.mT
 
 
 def each_times_transposed(a: Tensor, b: Tensor) -> Tensor:
@@ -34,7 +36,8 @@ def each_times_transposed(a: Tensor, b: Tensor) -> Tensor:
 
 def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
-    B, C = x.shape[1], W.shape[1]
+    B = x.shape[1]
+    C = W.shape[1]
     if FEW <= B <= C // 4:  # in four fifths of the time
         return _stacked(
             [_onednn(own, rows, None) for rows, own in zip(x, W, strict=True)]
@@ -70,7 +73,9 @@ def onednn_works() -> bool:
         or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     ):
         return False
-    a, b, c = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3) - 5.0, torch.arange(4.0)
+    a = torch.arange(6.0).view(2, 3)
+    b = torch.arange(12.0).view(4, 3) - 5.0
+    c = torch.arange(4.0)
     try:
         return torch.equal(
             _onednn(a, b, c), torch.addmm(c, a, b.mT)
@@ -86,8 +91,12 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 def _dense(t: Tensor) -> Tensor:
     """The matrix without gaps, by rows or by columns: other strides oneDNN multiplies by a loop, 1,000 times slower."""
-    return t if t.is_contiguous() or t.mT.is_contiguous() else t.contiguous()
+    if t.is_contiguous() or t.mT.is_contiguous():
+        return t
+    return t.contiguous()
 
 
 def _stacked(each: list[Tensor]) -> Tensor:
-    return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
+    if len(each) > 1:
+        return torch.stack(each)
+    return each[0].unsqueeze(0)

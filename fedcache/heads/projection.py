@@ -54,7 +54,9 @@ class Head:
 
     def buffers(self) -> tuple[str, ...]:
         """Names of the running statistics, which no gradient moves."""
-        return ("P.mean", "P.var") if self.bn and self.kind != "linear" else ()
+        if self.bn and self.kind != "linear":
+            return ("P.mean", "P.var")
+        return ()
 
     def names(self) -> tuple[str, ...]:
         """All tensors of the model."""
@@ -121,7 +123,8 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
     if head.bn:
         if w is None:
             # An average of variances that somebody lies about may be negative; no variance is.
-            mean, var = p["P.mean"].unsqueeze(-2), p["P.var"].clamp_min(0.0).unsqueeze(-2)
+            mean = p["P.mean"].unsqueeze(-2)
+            var = p["P.var"].clamp_min(0.0).unsqueeze(-2)
         else:
             share = w.unsqueeze(-1)
             mean = (share * z).sum(-2, keepdim=True)
@@ -146,7 +149,9 @@ def finish(head: Head, u: Tensor) -> Tensor:
         u = normalize(torch.relu(u), dim=-1)
     if isinstance(head.scale, Tensor):
         return head.scale.reshape(head.scale.shape + (1,) * (u.dim() - head.scale.dim())) * u
-    return u if head.scale == 1.0 else head.scale * u
+    if head.scale == 1.0:
+        return u
+    return head.scale * u
 
 
 def logits(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tree]:

@@ -20,7 +20,8 @@ from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.heads.linear import Tree
 from fedcache.heads.products import onednn_works, times_transposed
 
-BLOCKS, NARROWEST = 8, 64
+BLOCKS = 8
+NARROWEST = 64
 """Products of columns, of which those below the diagonal are left out: at most so many, and none of fewer columns."""
 
 SINGLE_ROWS = 1024
@@ -70,7 +71,9 @@ def gram_single(z: Tensor) -> Tensor:
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
         alone = torch.get_num_threads() == 1 and not onednn_works()
-        return _gram_of_halves(single) if alone else _gram_by_columns(single)
+        if alone:
+            return _gram_of_halves(single)
+        return _gram_by_columns(single)
     if single.device.type != "cpu" and single.dim() == 2 and len(single) > SINGLE_ROWS:
         return _gram_of_many_blocks(single)
     total = gram(single[..., :SINGLE_ROWS, :]).double()
@@ -107,7 +110,8 @@ def _gram_by_columns(single: Tensor) -> Tensor:
     for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
         total = single.new_zeros(D, D, dtype=torch.float64)
         for block in rows.split(SINGLE_ROWS):
-            columns, missing = block.mT, -len(block) % HALVED
+            columns = block.mT
+            missing = -len(block) % HALVED
             if onednn_works():
                 columns = (pad(block, (0, 0, 0, missing)) if missing else block).mT.contiguous()
             for a, b in pairwise(edges):
@@ -237,7 +241,8 @@ def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
     return made + torch.diag_embed((1.0 - varies) * usual)
 
 
-PROBES, STEPS = 4, 3
+PROBES = 4
+STEPS = 3
 """Start vectors and steps of the inverse iteration."""
 
 
@@ -344,7 +349,9 @@ def usual_eigenvalue(A: Tensor) -> float:
     largest = float(vector.norm())
     squares = float((A**2).sum()) - largest**2
     rest = float(A.trace()) - largest
-    return max(squares, 0.0) / rest if rest > 0.0 else 0.0
+    if rest > 0.0:
+        return max(squares, 0.0) / rest
+    return 0.0
 
 
 DESTROYS = 0.1

@@ -111,7 +111,9 @@ class Ensemble:
 
     def rows(self, i: Tensor) -> Tensor:
         """[B, N] rows ``i`` [B] of the matrix, up to one constant factor."""
-        return self._whole[i] if self._whole is not None else self._make(i)
+        if self._whole is not None:
+            return self._whole[i]
+        return self._make(i)
 
     def targets(self, i: Tensor, anchors: Tensor, *, exclude_self: bool = False) -> Tensor:
         """q_ij over anchors j (eq 8): rows ``i`` [B] at columns ``anchors`` [A], normalised; [B, A]."""
@@ -129,7 +131,9 @@ def kept(rows: int, keep: float, *, own: bool = False) -> int:
     """
     if keep >= 1.0:
         return rows
-    return min(rows, int(keep * rows) + 1) if own else max(1, round(keep * rows))
+    if own:
+        return min(rows, int(keep * rows) + 1)
+    return max(1, round(keep * rows))
 
 
 def sparse(m: Tensor, count: int) -> Tensor:

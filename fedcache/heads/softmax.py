@@ -35,7 +35,9 @@ def _over_classes(kernel: Kernel, u: Tensor) -> Tensor:
         return kernel(u, -1)
     if u.is_contiguous():
         quick = u.shape[-1] < REGISTER and u.numel() >= FEWEST
-        return kernel(u.mT.contiguous(), -2).mT if quick else kernel(u, -1)
+        if quick:
+            return kernel(u.mT.contiguous(), -2).mT
+        return kernel(u, -1)
     if u.mT.is_contiguous():
         return kernel(u.mT, -2).mT
     # Scores that lie in another order, as those of a grid do: the kernel would first put the classes last.

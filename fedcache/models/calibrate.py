@@ -86,11 +86,14 @@ def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> 
         return None
     scores = _scores(model, spec, rows)
     known = np.isfinite(scores.max(-1))
-    scores, label = scores[known], label[rows[known]]
+    scores = scores[known]
+    label = label[rows[known]]
     if len(label) < LEAST_ROWS:
         return None
     value = consistent_temperature(scores, label)
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    if value is None:
+        return None
+    return float(f"{value:.{DIGITS}g}")
 
 
 def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]) -> float | None:
@@ -110,7 +113,8 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
         p = torch.from_numpy(scores / np.exp(log_temperature)).softmax(-1)
         return float(p.amax(-1).mean()) - accuracy
 
-    low, high = np.log(COLDEST), np.log(HOTTEST)
+    low = np.log(COLDEST)
+    high = np.log(HOTTEST)
     if excess(low) < 0:
         return None
     if excess(high) > 0:

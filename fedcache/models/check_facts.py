@@ -32,7 +32,8 @@ WIDEST = 2**20
 """Features of a backbone."""
 TALLEST = 8192
 """Pixels of a side of an image."""
-COLDEST, HOTTEST = 1e-9, 1e9
+COLDEST = 1e-9
+HOTTEST = 1e9
 """Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""
 
 
@@ -171,7 +172,9 @@ def check_facts(facts: Mapping[str, Any]) -> None:
         if not kind.allows(value):
             raise refused(f"{name} is {_shown(value)}, expected {kind.words}")
     known = {name: facts.get(name, LATER.get(name)) for name in FACTS}
-    classes, keys, recipes = known["classes"], known["keys"], known["recipes"]
+    classes = known["classes"]
+    keys = known["keys"]
+    recipes = known["recipes"]
     if not classes or len(set(classes)) < len(classes):
         raise refused(f"its {len(classes)} classes are {len(set(classes))} different names")
     if not keys or len(known["widths"]) not in (1, len(keys)):
@@ -223,7 +226,9 @@ def _check_computed(how: Mapping[str, Any]) -> None:
 
 
 def _check_encoder(known: Mapping[str, Any]) -> None:
-    encoder, names, template = known["encoder"], known["names"], known["template"]
+    encoder = known["encoder"]
+    names = known["names"]
+    template = known["template"]
     if names and len(names) != len(known["classes"]):
         raise refused(f"{len(known['classes'])} classes have {len(names)} names for prompts")
     if encoder is None:
@@ -235,7 +240,8 @@ def _check_encoder(known: Mapping[str, Any]) -> None:
 
 
 def _check_clients(known: Mapping[str, Any]) -> None:
-    saved, clients = known["saved"], known["clients"]
+    saved = known["saved"]
+    clients = known["clients"]
     if saved and known["protocol"] == "global":
         raise refused(f"it is one model for all, and has models of {len(saved)} clients")
     # A client that joined later has the number after the last one.
@@ -325,4 +331,6 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:57]}..."

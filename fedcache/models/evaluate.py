@@ -48,7 +48,9 @@ class RightRows:
     @property
     def accuracy(self) -> float | None:
         """A fraction; None without rows."""
-        return self.right / self.rows if self.rows else None
+        if self.rows:
+            return self.right / self.rows
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -67,12 +69,16 @@ class ClassMeasures:
     @property
     def recall(self) -> float | None:
         """Share of its rows that are right: the accuracy of the class."""
-        return self.right / self.rows if self.rows else None
+        if self.rows:
+            return self.right / self.rows
+        return None
 
     @property
     def precision(self) -> float | None:
         """Share of its predictions that are right."""
-        return self.right / self.predicted if self.predicted else None
+        if self.predicted:
+            return self.right / self.predicted
+        return None
 
     @property
     def f1(self) -> float:
@@ -142,7 +148,9 @@ class ClientSpread:
     def std(self) -> float | None:
         """With ddof 1; None for one client."""
         known = [v for v in self.clients.values() if v == v]
-        return float(np.std(known, ddof=1)) if len(known) > 1 else None
+        if len(known) > 1:
+            return float(np.std(known, ddof=1))
+        return None
 
     @property
     def least(self) -> tuple[str, float]:
@@ -193,7 +201,9 @@ class LeftOutRows:
 
 
 def _not_scored(rows: int, which: str) -> str:
-    return f"1 row {which} is not scored" if rows == 1 else f"{rows:,} rows {which} are not scored"
+    if rows == 1:
+        return f"1 row {which} is not scored"
+    return f"{rows:,} rows {which} are not scored"
 
 
 @dataclass(frozen=True)
@@ -251,7 +261,9 @@ class RunEvaluation:
     @property
     def accuracy(self) -> float | None:
         """A fraction; of several clients' models their mean. None without rows."""
-        return self.measures.all.accuracy if self.clients is None else self.clients.mean
+        if self.clients is None:
+            return self.measures.all.accuracy
+        return self.clients.mean
 
     def __repr__(self) -> str:
         shown = percent(self.accuracy) or "not scored"
@@ -275,7 +287,8 @@ class RunEvaluation:
 
     def sentences(self) -> list[str]:
         """What the figures do not say by themselves, for a person."""
-        said, m = self.left_out.sentences(), self.measures
+        said = self.left_out.sentences()
+        m = self.measures
         if m.unscored:
             said.append(f"{m.unscored:,} rows got no score and are not counted.")
         if self.clients is not None:
@@ -313,7 +326,9 @@ class RunEvaluation:
 def calibration_error(bins: NDArray[Any]) -> float:
     """ECE: sum_b n_b / n |acc_b - conf_b| (Guo et al. 2017, eq 3) of [BINS, 3] sums: rows, confidence, right."""
     n, confidence, right = bins.T
-    return float(np.abs(right - confidence).sum() / n.sum()) if n.sum() else float("nan")
+    if n.sum():
+        return float(np.abs(right - confidence).sum() / n.sum())
+    return float("nan")
 
 
 def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
@@ -357,7 +372,8 @@ MOST_KEPT = 64 << 20
 NEVER = -1e20
 """No class that a model may predict has a log-probability below it: scores in place of absent classes are -1e30 times
 what a method multiplies scores by (``heads.losses.MASKED``), and their probability is 0."""
-COLDEST, HOTTEST = 1e-6, 1e6
+COLDEST = 1e-6
+HOTTEST = 1e6
 """Temperatures between which the best is looked for."""
 
 
@@ -388,7 +404,8 @@ def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> La
 
     Raises UsageError for an unknown split, StoreError where there is none, or none of a class that the model knows.
     """
-    s, rows = store.samples, rows_of_split(store, split)
+    s = store.samples
+    rows = rows_of_split(store, split)
     name = f"{store.path.name}, " + (f"split {split}" if split is not None else "all rows")
     codes = (np.asarray(column, np.int64)[rows] for column in (s.label, s.domain))
     return matched(name, rows, (*codes,), s.ok[rows] == 1, (s.classes, s.domains), classes, store)
@@ -443,7 +460,8 @@ def matched(
         source: of the features.
     """
     label, domain = codes
-    there, truth = readable & (label >= 0), model_labels(label, names[0], classes)
+    there = readable & (label >= 0)
+    truth = model_labels(label, names[0], classes)
     lost = Counter(names[0][k] for k in label[there & (truth < 0)])
     left = LeftOutRows(
         int((readable & (label < 0)).sum()), int((~readable).sum()), dict(sorted(lost.items()))
@@ -490,8 +508,11 @@ def measure(
         fit: whether to find a temperature.
         done: told how many more rows are scored.
     """
-    n, C = len(rows.rows), len(predictor.classes)
-    predicted, confidence, log_p = np.full(n, -1), np.zeros(n), np.zeros(n)
+    n = len(rows.rows)
+    C = len(predictor.classes)
+    predicted = np.full(n, -1)
+    confidence = np.zeros(n)
+    log_p = np.zeros(n)
     step = max(1, -(-8 * n * C * len(predictor.members) // MOST_KEPT))
     kept: list[Floats] = []
     start = 0
@@ -510,7 +531,8 @@ def measure(
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0
-    label, right = rows.label[known], predicted[known] == rows.label[known]
+    label = rows.label[known]
+    right = predicted[known] == rows.label[known]
     sums = bin_sums(confidence[known], right)
     pairs = count_pairs(label, predicted[known], C)
     domain = rows.domain[known]
@@ -557,7 +579,8 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
         logs = log_probabilities(scores, float(np.exp(log_temperature)))
         return float(-np.take_along_axis(logs, label[:, None], 1).mean())
 
-    low, high = np.log(COLDEST), np.log(HOTTEST)
+    low = np.log(COLDEST)
+    high = np.log(HOTTEST)
     if not np.isfinite(nll(0.0)):
         return None
     # A grid first: of an ensemble the NLL may have more than one valley, and at a cold end it is flat.
@@ -578,7 +601,8 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
 
 def right_rows(right: NDArray[np.bool_], *, alone: bool = True) -> RightRows:
     """Of [n] rows; the interval is Wilson's (1927), which ``alone`` says there is."""
-    n, hits = len(right), int(right.sum())
+    n = len(right)
+    hits = int(right.sum())
     if not n or not alone:
         return RightRows(n, hits)
     found = scipy.stats.binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
@@ -668,7 +692,8 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
     Rows without a label that the model knows, unreadable ones and those without a score are left out. Raises
     StoreError for a store that lacks what the models read.
     """
-    s, best = store.samples, list[Mistake]()
+    s = store.samples
+    best = list[Mistake]()
     rows_scored = wrong_rows = clients = 0
     readers: list[Reader] = []
     label = np.empty(0, np.int64)

@@ -30,7 +30,8 @@ from fedcache.torch_state import usual_torch_state
 
 Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
-CLIENTS, LEAST_ROWS = 10, 20
+CLIENTS = 10
+LEAST_ROWS = 20
 """Clients where nobody says how many, and the rows that each of them has at least."""
 MISSING = ("None", "nan", "NaT", "<NA>")
 """How Python, numpy and pandas write a value that is not there."""
@@ -177,7 +178,9 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``groups`` [N] names the client whose model scores each row, for a method that trains one for each.
         """
         scores = self._scores(X, groups)
-        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+        if len(self.classes_) == 2:
+            return scores[:, 1] - scores[:, 0]
+        return scores
 
     @usual_torch_state()
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
@@ -202,13 +205,16 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
     def _method(self) -> Method:
-        return find_method(self.method) if isinstance(self.method, str) else self.method
+        if isinstance(self.method, str):
+            return find_method(self.method)
+        return self.method
 
     def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[_Client]:
         """Clients by the scheme. Raises UsageError for what it cannot deal."""
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)
-        how, N = SCHEMES[self.scheme], len(codes)
+        how = SCHEMES[self.scheme]
+        N = len(codes)
         asked = min(CLIENTS, N // LEAST_ROWS) if self.clients is None else self.clients
         values = how.resolve({"clients": max(1, min(asked, N)), **(self.scheme_options or {})})
         whole = np.zeros(N, np.int64)
@@ -252,7 +258,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """[N, C] scores of rows, each by the model of its client."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        rows, model = X.astype(np.float32), self.model_
+        rows = X.astype(np.float32)
+        model = self.model_
         if not model.facts.personal:
             one: NDArray[np.float64] = self._by(model, None).scores(rows)[0]
             return one

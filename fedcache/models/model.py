@@ -109,7 +109,8 @@ class Model:
         if named is None:
             scores = self.predictor.scores(*self._arrays(images))
             names = [str(i) for i in range(scores.shape[1])]
-            p, ranking = self.predictor.mean_probability(scores), self.predictor.ranking(scores)
+            p = self.predictor.mean_probability(scores)
+            ranking = self.predictor.ranking(scores)
             found = list(
                 best_of(
                     names, self.classes, self.predictor.predicted(scores), p, ranking, wanted, {}
@@ -137,7 +138,8 @@ class Model:
         Raises StoreError for another number of features than the model reads.
         """
         found = self.predictor.scores(*self._arrays(X))
-        return found[0] if len(found) == 1 else found
+        scores: NDArray[np.float64] = found[0] if len(found) == 1 else found
+        return scores
 
     def probabilities(self, X: Features, temperature: float | None = None) -> NDArray[np.float64]:
         """Softmax of scores / temperature, float64 [N, C]; of an ensemble the mean. Raises as ``scores``.
@@ -240,16 +242,12 @@ def _images(found: Any) -> NamedImages | None:
             return None
         return images_in_memory([found] if found.ndim == 3 and found.shape[2] == 3 else list(found))
     if not isinstance(found, Sequence):
-        return (
-            None
-            if hasattr(found, "__array__") and not hasattr(found, "getexif")
-            else images_in_memory([found])
-        )
+        if hasattr(found, "__array__") and not hasattr(found, "getexif"):
+            return None
+        return images_in_memory([found])
     if found and all(isinstance(one, str | Path) for one in found):
         return find_images([Path(one) for one in found])
     first = np.asarray(found[0]) if found else np.empty(0, np.uint8)
-    return (
-        images_in_memory(found)
-        if (first.dtype == np.uint8 and first.ndim != 1) or not found
-        else None
-    )
+    if (first.dtype == np.uint8 and first.ndim != 1) or not found:
+        return images_in_memory(found)
+    return None

@@ -98,7 +98,8 @@ def personalise(
         device: where it computes.
         each_round: called before every round; what it raises ends the training.
     """
-    facts, used = model.facts, model.find_method(method)
+    facts = model.facts
+    used = model.find_method(method)
     hp = settled(model, used, settings or {})
     n = len(client.train)
     if not n:

@@ -80,7 +80,8 @@ def best_of(
     behind = np.array(-ranking)
     np.put_along_axis(behind, told, -np.inf, 1)
     order = np.argsort(behind, 1, kind="stable")[:, :top] if top > 1 else told
-    chosen, shares = order.tolist(), np.take_along_axis(probability, order, 1).tolist()
+    chosen = order.tolist()
+    shares = np.take_along_axis(probability, order, 1).tolist()
     for row, name in enumerate(names):
         if row in reasons or predicted[row] < 0:
             yield Prediction(name, (), (), reasons.get(row, NO_FEATURES))

@@ -85,7 +85,9 @@ class Predictor:
         if self.temperature is not None:
             return self.temperature
         fitted = [m.facts.temperature or 1.0 for m in self.members]
-        return fitted[0] if len(fitted) == 1 else float(np.exp(np.log(fitted).mean()))
+        if len(fitted) == 1:
+            return fitted[0]
+        return float(np.exp(np.log(fitted).mean()))
 
     def check_top(self, top: int, name: str = "--top") -> None:
         """Refuse to name more classes for a row than there are, none, or a part of one. Raises UsageError."""
@@ -233,7 +235,8 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
 
 def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
     """The error of a store without the features of a recipe: in what those of the same backbone differ from it."""
-    name, weights = str(recipe.get("backbone", wanted)), str(recipe.get("weights", ""))
+    name = str(recipe.get("backbone", wanted))
+    weights = str(recipe.get("weights", ""))
     alike = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
     apart = [
         f"{key} {str(found.get(key))[:SHOWN]} in place of {str(recipe[key])[:SHOWN]}"

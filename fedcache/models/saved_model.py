@@ -102,13 +102,17 @@ class ModelFacts:
     def inputs(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """Key and recipe of each array that is read to predict: of a model that reads images that of the images."""
         every = tuple(zip(self.keys, self._known_recipes, strict=True))
-        return every if self.image is None else every[-1:]
+        if self.image is None:
+            return every
+        return every[-1:]
 
     @property
     def inputs_computed(self) -> tuple[Mapping[str, Any], ...]:
         """How each of ``inputs`` was computed: device, dtype and batch, or {}."""
         known = self.computed or ({},) * len(self.keys)
-        return known if self.image is None else known[-1:]
+        if self.image is None:
+            return known
+        return known[-1:]
 
     @property
     def personal(self) -> bool:
@@ -225,7 +229,8 @@ class SavedModel:
                 f"There is no model at {path}.", "`fedcache train` saves one with every run."
             )
         facts = ModelFacts.from_dict(found.content)
-        tensors, stacked = found.tensors, found.content["format"] == FORMAT
+        tensors = found.tensors
+        stacked = found.content["format"] == FORMAT
         if not stacked:
             try:
                 tensors = of_format_1(tensors)
@@ -323,7 +328,8 @@ class SavedModel:
             device: where it computes.
             one_for_all: the server's model of a method that trains personal ones beside it.
         """
-        facts, used = self.facts, self.find_method(method)
+        facts = self.facts
+        used = self.find_method(method)
         number = None if one_for_all else self.number_of(client)
         # Where no client is named and one is there, it is that one's model.
         named = None if number is None else (client or self.clients[0], number)
@@ -363,7 +369,8 @@ class SavedModel:
             encoders: live ones.
             device: where it computes.
         """
-        facts, dtype = self.facts, getattr(torch, self.facts.dtype)
+        facts = self.facts
+        dtype = getattr(torch, self.facts.dtype)
         name, ids = (SERVER, ()) if client is None else (client[0], (client[1],))
         own = facts.overrides.get(-1 if client is None else client[1], ClientOverrides())
         env = RunConstants(
@@ -383,7 +390,9 @@ class SavedModel:
 
     @staticmethod
     def _on(t: Tensor | None, device: str) -> Tensor | None:
-        return None if t is None else t.to(device)
+        if t is None:
+            return None
+        return t.to(device)
 
     def read(self, arrays: Sequence[np.ndarray], client: str | None = None) -> Tensor:
         """Rows as the model reads them.
@@ -443,7 +452,9 @@ class SavedModel:
 def _finite(features: np.ndarray) -> np.ndarray:
     """Features with NaN in the place of what is infinite, in itself or as the float32 that models read."""
     beyond = np.abs(features) > np.finfo(np.float32).max
-    return np.where(beyond, np.nan, features) if beyond.any() else features
+    if beyond.any():
+        return np.where(beyond, np.nan, features)
+    return features
 
 
 def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None:
@@ -495,7 +506,8 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
         ) from error
     for name in begun.keys() & model.down.keys():
         # A tensor of one number would be spread over all without an error.
-        found, wanted = model.down[name], begun[name]
+        found = model.down[name]
+        wanted = begun[name]
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise refused(
                 f"{name} of {model.method.name} is {found.dtype} {list(found.shape)}, expected {wanted.dtype} "
@@ -559,7 +571,8 @@ def collect(
         return Collected(SavedModel(facts, owned(tensors)), ())
     saved: dict[str, int] = {}
     rows = ClientTensors()
-    shared, left_out = out.broadcast(), 0
+    shared = out.broadcast()
+    left_out = 0
     tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
     for number in chosen_clients(out.clients, clients):
         own = out.deployed(number)
@@ -634,7 +647,9 @@ def owned(tree: Tree) -> Tree:
 # model``.
 
 
-MODEL, ROWS, RESULT = "Model", "Rows", "Result"
+MODEL = "Model"
+ROWS = "Rows"
+RESULT = "Result"
 """Panels of the help."""
 
 BATCH_OF_THE_RUN = "that of the run's features"

@@ -70,7 +70,9 @@ def find_inputs(
             f"fedcache extract --dataset rows:{shell_word(paths[0])} --backbones {shell_word(','.join(names))}, "
             "then  fedcache predict RUN --store STORE",
         )
-    return find_texts(paths) if kind == TEXTS else find_images(paths, follow_links=follow_links)
+    if kind == TEXTS:
+        return find_texts(paths)
+    return find_images(paths, follow_links=follow_links)
 
 
 def predict_images(
@@ -147,7 +149,8 @@ def predict_embeddings(
     predictor: Predictor, held: Embeddings, path: Path, *, top: int
 ) -> Iterator[Prediction]:
     """Every row of an opened file of features, ``path``; errors as ``features_of_file``, UsageError for damage."""
-    features, start = features_of_file(predictor.members[0], held.features, path), 0
+    features = features_of_file(predictor.members[0], held.features, path)
+    start = 0
     for arrays in features.blocks():
         rows = np.arange(start, start + len(arrays[0]))
         start += len(rows)
@@ -170,5 +173,6 @@ def _named(
     reasons: Mapping[int, str],
 ) -> Iterator[Prediction]:
     lost = {i: reasons[int(row)] for i, row in enumerate(rows) if int(row) in reasons}
-    predicted, p = predictor.predicted(scores), predictor.mean_probability(scores)
+    predicted = predictor.predicted(scores)
+    p = predictor.mean_probability(scores)
     yield from best_of(names, predictor.classes, predicted, p, predictor.ranking(scores), top, lost)

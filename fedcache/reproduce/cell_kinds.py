@@ -134,7 +134,8 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
         )
     x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
-    p, s = float(cell.set["p"]), float(cell.set["s"])
+    p = float(cell.set["p"])
+    s = float(cell.set["s"])
     e = (
         rng.laplace(size=x.shape)
         if cell.set.get("noise") == "laplace"
@@ -189,7 +190,8 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     s = diagnostics.fusion_similarity(proto[:-1], proto[-1], owned)
     projected = []
     for states, of in models:
-        head, x = head_of(of.settings, "projection"), of.data.x
+        head = head_of(of.settings, "projection")
+        x = of.data.x
         projected.append(
             [embed(head, state, x[c.train, 0])[0] for state, c in zip(states, clients, strict=True)]
         )

@@ -128,11 +128,15 @@ def measure(metric: str, run: Run) -> Value | None:
 def unit(metric: str) -> str:
     """``%`` | ``points`` | ``s`` | ``bits`` | "" of a metric's numbers."""
     name, _, rest = metric.partition(":")
-    return "" if name == "curve" and rest else UNITS.get(name, "")
+    if name == "curve" and rest:
+        return ""
+    return UNITS.get(name, "")
 
 
 def _percent(value: Any) -> float | None:
-    return None if value is None else 100.0 * float(value)
+    if value is None:
+        return None
+    return 100.0 * float(value)
 
 
 def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
@@ -142,26 +146,34 @@ def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
         value: Any = run.result
         for key in keys:
             value = value.get(key, {})
-        return None if value is None or value == {} else scale * float(value)
+        if value is None or value == {}:
+            return None
+        return scale * float(value)
 
     return read
 
 
 def _client_min(run: Run, _rest: str) -> Value | None:
     known = run.clients.scored
-    return _percent(float(known.min())) if len(known) else None
+    if len(known):
+        return _percent(float(known.min()))
+    return None
 
 
 def _client(run: Run, rest: str) -> Value | None:
     values = run.clients.accuracy
     known = int(rest) < len(values) and not np.isnan(values[int(rest)])
-    return _percent(float(values[int(rest)])) if known else None
+    if known:
+        return _percent(float(values[int(rest)]))
+    return None
 
 
 def _domain(run: Run, rest: str) -> Value | None:
     values: Mapping[str, float] = run.accuracy["per_domain"]
     name = find_domain(rest, list(values))
-    return None if name is None else _percent(values[name])
+    if name is None:
+        return None
+    return _percent(values[name])
 
 
 def _params(run: Run, _rest: str) -> Value | None:
@@ -180,7 +192,9 @@ def _seconds(run: Run, _rest: str) -> Value | None:
     rounds = [
         s for seed in run.measured.get("per_seed", {}).values() for s in seed.get("rounds", ())
     ]
-    return float(np.mean(rounds)) if rounds else None
+    if rounds:
+        return float(np.mean(rounds))
+    return None
 
 
 def _curve(run: Run, rest: str) -> Value | None:
@@ -254,18 +268,20 @@ UNITS: Mapping[str, str] = {
 def name(metric: str) -> str:
     """A metric with its unit."""
     words = metric.replace("_", " ").replace(":", " ")
-    return f"{words} ({unit(metric)})" if unit(metric) else words
+    if unit(metric):
+        return f"{words} ({unit(metric)})"
+    return words
 
 
 def show_number(value: float, metric: str) -> str:
     """Two decimals for what has a unit, whole numbers for what is counted, five decimals for a bound."""
     if unit(metric):
-        return f"{value:.3f}" if unit(metric) == "bits" else f"{value:.2f}"
-    return (
-        f"{value:,.0f}"
-        if float(value).is_integer()
-        else f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
-    )
+        if unit(metric) == "bits":
+            return f"{value:.3f}"
+        return f"{value:.2f}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
 
 
 def show_printed(printed: Printed | None, metric: str) -> str:
@@ -281,10 +297,8 @@ def show_printed(printed: Printed | None, metric: str) -> str:
 def show_measured(measured: Measurement, metric: str) -> str:
     """Mean (std), a text, or a curve from its first to its last round."""
     if measured.curve is not None:
-        first, last = (
-            show_number(measured.curve[0], metric),
-            show_number(measured.curve[-1], metric),
-        )
+        first = show_number(measured.curve[0], metric)
+        last = show_number(measured.curve[-1], metric)
         return f"{first} to {last} in {len(measured.curve)} rounds"
     if measured.mean is None:
         return measured.text or "-"

@@ -299,7 +299,8 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
 
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
     """One cell with the options applied."""
-    cell, said = paper, []
+    cell = paper
+    said = []
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
         said.append(f"data: {options.on} instead of {paper.dataset}")
@@ -375,7 +376,8 @@ def match_domains(wanted: Sequence[str], have: Sequence[str]) -> tuple[tuple[str
     Returns:
         names of the dataset, and a sentence for each that has another name.
     """
-    found, said = [], []
+    found = []
+    said = []
     for name in wanted:
         same = find_domain(name, have)
         if same is None:

@@ -182,7 +182,8 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
         return {}
-    plain, wanted = lookup("pixels").recipe, lookup(encoders[0], home=home.root).recipe
+    plain = lookup("pixels").recipe
+    wanted = lookup(encoders[0], home=home.root).recipe
     keys = ("size", "resize", "interpolation", "crop_pct")
     return {
         f"pixels:{k}": str(getattr(wanted, k))
@@ -255,15 +256,18 @@ def short_batches(
     Nor has it a queue of keys that its public rows cannot fill.
     """
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
-    batch, least = hp.get("batch"), min(len(c.train) for c in partition.clients)
+    batch = hp.get("batch")
+    least = min(len(c.train) for c in partition.clients)
     left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
-    made, said = dict(cell.set), []
+    made = dict(cell.set)
+    said = []
     if proxy and left_out and isinstance(batch, int) and least < batch:
         made |= dict.fromkeys(left_out, False)
         said.append(
             f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
         )
-    public, queue = len(partition.clients[0].train), hp.get("queue")
+    public = len(partition.clients[0].train)
+    queue = hp.get("queue")
     if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:
         made |= {"anchors": "all", "esd_drop_last": False}
         said.append(f"anchors: all {public} public rows, which are too few for a queue of {queue}")

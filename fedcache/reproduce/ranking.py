@@ -137,7 +137,8 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
     found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
     if len(found) < 2:
         return None
-    prints, means = [f[2] for f in found], [f[3] for f in found]
+    prints = [f[2] for f in found]
+    means = [f[3] for f in found]
     places = tuple(
         RankedRow(*f, rank_printed=_rank(f[2], prints), rank_got=_rank(mean, means))
         for f, mean in zip(found, means, strict=True)
@@ -154,7 +155,9 @@ def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
     every = zip(cell.metrics, cell.printed, strict=True)
     printed = {metric: p.mean for metric, p in every if p is not None and p.mean is not None}
     metric = next((m for m in printed if m in LEADING), next(iter(printed), None))
-    return None if metric is None else (metric, printed[metric])
+    if metric is None:
+        return None
+    return (metric, printed[metric])
 
 
 def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
@@ -164,7 +167,9 @@ def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | No
         return None
     metric, printed = ranked
     measured = line.measured[metric]
-    return None if measured.mean is None else (metric, printed, measured.mean, measured)
+    if measured.mean is None:
+        return None
+    return (metric, printed, measured.mean, measured)
 
 
 def _rank(value: float, values: Sequence[float]) -> int:
@@ -180,7 +185,9 @@ def _verdict(above: RankedRow, below: RankedRow) -> str:
     )
     if apart == 0.0 or abs(apart) < error:
         return "undecided"
-    return "agree" if apart > 0 else "reverse"
+    if apart > 0:
+        return "agree"
+    return "reverse"
 
 
 def _tau(printed: Sequence[float], measured: Sequence[float]) -> float | None:

@@ -196,7 +196,8 @@ def parse(text: str, where: str) -> PaperTable:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, str(error)) from error
-    protocol, axes = data.pop("protocol", {}), data.pop("axes", {})
+    protocol = data.pop("protocol", {})
+    axes = data.pop("axes", {})
     known = {f.name for f in fields(PaperTable)}
     for key in data:
         if key not in known:

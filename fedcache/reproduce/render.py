@@ -55,7 +55,8 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", "")[:width])
             continue
         for i, metric in enumerate(line.cell.metrics):
-            measured, printed = line.measured[metric], line.cell.printed[i]
+            measured = line.measured[metric]
+            printed = line.cell.printed[i]
             if report.proxy:
                 place, of = ranks.get((line.cell.at, metric), (None, 0))
                 last = (

@@ -100,7 +100,8 @@ class Reproduction:
 
     def compared(self, line: ReproducedCell, index: int) -> AgainstPrinted:
         """Got minus printed of one metric of a line."""
-        metric, printed = line.cell.metrics[index], line.cell.printed[index]
+        metric = line.cell.metrics[index]
+        printed = line.cell.printed[index]
         return compare(printed, self.entry.printed_seeds, line.measured.get(metric, Measurement()))
 
     def difference(self, wanted: Difference) -> Measurement:
@@ -142,7 +143,9 @@ def reproduce(
         UsageError for options that do not fit; MachineError when no cell can be run, naming what is missing;
             StoppedError after a stop, resumable; and what the only cell raised.
     """
-    options, observer, stop = options or Options(), observer or Silent(), stop or Stop()
+    options = options or Options()
+    observer = observer or Silent()
+    stop = stop or Stop()
     looker = RequirementCheck(home, options.weights, options.data)
     planned = plan(entry, options, looker)
     lacks = [
@@ -173,7 +176,8 @@ def reproduce(
             workbench,
             engine,
         )
-    lines, errors = [], []
+    lines = []
+    errors = []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
         where = f"{number} of {len(planned)}: {', '.join(p.paper.at)}"
         if p.refused or lack:
@@ -342,7 +346,9 @@ def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
     """The released FedPCL turns its ResNets' features into signs (D-01); other backbones do not get that."""
     done = result["hyperparameters"].get("feat_post")
     signs = paper.preset == "official" and all(b.startswith("resnet18-") for b in paper.backbones)
-    return [f"features: {done} instead of sign"] if signs and done not in ("sign", None) else []
+    if signs and done not in ("sign", None):
+        return [f"features: {done} instead of sign"]
+    return []
 
 
 def _take_out_shared(lines: Sequence[ReproducedCell]) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 ERRORS = 2.0
 """Standard errors of a guess's accuracy within which a result is no better than it."""
 
-SHARE, POINTS = 0.5, 0.05
+SHARE = 0.5
+POINTS = 0.05
 """A result must be above a guess by this share of it, or by these points where that is less: of ten classes 15 %."""
 
 
@@ -53,4 +54,6 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     least = level + max(ERRORS * error, min(SHARE * level, POINTS))
     if least >= 1.0:  # so few rows, or one class so large, that nothing could be told from a guess
         return None
-    return Chance(accuracy, level, least, classes, rows) if accuracy <= least else None
+    if accuracy <= least:
+        return Chance(accuracy, level, least, classes, rows)
+    return None

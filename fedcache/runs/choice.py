@@ -25,9 +25,9 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
 
     ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
     """
-    return (
-        validation_value(result, score) if "validation" in result else score_of(result, score).mean
-    )
+    if "validation" in result:
+        return validation_value(result, score)
+    return score_of(result, score).mean
 
 
 def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
@@ -60,7 +60,8 @@ def order_of_settings(settings: Mapping[str, Any]) -> Order:
 
 def order_of_run(result: Mapping[str, Any]) -> Order:
     """What runs with equal figures are sorted by: the method, then its hyperparameters and all else that was asked."""
-    part, trust = result.get("partition", {}), result.get("trust", {})
+    part = result.get("partition", {})
+    trust = result.get("trust", {})
     rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
     rest |= {f"partition.{key}": value for key, value in part.get("args", {}).items()}
     rest |= {

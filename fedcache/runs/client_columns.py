@@ -56,9 +56,9 @@ class ClientColumns:
     def accuracy_of(self, name: str) -> float | None:
         """Of one client; None for a name that is not there, and a client that was not scored."""
         place = next((i for i, known in enumerate(self.names) if known == name), None)
-        return (
-            None if place is None or np.isnan(self.accuracy[place]) else float(self.accuracy[place])
-        )
+        if place is None or np.isnan(self.accuracy[place]):
+            return None
+        return float(self.accuracy[place])
 
     def to_parquet(self, seeds: Sequence[int]) -> bytes:
         """The content of ``CLIENTS_FILE``: client, accuracy, classes_owned, and the accuracy of every seed."""
@@ -101,11 +101,9 @@ class _ColumnOfNames(MadeWhenAsked[str]):
 
     def __eq__(self, other: object) -> bool:
         """Whether another column has the same strings in the same order."""
-        return (
-            bool(self._column.equals(other._column))
-            if isinstance(other, _ColumnOfNames)
-            else NotImplemented
-        )
+        if isinstance(other, _ColumnOfNames):
+            return bool(self._column.equals(other._column))
+        return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -73,7 +73,8 @@ def _one_model(
         return None
     if isinstance(table.tests, MatchedLists):
         every = table.tests.together(0, len(table))
-        rows, sizes = every.rows, every.sizes
+        rows = every.rows
+        sizes = every.sizes
     else:  # the lists of clients that share the common rows are empty
         shared = int(table.shares.sum())
         rows = np.concatenate([table.tests.rows, np.tile(table.common, shared)])

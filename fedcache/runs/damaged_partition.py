@@ -37,7 +37,9 @@ def command_of(store: Store, name: str) -> str:
             made = SCHEMES[words["scheme"]].command(words["args"])
             made += f" --partition-seed {words['seed']}" if words["seed"] else ""
     command = f"{made} --name {shell_word(name)}"
-    return f"{command} --replace" if "SCHEME" in made else command
+    if "SCHEME" in made:
+        return f"{command} --replace"
+    return command
 
 
 def check_same(store: Store, made: Partition, name: str) -> None:

@@ -41,7 +41,9 @@ from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
 FORMAT = 1
-MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
+MEASURED = "measured.json"
+WRITTEN = "files.json"
+FILES = "files of a run"
 """What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
 
 OWN_FILES = (
@@ -50,7 +52,8 @@ OWN_FILES = (
 )
 """What the files of a run are called, as an expression."""
 
-MODELS, INDEX = "models", "models.json"
+MODELS = "models"
+INDEX = "models.json"
 """The folder of a run's trained models (``run_models``), and the file in it that lists them."""
 
 PRUNED = "pruned.json"
@@ -139,7 +142,9 @@ class RunDirectory:
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Tensors and meta of a seed's last checkpoint, or None: ``warn`` is told why a damaged one is dropped."""
         found = self._read(self._checkpoint(seed), "checkpoint", seed, warn)
-        return None if found is None else (found.tensors, json.loads(found.content))
+        if found is None:
+            return None
+        return (found.tensors, json.loads(found.content))
 
     def save_checkpoint(
         self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
@@ -154,7 +159,9 @@ class RunDirectory:
     def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """A finished seed of an unfinished run, or None; ``warn`` is told why a damaged one is dropped."""
         found = self._read(self._seed(seed), "finished seed", seed, warn)
-        return None if found is None else dict(found.content)
+        if found is None:
+            return None
+        return dict(found.content)
 
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
         """Keep a finished seed, and drop its checkpoint."""
@@ -286,7 +293,9 @@ def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
 def read_pruned(run: Path) -> dict[str, Any] | None:
     """What ``mark_pruned`` wrote; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
     found = read_sealed(run / PRUNED, _what_pruned(run))
-    return None if found is None else dict(found.content)
+    if found is None:
+        return None
+    return dict(found.content)
 
 
 def _what_pruned(run: Path) -> dict[str, str]:
@@ -330,7 +339,9 @@ def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | Non
         found = read_sealed(folder / MEASURED, _what_measured(str(result.get("digest"))))
     except CorruptionError:
         return None
-    return None if found is None else dict(found.content)
+    if found is None:
+        return None
+    return dict(found.content)
 
 
 def _what_measured(run: str) -> dict[str, Any]:
@@ -447,7 +458,9 @@ def _files_of_models(path: Path) -> Iterator[Path]:
 def bytes_of_models(path: Path) -> int | None:
     """What the trained models of a run take on disk; None for a run without."""
     files = list(_files_of_models(path))
-    return sum(file.stat().st_size for file in files) if files else None
+    if files:
+        return sum(file.stat().st_size for file in files)
+    return None
 
 
 def reads_embeddings(path: Path) -> bool:

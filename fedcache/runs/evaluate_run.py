@@ -129,7 +129,8 @@ def evaluate_run(
             "Train again with --fresh --save-clients all, or take --global.",
         )
     if each and len(names) == 1:
-        asked, each = replace(asked, client=names[0]), False
+        asked = replace(asked, client=names[0])
+        each = False
     first = predictor_of(members, replace(asked, client=names[0]), home, config.device)
     rows = rows_wanted(first, asked, wanted, config, home, observer, stop)
     label = label_of(place)
@@ -156,7 +157,8 @@ def evaluate_run(
         figures, spread = measure_clients(models(), rows)
     else:
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
-            figures, spread = measure(first, rows, done=done), None
+            figures = measure(first, rows, done=done)
+            spread = None
     some = f" of {facts.clients:,}" if len(names) < facts.clients else ""
     which = (
         f"{len(names)}{some} clients' own, each on all rows"
@@ -190,11 +192,9 @@ def evaluate_run(
 def label_of(place: Path) -> str:
     """The name of a run's directory or of a model file, the latter after that of its run where it lies in one."""
     place = place.resolve()
-    return (
-        f"{place.parents[1].name}/{place.name}"
-        if place.is_file() and place.parent.name == MODELS
-        else place.name
-    )
+    if place.is_file() and place.parent.name == MODELS:
+        return f"{place.parents[1].name}/{place.name}"
+    return place.name
 
 
 def mistakes_on(

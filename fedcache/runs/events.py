@@ -51,10 +51,14 @@ class RunEvents:
         facts: Mapping[str, Any],
         position: GridPosition = ALONE,
     ) -> None:
-        self.observer, self.path, self.position = observer, path, position
-        self.method, self.rounds = str(facts["method"]), int(facts["rounds"])
+        self.observer = observer
+        self.path = path
+        self.position = position
+        self.method = str(facts["method"])
+        self.rounds = int(facts["rounds"])
         self.seeds = [int(s) for s in facts["seeds"]]
-        self.settings, self.about = shown_settings(facts), origin(facts)
+        self.settings = shown_settings(facts)
+        self.about = origin(facts)
         self.secret_times = has_secret_times(facts)
         self._sums: dict[int, tuple[int, int]] = {}
 
@@ -122,7 +126,9 @@ class RunEvents:
 
 def number(value: float | None) -> float | None:
     """A float that JSON has, or None."""
-    return float(value) if value is not None and math.isfinite(value) else None
+    if value is not None and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +175,8 @@ class HookedObserver(Silent):
     """
 
     def __init__(self, observer: Observer | None, hooks: Sequence[OnRound]) -> None:
-        self._observer, self._heard = observer or Silent(), observer is not None
+        self._observer = observer or Silent()
+        self._heard = observer is not None
         self._hooks = list(hooks)
         for passed_on in ("note", "warn", "start", "advance", "stop"):
             setattr(self, passed_on, getattr(self._observer, passed_on))
@@ -209,4 +216,6 @@ class HookedObserver(Silent):
 
 def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
     """The observer itself when nobody else listens."""
-    return HookedObserver(observer, hooks) if hooks else observer or Silent()
+    if hooks:
+        return HookedObserver(observer, hooks)
+    return observer or Silent()

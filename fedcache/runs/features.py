@@ -96,8 +96,10 @@ def read_store(
     if x is None:
         scratch = Home.from_environment().root / "scratch"
         x, scaling = prepare_features(arrays, feat_post, train, views=min(views), scratch=scratch)
-    samples, widths = store.samples, tuple(a.shape[2] for a in arrays)
-    label, domain = samples.label.astype(np.int64), samples.domain.astype(np.int64)
+    samples = store.samples
+    widths = tuple(a.shape[2] for a in arrays)
+    label = samples.label.astype(np.int64)
+    domain = samples.domain.astype(np.int64)
     made = with_text(method, hp, store, keys, x, label, domain, widths)
     return made.after(feat_post, scaling)
 
@@ -110,7 +112,9 @@ def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
     """How many rows were compared where all of them have the same features; 0 where any two differ."""
     rows = np.flatnonzero(ok)[:LOOKED_AT]
     found = array.rows(rows)
-    return len(rows) if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()) else 0
+    if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()):
+        return len(rows)
+    return 0
 
 
 def read_client_stores(
@@ -133,7 +137,8 @@ def read_client_stores(
         feat_post: what is done to features.
         train: [n] rows of which ``standardize`` takes mean and variance.
     """
-    first, count = stores[0], max(int(places.max(initial=-1)) for places in rows) + 1
+    first = stores[0]
+    count = max(int(places.max(initial=-1)) for places in rows) + 1
     arrays = []
     for key in keys:
         info = first.arrays[key]
@@ -141,7 +146,8 @@ def read_client_stores(
         for store, places in zip(stores, rows, strict=True):
             whole[places] = store.reader(key).all()
         arrays.append(whole)
-    label, domain = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    label = np.full(count, -1, np.int64)
+    domain = np.zeros(count, np.int64)
     for store, places in zip(stores, rows, strict=True):
         label[places], domain[places] = store.samples.label, store.samples.domain
     x, scaling = prepare_features(arrays, feat_post, train)

@@ -57,7 +57,8 @@ def given_partition(
     """
     if callable(clients):
         clients = _returned(clients(store))
-    columns, typed = columns_of(store), typed_arguments("natural", arguments)
+    columns = columns_of(store)
+    typed = typed_arguments("natural", arguments)
     split = None
     if isinstance(clients, str | Path):
         clients, split = read_clients(Path(clients), store)
@@ -175,7 +176,8 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             f"{',train' if len(head) == 3 else ''}",
         )
     place = {name: row for row, name in enumerate(store.samples.name)}
-    client, split = [""] * store.rows, np.full(store.rows, -1, np.int8)
+    client = [""] * store.rows
+    split = np.full(store.rows, -1, np.int8)
     codes = {"train": 0, "training": 0, "test": 1, "validation": 2, "val": 2, "valid": 2}
     for number, line in enumerate(lines[1:], start=2):
         fields = [field.strip() for field in line]

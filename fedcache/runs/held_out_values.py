@@ -12,16 +12,15 @@ from fedcache.store.store import Store
 
 def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
     """``hold_out`` as one value where the whole word is one that has a comma in it, and not several values."""
-    word, by = arguments.get("hold_out"), arguments.get("by") or "domain"
+    word = arguments.get("hold_out")
+    by = arguments.get("by") or "domain"
     if not isinstance(word, str) or "," not in word or not isinstance(by, str):
         return arguments
     values = column_of(store, by).words
     several = all(part.strip() in values for part in word.split(","))
-    return (
-        {**arguments, "hold_out": (word.strip(),)}
-        if word.strip() in values and not several
-        else arguments
-    )
+    if word.strip() in values and not several:
+        return {**arguments, "hold_out": (word.strip(),)}
+    return arguments
 
 
 def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:

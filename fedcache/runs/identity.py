@@ -112,7 +112,9 @@ def _with_imports(folder: Path, name: str) -> set[Path]:
 def code_of(method: Method) -> str:
     """The code digest of a method's runs: ``code_digest`` of one that comes along, ``own_digest`` of any other."""
     own = method.name in NAMES and METHODS.get(method.name) is method
-    return code_digest(method.name) if own else own_digest(method)
+    if own:
+        return code_digest(method.name)
+    return own_digest(method)
 
 
 def own_digest(method: Method) -> str:

@@ -54,7 +54,10 @@ class CheckpointPace:
     """When to write the next checkpoint; used as a context around writing, so that it knows the cost."""
 
     def __init__(self) -> None:
-        self._last, self._begun, self._writing, self._cost = time.monotonic(), 0.0, 0.0, 0.0
+        self._last = time.monotonic()
+        self._begun = 0.0
+        self._writing = 0.0
+        self._cost = 0.0
 
     def due(self) -> bool:
         """Whether it is time."""
@@ -69,7 +72,8 @@ class CheckpointPace:
     def over(self) -> None:
         """All checkpoints of a round are written."""
         self._last = time.monotonic()
-        self._cost, self._writing = self._writing, 0.0
+        self._cost = self._writing
+        self._writing = 0.0
 
 
 class StopCheck:
@@ -85,7 +89,8 @@ class StopCheck:
     """
 
     def __init__(self, stop: Stop, story: str, kept: int) -> None:
-        self.stop, self.story = stop, story
+        self.stop = stop
+        self.story = story
         self.begin(kept)
 
     def begin(self, kept: int) -> None:
@@ -137,11 +142,9 @@ def train(
         stop: set by a signal handler; honoured where no finished round is lost.
         save: which models are kept; by default those of every seed.
     """
-    observer, stop, partition = (
-        with_hooks(observer, hooks),
-        stop or Stop(),
-        partition or PartitionConfig(),
-    )
+    observer = with_hooks(observer, hooks)
+    stop = stop or Stop()
+    partition = partition or PartitionConfig()
     check_config(config, partition)
     if method is not None:
         code_of(method)  # refused before anything is extracted
@@ -343,7 +346,8 @@ def train_seeds(
     Returns:
         the errors that ended runs, by their place; the others go on.
     """
-    spec, failed = runs[0].spec, dict[int, FedcacheError]()
+    spec = runs[0].spec
+    failed = dict[int, FedcacheError]()
     many = f"{len(runs)} points of " if cache is not None else ""
     observer.start(
         f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds"
@@ -378,7 +382,9 @@ def _of_same_round(
 
 
 def _round_of(state: Snapshot | None) -> int:
-    return 0 if state is None else int(state.meta["round"])
+    if state is None:
+        return 0
+    return int(state.meta["round"])
 
 
 class SeedTraining:
@@ -400,13 +406,20 @@ class SeedTraining:
     ) -> None:
         self.grid_points = grid_points
         self.runs = [runs[place] for place in states]
-        self.places, self.states = list(states), list(states.values())
-        self.seed, self.cache, self.observer, self.stop = seed, cache, observer, stop
-        self.spec, self.inputs = self.runs[0].spec, self.runs[0].inputs
+        self.places = list(states)
+        self.states = list(states.values())
+        self.seed = seed
+        self.cache = cache
+        self.observer = observer
+        self.stop = stop
+        self.spec = self.runs[0].spec
+        self.inputs = self.runs[0].inputs
         self.kept = _round_of(self.states[0])
         of_points = "" if cache is None else f" of {len(self.runs)} points"
         self.watch = StopCheck(stop, f"seed {seed}{of_points}", self.kept)
-        self.pace, self.due, self.decided = CheckpointPace(), False, False
+        self.pace = CheckpointPace()
+        self.due = False
+        self.decided = False
         self.failed: dict[int, FedcacheError] = {}
 
     def train(self) -> dict[int, FedcacheError]:

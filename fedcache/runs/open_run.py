@@ -72,7 +72,8 @@ def prepare_run(
         ledger: of the privacy that is spent.
     """
     method = method or named_method(config)
-    settings, seeds = hyperparameters(method, config), parse_seeds(config.seeds)
+    settings = hyperparameters(method, config)
+    seeds = parse_seeds(config.seeds)
     began = time.perf_counter()
     extracting = source.open(method, settings)
     arrays = source.arrays(method, settings)
@@ -222,7 +223,8 @@ class OpenRun:
 
     def _record_release(self, seed: int) -> None:
         """Write down that noise was drawn for a seed, and what a release of that many rounds costs."""
-        privacy, inputs = self.spec.trust.privacy, self.inputs
+        privacy = self.spec.trust.privacy
+        inputs = self.inputs
         if privacy is None:
             raise InternalError("A run without noise spends no privacy.", "Please report this.")
         clients = len(inputs.clients)
@@ -381,7 +383,8 @@ def resolve_inputs(
 
 def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
     """Say what was not asked for and matters, as rounds and participation of the paper, and what changes nothing."""
-    config, method = spec.requested, inputs.method
+    config = spec.requested
+    method = inputs.method
     for note in setting_notes(method, config):
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:

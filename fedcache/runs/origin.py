@@ -18,7 +18,8 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
     that its directory lies in; None where there is none any more.
     """
     digest = str(result["dataset"]["digest"])
-    named, beside = train_table(run).get("store"), run.parent.parent / "stores"
+    named = train_table(run).get("store")
+    beside = run.parent.parent / "stores"
     slug = f"*-{digest[:8]}.zarr"
     for path in (
         *([Path(named)] if named else []),

@@ -64,7 +64,9 @@ def _typed(kind: str | None, value: Any) -> Any:
         )
     if kind in ("int", "float"):
         try:
-            return int(value) if kind == "int" else float(value)
+            if kind == "int":
+                return int(value)
+            return float(value)
         except ValueError:
             return value
     return value
@@ -305,7 +307,8 @@ def _load_partition(store: Store, name: str) -> Partition:
         )
     # The manifest vouches for the bytes, so that nobody waits for the digest of the JSON once more.
     with with_its_command(store, name):
-        raw, origin = store.partition_bytes(name), f"partition {name}"
+        raw = store.partition_bytes(name)
+        origin = f"partition {name}"
         return Partition.from_file(
             raw, dataset=digest, rows=store.rows, origin=origin, vouched=True
         )
@@ -319,10 +322,8 @@ def check_partitions(store: Store) -> dict[Path, str]:
     """
     wrong = {}
     for name in store.partitions:
-        raw, file = (
-            store.partition_bytes(name),
-            store.path / partition_file(store.path, store.manifest, name),
-        )
+        raw = store.partition_bytes(name)
+        file = store.path / partition_file(store.path, store.manifest, name)
         try:
             Partition.from_file(
                 raw,

@@ -49,7 +49,9 @@ class Personalised:
     @property
     def accuracy(self) -> float | None:
         """On the store's test rows, a fraction; None without labelled ones."""
-        return None if self.measures is None else self.measures.all.accuracy
+        if self.measures is None:
+            return None
+        return self.measures.all.accuracy
 
     def __repr__(self) -> str:
         shown = percent(self.accuracy) or "not measured"
@@ -181,7 +183,8 @@ def client_of_store(
         reads: what clients of the method read.
         home: where what does not fit into memory is put.
     """
-    facts, s = model.facts, store.samples
+    facts = model.facts
+    s = store.samples
     readers = [store.reader(key) for key in array_keys(model, store)]
     views = min(facts.views, *(r.shape[1] for r in readers))
     if "views" in reads and views < facts.views:

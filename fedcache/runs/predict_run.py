@@ -89,7 +89,8 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
     Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
     saved, and so is whatever cannot be known as the file lies apart from its run.
     """
-    facts, client = model.facts, asked.client
+    facts = model.facts
+    client = asked.client
     if (
         asked.one_for_all
         or not facts.personal
@@ -123,7 +124,9 @@ def result_of(place: Path, run: str) -> dict[str, Any] | None:
     """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
     path = (place if place.is_dir() else place.parent.parent) / "result.json"
     found = read_result(path) if path.is_file() else None
-    return found if found is not None and found["digest"] == run else None
+    if found is not None and found["digest"] == run:
+        return found
+    return None
 
 
 def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:

@@ -98,7 +98,9 @@ class DatasetTotal:
 def epsilon_words(total: Total | DatasetTotal) -> str:
     """The tighter epsilon of a total for a person."""
     found = total.epsilon_pld if total.epsilon_pld is not None else total.epsilon_rdp
-    return "no bound" if found is None else f"{found:.3g}"
+    if found is None:
+        return "no bound"
+    return f"{found:.3g}"
 
 
 def record_release(ledger: Path, release: Release) -> None:
@@ -124,7 +126,9 @@ def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
         found = read_sealed(_rounds_file(ledger, run, seed), _rounds_are(run, seed))
     except CorruptionError:
         return None
-    return None if found is None else int(found.content)
+    if found is None:
+        return None
+    return int(found.content)
 
 
 def keep_told_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
@@ -240,7 +244,9 @@ def _read_count(ledger: Path) -> int:
     except CorruptionError as error:
         why = f"is damaged: its end is not known, as {COUNT} is not what was written"
         raise _damaged(ledger, ValueError(why)) from error
-    return 0 if count is None else int(count.content)
+    if count is None:
+        return 0
+    return int(count.content)
 
 
 def _check_count(ledger: Path, lines: int, count: int) -> None:

@@ -77,7 +77,9 @@ class SeedResult:
     @property
     def choice(self) -> float | None:
         """What runs are chosen by: the headline on the rows to choose by, on test rows where there are none."""
-        return self.accuracy if self.validation is None else self.validation["accuracy"]
+        if self.validation is None:
+            return self.accuracy
+        return self.validation["accuracy"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -133,11 +135,9 @@ def seed_result(
         }
         for r in outcome.records
     ]
-    evaluation, domains, clients = (
-        outcome.evaluation,
-        inputs.domains,
-        inputs.partitions[outcome.seed].clients,
-    )
+    evaluation = outcome.evaluation
+    domains = inputs.domains
+    clients = inputs.partitions[outcome.seed].clients
     chosen_by = evaluation.validation
     return SeedResult(
         seed=outcome.seed,
@@ -196,9 +196,11 @@ def summarise(
     inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]
 ) -> dict[str, Any]:
     """``result.json`` of a run: promised values only."""
-    first, fixed = seeds[0], [PARAMETERS.get(name) for name in inputs.backbones]
+    first = seeds[0]
+    fixed = [PARAMETERS.get(name) for name in inputs.backbones]
     clients = columns_of_seeds(seeds)
-    few, owned = len(first.clients) <= CLIENTS_IN_RESULT, clients.classes_owned
+    few = len(first.clients) <= CLIENTS_IN_RESULT
+    owned = clients.classes_owned
     f1, f1_std = mean_std([s.macro_f1 for s in seeds])
     last = [s.rounds[-1].get("diagnostics", {}) for s in seeds]
     return {
@@ -324,10 +326,8 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
     """What a result has beside it, by name: columns of clients that are too many for it, and test rows."""
-    many, rows = (
-        len(seeds[0].clients) > CLIENTS_IN_RESULT,
-        rows_file({s.seed: s.test_rows for s in seeds}),
-    )
+    many = len(seeds[0].clients) > CLIENTS_IN_RESULT
+    rows = rows_file({s.seed: s.test_rows for s in seeds})
     columns = (
         {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])} if many else {}
     )
@@ -402,12 +402,14 @@ def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
 
     Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
     """
-    scored, told = ~np.isnan(seed.per_client), [r["clients"] for r in seed.rounds]
+    scored = ~np.isnan(seed.per_client)
+    told = [r["clients"] for r in seed.rounds]
     trained = (
         None if None in told else int(scored[list({c for clients in told for c in clients})].sum())
     )
     known = seed.per_client[scored]
-    n, error = len(known), None
+    n = len(known)
+    error = None
     if n > 1 and trained != 0:
         error = float(known.std(ddof=1) / np.sqrt(n) * np.sqrt(1 - n / len(scored)))
     return {"scored": n, "trained": trained, "standard_error": error}

@@ -125,11 +125,9 @@ class StoreRows:
         self.config = replace(
             config, backbones=tuple(known_name(n, preparation.home.root) for n in config.backbones)
         )
-        self.partition, self.preparation, self._trained_rows = (
-            partition,
-            preparation,
-            np.empty(0, np.int64),
-        )
+        self.partition = partition
+        self.preparation = preparation
+        self._trained_rows = np.empty(0, np.int64)
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Find the store; the seconds of the extraction that was run for it."""
@@ -157,7 +155,9 @@ class StoreRows:
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
         """A saved one, or those of a scheme; what is wrong with the labels of its rows is refused or warned of."""
-        p, config, samples = self.preparation, self.config, self.store.samples
+        p = self.preparation
+        config = self.config
+        samples = self.store.samples
         key = (
             self.store.path,
             method.defaults,
@@ -180,7 +180,8 @@ class StoreRows:
                 )
         found, name = p.cache.partitions[key]
         if p.whole:
-            found, name = without_validation(found), None
+            found = without_validation(found)
+            name = None
         first = next(iter(found.values()))
         self._trained_rows = rows = all_train_rows(first.clients)
         need_labels(method, self.store, rows)
@@ -196,7 +197,8 @@ class StoreRows:
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
         """As asked, else what is usual for these backbones, which is said where features are read."""
-        config, reads_images = self.config, "pixels" in method.reads(settings)
+        config = self.config
+        reads_images = "pixels" in method.reads(settings)
         observer = None if reads_images else self.preparation.observer
         return feat_post_for(
             settings, "feat_post" in config.set, config.preset, self.store, arrays, observer
@@ -206,7 +208,9 @@ class StoreRows:
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
         """Features or images of every row of the store, with live encoders for a method that runs some."""
-        p, store, reads = self.preparation, self.store, method.reads(settings)
+        p = self.preparation
+        store = self.store
+        reads = method.reads(settings)
         encoders = encoders_of_run(method, store, arrays[0], p.home)
         if encoders is not None and encoders.images is not None:
             arrays = [*arrays, encoders.images]
@@ -233,7 +237,8 @@ class StoreRows:
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
         """The features, from the cache when the last point of the grid had the same."""
-        cache, rows = self.preparation.cache, self._trained_rows
+        cache = self.preparation.cache
+        rows = self._trained_rows
         determines_scale = rows.tobytes() if feat_post == "standardize" else b""
         key = (
             self.store.path,
@@ -264,7 +269,8 @@ class StoreRows:
 
     def dataset(self) -> dict[str, Any]:
         """Slug, digest and numbers of rows, and what they are where they are no images."""
-        d, rows = self.store.dataset, {"rows": self.store.rows, "ok": self.store.rows_ok}
+        d = self.store.dataset
+        rows = {"rows": self.store.rows, "ok": self.store.rows_ok}
         return {"slug": str(d["slug"]), "digest": str(d["digest"]), **rows, **_held(self.store)}
 
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -279,13 +285,17 @@ class StoreRows:
         """The arrays by name; the store by its path where it was found without being named."""
         found = {"backbones": [array_name(self.store, key) for key in arrays]}
         named = self.config.store or self.config.dataset
-        return found if named else {"store": str(self.store.path.resolve()), **found}
+        if named:
+            return found
+        return {"store": str(self.store.path.resolve()), **found}
 
 
 def _held(store: Store) -> dict[str, str]:
     """What the rows are, where they are no images."""
     kind = held_by(array.recipe for array in store.arrays.values())
-    return {} if kind == IMAGES else {"holds": kind}
+    if kind == IMAGES:
+        return {}
+    return {"holds": kind}
 
 
 def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partition]:
@@ -304,7 +314,9 @@ class ShardRows:
     stores: list[Store]  # in client order, once they are open
 
     def __init__(self, config: TrainConfig, folder: Path, preparation: Preparation) -> None:
-        self.config, self.folder, self.preparation = config, folder, preparation
+        self.config = config
+        self.folder = folder
+        self.preparation = preparation
         self._clients: list[Client] = []
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
@@ -343,9 +355,11 @@ class ShardRows:
         labels: list[NDArray[np.int32]] = []
         chosen_by: list[NDArray[np.int64]] = []
         for store, places in zip(self.stores, self._places, strict=True):
-            s, name = store.samples, str(store.dataset["shard"]["client"])
+            s = store.samples
+            name = str(store.dataset["shard"]["client"])
             good = s.ok == 1
-            train, test = good & (s.split == 0), good & (s.split == 1)
+            train = good & (s.split == 0)
+            test = good & (s.split == 1)
             self._clients.append(Client(name, places[train], places[test]))
             labels.append(s.label[train])
             chosen_by.append(places[good & (s.split == 2)])
@@ -380,7 +394,8 @@ class ShardRows:
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
         """As asked, else what is usual for these backbones, which is said."""
-        requested, observer = "feat_post" in self.config.set, self.preparation.observer
+        requested = "feat_post" in self.config.set
+        observer = self.preparation.observer
         return feat_post_for(
             settings, requested, self.config.preset, self.stores[0], arrays, observer
         )

@@ -24,11 +24,14 @@ class Figures(Mapping[str, Any]):
     """A part of a result, read-only. ``what`` is its name, for messages: ``accuracy``."""
 
     def __init__(self, what: str, values: Mapping[str, Any]) -> None:
-        self._what, self._values = what, values
+        self._what = what
+        self._values = values
 
     def __getitem__(self, name: str) -> Any:
         value = self._values[name]
-        return Figures(f"{self._what}.{name}", value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return Figures(f"{self._what}.{name}", value)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._values:
@@ -80,24 +83,23 @@ def is_claimed(result: Mapping[str, Any]) -> bool:
 
 def spread(accuracy: Mapping[str, Any]) -> str:
     """``0.8123 +- 0.0045``, the first alone for one seed or equal ones; ``not scored`` without test labels."""
-    mean, std, equal = (
-        accuracy["mean"],
-        accuracy["std"],
-        len(set(accuracy.get("per_seed", ()))) == 1,
-    )
+    mean = accuracy["mean"]
+    std = accuracy["std"]
+    equal = len(set(accuracy.get("per_seed", ()))) == 1
     if mean is None:
         return "not scored"
-    return f"{mean:.4f}" if std is None or equal else f"{mean:.4f} +- {std:.4f}"
+    if std is None or equal:
+        return f"{mean:.4f}"
+    return f"{mean:.4f} +- {std:.4f}"
 
 
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a person looks for first, by name; None for what the run does not have."""
-    part, exact, seconds = (
-        result["partition"],
-        result["traffic"]["exact"],
-        measured.get("seconds", {}),
-    )
-    claimed, chance = " (claimed)" * is_claimed(result), at_chance(result)
+    part = result["partition"]
+    exact = result["traffic"]["exact"]
+    seconds = measured.get("seconds", {})
+    claimed = " (claimed)" * is_claimed(result)
+    chance = at_chance(result)
     return {
         f"accuracy{claimed}": percent(result["accuracy"]["mean"]),
         "a guess": None if chance is None else f"{percent(chance.level)}; this is no better",
@@ -247,7 +249,9 @@ class Run:
         return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
 
     def _scored_by(self, what: str) -> str:
-        return f"claimed {what}" if self.claimed else what
+        if self.claimed:
+            return f"claimed {what}"
+        return what
 
     def _title(self) -> str:
         r = self.result

@@ -64,7 +64,9 @@ class KeptModels:
     def __init__(self, asked: SaveModels, score: str | None = None) -> None:
         if asked.which not in KEPT:
             raise unknown("--save-models", asked.which, KEPT)
-        self.which, self.clients, self.score = asked.which, asked.clients, score
+        self.which = asked.which
+        self.clients = asked.clients
+        self.score = score
         # by method and held-out value: models with different test rows are not compared
         self._seen: dict[
             tuple[str, ...], float
@@ -114,11 +116,9 @@ class KeptModels:
     def says_of_stored(self, run: Path) -> str | None:
         """What is to be said where a run is there already and other models are asked for than it was made with."""
         if not has_model(run):
-            return (
-                "The stored run has no model; --fresh trains it again and saves one."
-                if self.which == "all"
-                else None
-            )
+            if self.which == "all":
+                return "The stored run has no model; --fresh trains it again and saves one."
+            return None
         if self.which == "none":
             return "The stored run keeps its models;  fedcache gc --kind models  lists them."
         if self.clients is not None:
@@ -145,7 +145,8 @@ class KeptModels:
         """A run has its result: of a grid that keeps the best, the model of the other one goes."""
         if self.which != "best":
             return
-        mean, digest = choice_value(result, self.score or "own"), str(result["digest"])
+        mean = choice_value(result, self.score or "own")
+        digest = str(result["digest"])
         kind = (str(result["method"]), *values_held_out(result))
         best = self._best.get(kind)
         # As ``Grid.ranked`` sorts.
@@ -172,7 +173,8 @@ def facts_of(
     temperature: float | None = None,
 ) -> ModelFacts:
     """What the models of a seed are."""
-    data, features = inputs.data, inputs.features
+    data = inputs.data
+    features = inputs.features
     return ModelFacts(
         run=identity.digest,
         seed=out.seed,
@@ -214,7 +216,9 @@ def save_seed(
 
     ``temperature`` is that of ``models.calibrate``. Raises UsageError for a client to save that the run has not.
     """
-    facts, clients, notes = facts_of(inputs, spec, identity, out, temperature), kept.clients, []
+    facts = facts_of(inputs, spec, identity, out, temperature)
+    clients = kept.clients
+    notes = []
     if spec.trust.protects and facts.personal:
         # A client's own part has no noise, and one that was not drawn is told by the part that nobody trained.
         clients = "none"
@@ -290,7 +294,8 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     """
     result = _result(run)
     again = train_again(run, result)
-    folder, digest = run / MODELS, str(result["digest"])
+    folder = run / MODELS
+    digest = str(result["digest"])
     try:
         found = read_sealed(folder / INDEX, what_of_models(digest))
     except CorruptionError as error:

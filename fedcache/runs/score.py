@@ -36,7 +36,9 @@ class Score:
     def std(self) -> float | None:
         """Over seeds, ddof 1; None with one seed or without all of them."""
         known = [v for v in self.per_seed if v is not None]
-        return float(np.std(known, ddof=1)) if len(known) == len(self.per_seed) > 1 else None
+        if len(known) == len(self.per_seed) > 1:
+            return float(np.std(known, ddof=1))
+        return None
 
 
 def check_score(score: str | None) -> None:
@@ -59,7 +61,8 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
     name = score.replace("-", "_")
     if f"{name}_per_seed" in accuracy:
         return Score(tuple(accuracy[f"{name}_per_seed"]), accuracy[name])
-    personal, nothing = result.get("protocol", "global") != "global", (None,) * len(own.per_seed)
+    personal = result.get("protocol", "global") != "global"
+    nothing = (None,) * len(own.per_seed)
     if score == "client-mean":
         mean = accuracy.get("client_mean")
         alike = (
@@ -82,7 +85,9 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The values of a column whose rows a result is scored on and that nobody trained on; () where there are none."""
     held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
-    return (held,) if isinstance(held, str) else tuple(map(str, held))
+    if isinstance(held, str):
+        return (held,)
+    return tuple(map(str, held))
 
 
 def score_for(results: Iterable[Mapping[str, Any]]) -> str:
@@ -109,8 +114,10 @@ def wilson(
     """
     if accuracy is None or not rows or abs(accuracy * rows - round(accuracy * rows)) > 1e-6:
         return None
-    z, p = NormalDist().inv_cdf(0.5 + level / 2.0), round(accuracy * rows) / rows
-    middle, half = p + z**2 / (2 * rows), z * math.sqrt(p * (1.0 - p) / rows + z**2 / (4 * rows**2))
+    z = NormalDist().inv_cdf(0.5 + level / 2.0)
+    p = round(accuracy * rows) / rows
+    middle = p + z**2 / (2 * rows)
+    half = z * math.sqrt(p * (1.0 - p) / rows + z**2 / (4 * rows**2))
     return max(0.0, (middle - half) / (1.0 + z**2 / rows)), min(
         1.0, (middle + half) / (1.0 + z**2 / rows)
     )
@@ -136,4 +143,6 @@ def rows_interval(
     counts = np.array(result.get("confusion") or [], np.int64)
     rows = int(counts.sum()) // len(per_seed) if counts.size else part.get("test_rows")
     found = wilson(per_seed[0], rows, level)
-    return None if found is None or rows is None else (rows, *found)
+    if found is None or rows is None:
+        return None
+    return (rows, *found)

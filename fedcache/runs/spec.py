@@ -32,7 +32,8 @@ from fedcache.plugins import Plugin, plugins, used
 from fedcache.runs.settings import hyperparameters
 
 DTYPES = ("float32", "float64")
-PARTICIPATION, EVAL_CLIENTS = "--participation", "--eval-clients"
+PARTICIPATION = "--participation"
+EVAL_CLIENTS = "--eval-clients"
 LARGEST_SEED = 999_999_999
 MOST_SEEDS = 10_000
 
@@ -275,9 +276,9 @@ def timing_from_config(
 
 def _durations_from_everywhere(durations: str | None) -> str | None:
     """The value of ``--client-durations`` with the whole path of a file."""
-    return (
-        durations if durations is None or durations in DURATIONS else str(Path(durations).resolve())
-    )
+    if durations is None or durations in DURATIONS:
+        return durations
+    return str(Path(durations).resolve())
 
 
 def eval_clients(
@@ -293,7 +294,8 @@ def participation_text(config: TrainConfig, method: Method, clients: int) -> str
     """What was asked for, else what the method's paper or its released code takes, where there are so many clients."""
     if config.participation is not None:
         return config.participation
-    usual, official = method.defaults.participation, method.defaults.official_participation
+    usual = method.defaults.participation
+    official = method.defaults.official_participation
     if config.preset == "official" and official is not None and clients > official:
         usual = official
     if usual is None or (isinstance(usual, int) and usual > clients):
@@ -391,7 +393,8 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     )
     dealt += option_names(partition.options)
     how = ", ".join(dealt)
-    saved, shards = config.partition is not None, config.clients_from is not None
+    saved = config.partition is not None
+    shards = config.clients_from is not None
     two_datasets = config.store is not None and config.dataset is not None
     elsewhere = bool(config.store or config.dataset or config.partition)
     contradictions = (

@@ -94,7 +94,9 @@ def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
         digest_of({k: v for k, v in arrays[key].recipe.items() if k not in OF_VIEWS})
         for key in found
     }
-    return plain if "@" in name and len(plain) == len(same) == 1 else found
+    if "@" in name and len(plain) == len(same) == 1:
+        return plain
+    return found
 
 
 def _told_apart(array: ArrayInfo) -> str:
@@ -116,7 +118,9 @@ def array_name(store: Store, key: str) -> str:
     plain = (
         array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
     )  # none draws their views
-    return sized if plain and _meant(store.arrays, sized) == [key] else key
+    if plain and _meant(store.arrays, sized) == [key]:
+        return sized
+    return key
 
 
 def arrays_for(
@@ -315,7 +319,9 @@ def needed_arrays(
             for u in begun
             if u.order and registry.lookup(u.backbone, home=home.root).text_width is not None
         ]
-    return [] if complete else [u.key for u in begun]
+    if complete:
+        return []
+    return [u.key for u in begun]
 
 
 def complete_array(

@@ -27,7 +27,8 @@ from fedcache.store.store import Store
 
 BLOCK = 4096
 """Rows of stored features that are compared at once."""
-TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
+TRAIN = SPLITS.index("train")
+TEST = SPLITS.index("test")
 
 
 def warning_of_trained_rows(
@@ -46,7 +47,8 @@ def warning_of_trained_rows(
         rows: that it was measured on.
         home: where the run and its store are looked for.
     """
-    run, digest = None, members[0].facts.run
+    run = None
+    digest = members[0].facts.run
     for folder in (place if place.is_dir() else place.parent.parent, home.runs / digest[:16]):
         with suppress(FedcacheError):  # of a damaged run nothing is known
             run = run or (None if (found := result_of(folder, digest)) is None else (folder, found))
@@ -60,13 +62,15 @@ def warning_of_trained_rows(
 def _warning(
     run: tuple[Path, dict[str, Any]], members: Sequence[SavedModel], label: str, rows: LabelledRows
 ) -> str | None:
-    data, given = run[1]["dataset"], rows.source if isinstance(rows.source, Store) else None
+    data = run[1]["dataset"]
+    given = rows.source if isinstance(rows.source, Store) else None
     itself = given is not None and data["digest"] == given.dataset.get("digest")
     own = given if itself else store_behind(*run)
     trained = None
     with suppress(FedcacheError, OSError):  # a partition that is gone or damaged
         trained = rows_of_clients(*run, [m.facts.seed for m in members], own)
-    was, of_all = "was" if trained is not None else "may have been", f"of {len(rows.rows):,} rows"
+    was = "was" if trained is not None else "may have been"
+    of_all = f"of {len(rows.rows):,} rows"
     if given is not None and (
         itself or given.dataset.get("shard", {}).get("parent") == data["digest"]
     ):
@@ -108,7 +112,8 @@ def rows_of_clients(
 
     Raises StoreError, CorruptionError for a partition or client store that is not what was written.
     """
-    table, digest = train_table(folder), str(result["dataset"]["digest"])
+    table = train_table(folder)
+    digest = str(result["dataset"]["digest"])
     if table.get(
         "clients_from"
     ):  # its partition numbers the rows that any client has, not those of the dataset

@@ -40,8 +40,10 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     """What noise promises, and of what that is said."""
     if not cost["noise"]:
         return "Privacy: no noise, so nothing is promised (clipping alone)."
-    together, known = cost["composed"], cost.get("participants_known")
-    figures, renyi = f"epsilon {_tight(cost)}", _number(cost["epsilon_rdp"])
+    together = cost["composed"]
+    known = cost.get("participants_known")
+    figures = f"epsilon {_tight(cost)}"
+    renyi = _number(cost["epsilon_rdp"])
     if cost["seeds"] > 1:
         figures += (
             f" for each of {cost['seeds']} seeds and {_tight(together)} for all of them together"
@@ -70,12 +72,12 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
 
 def _tight(figures: Mapping[str, Any]) -> str:
     """The figure by privacy loss distributions."""
-    return (
-        "too large to be worth computing"
-        if figures["epsilon_pld"] is None
-        else _number(figures["epsilon_pld"])
-    )
+    if figures["epsilon_pld"] is None:
+        return "too large to be worth computing"
+    return _number(figures["epsilon_pld"])
 
 
 def _number(epsilon: float | None) -> str:
-    return "without bound" if epsilon is None else f"{epsilon:.3g}"
+    if epsilon is None:
+        return "without bound"
+    return f"{epsilon:.3g}"

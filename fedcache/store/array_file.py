@@ -42,7 +42,8 @@ def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[B
         ValueError: the content is larger than any that is read.
     """
     parts: list[Buffer] = []
-    entries, offset = {}, 0
+    entries = {}
+    offset = 0
     for name, values in arrays.items():
         dtype = np.min_scalar_type(int(values.max())) if len(values) else np.dtype(np.uint8)
         small = np.ascontiguousarray(values, dtype.newbyteorder("<"))
@@ -69,7 +70,8 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     Raises ValueError, in words that follow a file's name, for all that is not what ``pack`` made.
     """
     content, entries, start = _head(raw)
-    arrays, offset = {}, 0
+    arrays = {}
+    offset = 0
     # Sorted by place: the head is canonical JSON, which sorts by name.
     for name, entry in sorted(
         entries.items(), key=lambda one: (one[1]["offset"], one[1]["length"])

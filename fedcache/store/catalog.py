@@ -46,7 +46,9 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
     if found is None and bare and (to_read or not path.exists()):
         found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
-    return path if found is None else found
+    if found is None:
+        return path
+    return found
 
 
 def place_of_content(home: Home, slug: str, digest: str) -> Path:
@@ -85,13 +87,17 @@ def recall_last(home: Home) -> tuple[Path, str] | None:
             "Name the one you mean: --dataset NAME or --store NAME; `fedcache ls` lists stores. The next extraction "
             "notes the dataset again.",
         ) from error
-    return None if found is None else (Path(found.content["store"]), str(found.content["spec"]))
+    if found is None:
+        return None
+    return (Path(found.content["store"]), str(found.content["spec"]))
 
 
 def last_store(home: Home) -> tuple[Path, str] | None:
     """As ``recall_last``; None also when the store is gone."""
     last = recall_last(home)
-    return last if last is not None and last[0].exists() else None
+    if last is not None and last[0].exists():
+        return last
+    return None
 
 
 def extracted_later(path: Path) -> Path | None:
@@ -105,7 +111,9 @@ def extracted_later(path: Path) -> Path | None:
             if other.dataset["slug"] == store.dataset["slug"] and other.arrays:
                 times[other.path] = _last_extraction(other)
         latest = max(times, key=lambda place: times[place])
-        return latest if times[latest] > times[path] else None
+        if times[latest] > times[path]:
+            return latest
+        return None
     return None
 
 
@@ -145,7 +153,9 @@ def ingest_command(store: Store) -> str:
 def store_option(store: Store) -> list[str]:
     """``--store PATH`` for a store outside the home, which no name finds; else nothing."""
     inside = store.path.resolve().parent == Home.from_environment().stores.resolve()
-    return [] if inside else ["--store", str(store.path)]
+    if inside:
+        return []
+    return ["--store", str(store.path)]
 
 
 def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
@@ -218,11 +228,9 @@ def size_of(path: Path) -> int:
 
 def folders_in(root: Path) -> list[Path]:
     """Folders directly below ``root`` whose names do not begin with a dot, sorted; none where it is not there."""
-    return (
-        sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        if root.is_dir()
-        else []
-    )
+    if root.is_dir():
+        return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return []
 
 
 def is_being_written(path: Path) -> bool:

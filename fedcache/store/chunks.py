@@ -33,7 +33,11 @@ DTYPES = ("float16", "float32", "uint8", "int16", "int32", "int64")
 
 def fill_of(dtype: str) -> Any:
     """Fill value of an array: NaN for floats, 0 for uint8, -1 for signed integers."""
-    return float("nan") if dtype.startswith("float") else 0 if dtype == "uint8" else -1
+    if dtype.startswith("float"):
+        return float("nan")
+    if dtype == "uint8":
+        return 0
+    return -1
 
 
 def array_metadata(
@@ -247,7 +251,8 @@ def decode_strings(raw: bytes) -> Sequence[str]:
         return found
     try:
         (count,) = struct.unpack_from("<I", raw, 0)
-        at, out = 4, []
+        at = 4
+        out = []
         for _ in range(count):
             (length,) = struct.unpack_from("<I", raw, at)
             if at + 4 + length > len(raw):
@@ -282,7 +287,8 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
         raw = read_whole(path)
     except OSError as error:
         raise damaged(what, path, "is missing or unreadable") from error
-    payload, tail = raw[:-CRC_BYTES], raw[-CRC_BYTES:]
+    payload = raw[:-CRC_BYTES]
+    tail = raw[-CRC_BYTES:]
     if len(raw) < CRC_BYTES or struct.unpack("<I", tail)[0] != checksum(payload):
         raise damaged(what, path, "does not match its own checksum")
     if crc is not None and checksum(payload) != crc:
@@ -345,7 +351,8 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
             check_size(os.fstat(file.fileno()).st_size, size, path, what)
-            at, view = 0, out.data
+            at = 0
+            view = out.data
             while at < len(out):
                 got = file.readinto(view[at:])
                 if not got:

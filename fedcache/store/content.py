@@ -105,7 +105,8 @@ class Content:
             if not store.has_text(name):
                 store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
         for key, array in self.arrays.items():
-            begun, size = read_journal(journal_path(store.path, key)).header, array.chunk_rows
+            begun = read_journal(journal_path(store.path, key)).header
+            size = array.chunk_rows
             fresh = (
                 begun is not None and begun["chunk_rows"] != size
             )  # by a version that chose other chunks
@@ -162,7 +163,8 @@ def arrange(
     numbers.
     """
     observer = observer or Silent()
-    count, names = len(embeddings.names), embeddings.names
+    count = len(embeddings.names)
+    names = embeddings.names
     features = {key: _named(key, values) for key, values in embeddings.features.items()}
     order: Any = slice(None)
     if not (
@@ -187,7 +189,8 @@ def arrange(
         raise CorruptionError(
             f"No row of {name} has features that are finite.", "Compute the features again."
         )
-    label, domain = embeddings.labels[order], embeddings.domains[order]
+    label = embeddings.labels[order]
+    domain = embeddings.domains[order]
     given = None if embeddings.splits is None else embeddings.splits[order]
     split, note = complete_split(given, label, domain, uid, ok, name, "rows")
     samples = Samples(
@@ -232,8 +235,10 @@ def _read_once(
         key: ContentArray(values, dtypes[key], size, key, drop=drop)
         for key, values in features.items()
     }
-    digests, crcs = {key: hashlib.sha256() for key in arrays}, {key: list[int]() for key in arrays}
-    uid, ok = np.empty((count, 16), np.uint8), np.ones(count, bool)
+    digests = {key: hashlib.sha256() for key in arrays}
+    crcs = {key: list[int]() for key in arrays}
+    uid = np.empty((count, 16), np.uint8)
+    ok = np.ones(count, bool)
     of_chunks = zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)
 
     def read_next() -> tuple[NDArray[Any], ...] | None:
@@ -248,7 +253,8 @@ def _read_once(
     with ThreadPoolExecutor(
         1
     ) as pool:  # files and sums of whole blocks leave the interpreter to the sums of rows
-        start, ahead = 0, pool.submit(read_next)
+        start = 0
+        ahead = pool.submit(read_next)
         while (blocks := ahead.result()) is not None:
             ahead = pool.submit(read_next)
             for rows in blocks:
@@ -278,7 +284,9 @@ def row_digests(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The same of [n, bytes]."""
-    width, raw, sha256 = rows.shape[1], rows.reshape(-1).data, hashlib.sha256
+    width = rows.shape[1]
+    raw = rows.reshape(-1).data
+    sha256 = hashlib.sha256
     digests = b"".join([sha256(raw[at : at + width]).digest() for at in range(0, rows.size, width)])
     return np.frombuffer(digests, np.uint8).reshape(-1, 32)[:, :16]
 
@@ -310,7 +318,9 @@ def _named(key: str, values: Any) -> Any:
 
 def _stored_dtype(dtype: np.dtype[Any]) -> str:
     """float16 stays, other floats become float32."""
-    return "float16" if dtype == np.float16 else "float32"
+    if dtype == np.float16:
+        return "float16"
+    return "float32"
 
 
 def _storable(key: str, values: NDArray[Any] | FileRows, drop: bool) -> NDArray[Any]:
@@ -376,7 +386,9 @@ def _no_label(labels: Any) -> tuple[str, ...]:
     """The labels that mean none, as ``Store.from_arrays`` documents it: -1, unless -1 and 1 are the two classes."""
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "if":
         return ()
-    return () if np.array_equal(np.unique(labels), [-1, 1]) else ("-1",)
+    if np.array_equal(np.unique(labels), [-1, 1]):
+        return ()
+    return ("-1",)
 
 
 def _array(values: Any) -> Column:

@@ -20,7 +20,9 @@ from fedcache.store.outputs import output_file
 from fedcache.store.store import Samples, Store
 from fedcache.store.text_features import backbone_of, read_text, text_of_array
 
-TRAIN, TEST, VALIDATION = 0, 1, 2
+TRAIN = 0
+TEST = 1
+VALIDATION = 2
 NONE = np.empty(0, np.int64)
 
 
@@ -98,7 +100,8 @@ def write_shard(
             writer.complete()
     for entries in store.texts.values():
         for entry in entries:
-            backbone, weights = str(entry["meta"].get("backbone")), entry["meta"].get("weights")
+            backbone = str(entry["meta"].get("backbone"))
+            weights = entry["meta"].get("weights")
             if not shard.has_text(backbone, entry["templates"], weights=weights):
                 shard.put_text(
                     backbone,

@@ -34,7 +34,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 OPENED = "/proc/self/fd"
 """Where Linux lists the open files of a process."""
 
-_BEFORE, _AFTER = b',"sha256":"', b'"}'
+_BEFORE = b',"sha256":"'
+_AFTER = b'"}'
 
 SCHEME = 2
 """Number of the rule by which code is digested; 1 hashed paths and whole files. It is part of every digest."""

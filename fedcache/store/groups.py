@@ -21,7 +21,8 @@ from fedcache.store.files import Buffer, sha256_hex, write_atomic
 from fedcache.store.manifest import Manifest
 from fedcache.tables.groups import Group, usable_group_name
 
-FOLDER, SUFFIX = "groups", ".group"
+FOLDER = "groups"
+SUFFIX = ".group"
 
 
 class GroupStore(Protocol):
@@ -97,7 +98,8 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
     place = path / place_of(name)
     try:
         content, arrays = unpack(raw)
-        words, codes = content["words"], arrays["codes"]
+        words = content["words"]
+        codes = arrays["codes"]
         if not isinstance(words, list) or not all(type(word) is str for word in words):
             raise ValueError("holds words that are none")
         if len(codes) != manifest.rows or (len(codes) and int(codes.max()) > len(words)):
@@ -111,7 +113,8 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
 
 def count_words(path: Path, manifest: Manifest, name: str) -> int:
     """How many values a group has; only the head of its file is looked at. Errors as of ``group_bytes``."""
-    raw, place = group_bytes(path, manifest, name), path / place_of(name)
+    raw = group_bytes(path, manifest, name)
+    place = path / place_of(name)
     try:
         return len(read_content(raw)["words"])
     except (ValueError, KeyError, TypeError) as error:

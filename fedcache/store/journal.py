@@ -14,7 +14,8 @@ from typing import Any
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import append_line, fsync_directory, parse_signed, read_whole, to_signed
 
-PREFIX, SUFFIX = "journal-", ".jsonl"
+PREFIX = "journal-"
+SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,11 @@ class Journal:
     @property
     def count(self) -> int:
         """Number of chunks of the array, by the header."""
-        return (
-            0 if self.header is None else -(-self.header["shape"][0] // self.header["chunk_rows"])
-        )
+        if self.header is None:
+            return 0
+        rows = int(self.header["shape"][0])
+        per_chunk = int(self.header["chunk_rows"])
+        return -(-rows // per_chunk)
 
     @property
     def bad(self) -> dict[int, tuple[str, str]]:
@@ -149,7 +152,9 @@ def _read_line(journal: Journal, line: bytes) -> bool:
             return False
         journal.commits.append(commit)
         return True
-    chunk, crc, bad = entry.get("chunk"), entry.get("crc"), entry.get("bad")
+    chunk = entry.get("chunk")
+    crc = entry.get("crc")
+    bad = entry.get("bad")
     if (
         type(chunk) is not int
         or not 0 <= chunk < journal.count
@@ -159,7 +164,8 @@ def _read_line(journal: Journal, line: bytes) -> bool:
         return False
     # Bad rows must lie in the chunk whose line names them: a damaged number must not blame another image.
     rows = journal.header["chunk_rows"]
-    low, high = chunk * rows, min((chunk + 1) * rows, journal.header["shape"][0])
+    low = chunk * rows
+    high = min((chunk + 1) * rows, journal.header["shape"][0])
     for item in bad:
         if not (
             isinstance(item, list)
@@ -174,7 +180,8 @@ def _read_line(journal: Journal, line: bytes) -> bool:
 def _is_header(header: Any) -> bool:
     if not isinstance(header, dict):
         return False
-    shape, rows = header.get("shape"), header.get("chunk_rows")
+    shape = header.get("shape")
+    rows = header.get("chunk_rows")
     return (
         isinstance(shape, list)
         and len(shape) >= 2

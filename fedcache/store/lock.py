@@ -39,7 +39,8 @@ def this_process() -> dict[str, Any]:
 def still_runs(process: Mapping[str, Any]) -> bool | None:
     """Whether a process of ``this_process`` runs; None for one of another machine, and for what names none."""
     try:
-        pid, here = int(process["pid"]), process["host"] == socket.gethostname()
+        pid = int(process["pid"])
+        here = process["host"] == socket.gethostname()
     except (KeyError, TypeError, ValueError):
         return None
     if not here:

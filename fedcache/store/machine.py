@@ -75,7 +75,9 @@ def _free_words(place: Path | None) -> str:
     except OSError:
         return ""
     # A file that fits by its own bytes may need more: its folder grows, and disks give out whole blocks.
-    return f" and {free:,} bytes are free" if free else " and none is free"
+    if free:
+        return f" and {free:,} bytes are free"
+    return " and none is free"
 
 
 def memory_limit() -> int:
@@ -87,7 +89,9 @@ def memory_limit() -> int:
     asked = os.environ.get("FEDCACHE_MEMORY", "").strip()
     if not asked:
         left = [n for n in (_system(), _group()) if n is not None]
-        return int(SHARE * min(left)) if left else UNKNOWN
+        if left:
+            return int(SHARE * min(left))
+        return UNKNOWN
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", asked.lower())
     if size is None:
         raise UsageError(

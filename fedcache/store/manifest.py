@@ -126,9 +126,11 @@ def read_manifest(store: Path) -> Manifest:
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
         kind = "a directory but not" if store.is_dir() else "a file, not"
         what = f"is {kind} a fedcache store" if store.exists() else "does not exist"
-        named, made = "digits", "Make one"
+        named = "digits"
+        made = "Make one"
         if store.is_dir():
-            named, made = f"folder:{store}", "Of a folder of images one is made"
+            named = f"folder:{store}"
+            made = "Of a folder of images one is made"
         command = shlex.join(
             ["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"]
         )
@@ -162,7 +164,8 @@ def was_store(path: Path) -> bool:
 
 
 def _parse(data: dict[str, Any]) -> Manifest:
-    rows, rows_ok = _count(data["rows"]), _count(data["rows_ok"])
+    rows = _count(data["rows"])
+    rows_ok = _count(data["rows_ok"])
     if rows_ok > rows:
         raise ValueError(f"{rows_ok} of {rows} rows are readable")
     for name in ("slug", "digest"):
@@ -214,7 +217,8 @@ def _text_features(slug: str, entry: Any) -> dict[str, Any]:
     if not SAFE.fullmatch(slug) or not SAFE.fullmatch(_text(entry["id"])) or len(shape) != 2:
         raise ValueError(f"text features {slug!r}")
     templates = [_text(t) for t in _sequence(entry["templates"])]
-    crc, meta = _count(entry["crc"], CRC_LIMIT), _mapping(entry["meta"])
+    crc = _count(entry["crc"], CRC_LIMIT)
+    meta = _mapping(entry["meta"])
     return {"id": entry["id"], "templates": templates, "meta": meta, "shape": shape, "crc": crc}
 
 

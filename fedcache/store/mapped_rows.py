@@ -58,7 +58,8 @@ def map_rows(reader: Reader) -> MappedRows | None:
     That is where a chunk is no whole number of pages, there are too many, or the system has no such maps. The values
     must not be written. Raises CorruptionError, when a chunk's size, checksum or place is wrong.
     """
-    count, size = len(reader.info.chunks), _chunk_bytes(reader)
+    count = len(reader.info.chunks)
+    size = _chunk_bytes(reader)
     if LIBC is None or not count or not size or size % mmap.PAGESIZE or count > MOST_CHUNKS:
         return None
     # Room that no other map takes; nothing can be read of it yet.
@@ -90,10 +91,8 @@ def _chunk_bytes(reader: Reader) -> int:
 
 def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int) -> bool:
     """Map the rows of a chunk file to an address, verified; False where the system refuses."""
-    place, what = (
-        chunk_path(reader.path, number, len(reader.shape)),
-        f"chunk {number} of {reader.key}",
-    )
+    place = chunk_path(reader.path, number, len(reader.shape))
+    what = f"chunk {number} of {reader.key}"
     size = _chunk_bytes(reader)
     try:
         fd = at_once(str(place), os.O_RDONLY)

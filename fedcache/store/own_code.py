@@ -49,7 +49,8 @@ class ReachedCode:
     """
 
     def __init__(self, owner: str, packages: tuple[Path, ...] = ()) -> None:
-        self.owner, self.packages = owner, packages
+        self.owner = owner
+        self.packages = packages
         self.sources: dict[Path, str] = {}
         self.methods: set[str] = set()
         self._codes: dict[Path, set[CodeType]] = {}
@@ -91,11 +92,9 @@ class ReachedCode:
                 return self._function(value)
             case MethodType():
                 described = ["method", self.describe(value.__func__)]
-                return (
-                    described
-                    if isinstance(value.__self__, type)
-                    else [*described, self.describe(value.__self__)]
-                )
+                if isinstance(value.__self__, type):
+                    return described
+                return [*described, self.describe(value.__self__)]
             case ModuleType():
                 self._note_module(value.__name__)
                 return f".{value.__name__}"
@@ -119,7 +118,8 @@ class ReachedCode:
 
     def _function(self, function: FunctionType) -> Any:
         """Name and line of a function, and what is bound to it."""
-        code, path = function.__code__, Path(function.__code__.co_filename)
+        code = function.__code__
+        path = Path(function.__code__.co_filename)
         name = f"{function.__qualname__}:{code.co_firstlineno}"  # of the user's, whose module may be called anything
         if not self._is_users(path):
             self._note_module(function.__module__)

@@ -17,7 +17,10 @@ from typing import Any
 
 from fedcache.plugins import find, plugins
 
-MODULE, ONNX, TFLITE, HUGGING_FACE = "module:", "onnx:", "tflite:", "hf:"
+MODULE = "module:"
+ONNX = "onnx:"
+TFLITE = "tflite:"
+HUGGING_FACE = "hf:"
 PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
 
 _CODE_NAME = re.compile(rf"{MODULE}[\w.]+:[\w.]+")
@@ -58,7 +61,9 @@ def bare_name(name: str) -> str:
     if not colon:
         alias, at, size = name.partition("@")
         plugin = find("backbones", alias)
-        return name if plugin is None else f"{MODULE}{plugin.place}{at}{size}"
+        if plugin is None:
+            return name
+        return f"{MODULE}{plugin.place}{at}{size}"
     if prefix + colon not in PREFIXES or prefix + colon == MODULE:
         return name
     if prefix + colon == HUGGING_FACE and not rest.startswith((".", "/", "~")):

@@ -55,7 +55,9 @@ class Reader:
     """One complete feature array; ``key`` is for messages."""
 
     def __init__(self, path: Path, key: str, info: ArrayInfo) -> None:
-        self.path, self.key, self.info = path, key, info
+        self.path = path
+        self.key = key
+        self.info = info
         self._row_bytes = array_bytes(info.shape[1:], info.dtype)
         self._mapped: dict[int, tuple[NDArray[np.uint8], NDArray[Any]]] = {}
         self._verified: set[int] = set()
@@ -78,7 +80,8 @@ class Reader:
         """Rows of a chunk below N, mapped read-only. Raises CorruptionError, for a wrong size, checksum or place."""
         raw, values = self._map(number)
         if number not in self._verified:
-            crc, tail = self.info.chunks[number], raw[-CRC_BYTES:].tobytes()
+            crc = self.info.chunks[number]
+            tail = raw[-CRC_BYTES:].tobytes()
             verify_payload(raw[:-CRC_BYTES], tail, crc, self._file(number), self._what(number))
             self._verified.add(number)
         return values
@@ -94,7 +97,8 @@ class Reader:
             len(self.info.chunks)
         ):  # before memory is asked for: a manifest may claim any shape
             if number not in self._verified:
-                place, what = self._file(number), self._what(number)
+                place = self._file(number)
+                what = self._what(number)
                 try:
                     check_size(place.stat().st_size, self._size(), place, what)
                 except OSError as error:
@@ -147,7 +151,8 @@ class Reader:
         out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
         order = None if (numbers[1:] >= numbers[:-1]).all() else np.argsort(numbers, kind="stable")
         if order is not None:
-            numbers, wanted = numbers[order], wanted[order]
+            numbers = numbers[order]
+            wanted = wanted[order]
         edges = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(wanted)]
         inside = wanted - numbers * self.info.chunk_rows
         for start, stop in pairwise(edges):
@@ -186,7 +191,8 @@ class Reader:
         """Read a chunk to its place; read and not copied from a map, whose every page would have to be set up first."""
         start = number * self.info.chunk_rows * self._row_bytes
         part = flat[start : start + self._length(number) * self._row_bytes]
-        place, what = self._file(number), self._what(number)
+        place = self._file(number)
+        what = self._what(number)
         rest = read_file(place, part, self._size(), what)
         if number not in self._verified:
             # Of what was read, which is in the processor's cache now.

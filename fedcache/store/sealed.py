@@ -23,7 +23,8 @@ from fedcache.store.files import parse_signed, read_whole, to_signed, write_atom
 if TYPE_CHECKING:
     from torch import Tensor
 
-TENSORS, SEAL = ".safetensors", "seal"
+TENSORS = ".safetensors"
+SEAL = "seal"
 
 LONGEST_HEADER = 100_000_000
 """Bytes of a header, as safetensors allows them."""

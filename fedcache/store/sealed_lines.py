@@ -21,7 +21,8 @@ from fedcache.store.files import (
     write_atomic,
 )
 
-NUMBER, BEFORE = "number", "before"
+NUMBER = "number"
+BEFORE = "before"
 """Keys of every line besides its content: its number from 1, and the sha256 of the line before it."""
 
 

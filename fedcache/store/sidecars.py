@@ -124,7 +124,8 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
         raw = read_whole(store / HISTORY)
     except OSError:
         return [], []
-    events, damaged = [], []
+    events = []
+    damaged = []
     for number, line in enumerate(raw.splitlines(keepends=True), 1):
         try:
             if not line.endswith(b"\n"):
@@ -200,7 +201,8 @@ def partition_parts(
 
 def is_written(store: Path, manifest: Manifest, relative: str, parts: Sequence[Buffer]) -> bool:
     """Whether a sidecar is there already, with this content."""
-    path, digest = store / relative, sha256_hex(*parts)
+    path = store / relative
+    digest = sha256_hex(*parts)
     return manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest
 
 

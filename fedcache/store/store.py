@@ -311,7 +311,9 @@ class Store:
     def templates(self, backbone: str) -> list[str] | None:
         """The templates of a backbone's current text features; None when it has none, [] when they are not known."""
         entry = find_text(self._manifest, backbone, None, None)
-        return None if entry is None else list(entry["templates"])
+        if entry is None:
+            return None
+        return list(entry["templates"])
 
     def use_text(
         self, backbone: str, templates: Sequence[str], *, weights: str | None = None
@@ -419,10 +421,8 @@ class Store:
         Raises:
             UsageError for an unknown split; StoreError for features that are not there; CorruptionError.
         """
-        keys, rows = (
-            select_arrays(self.arrays, backbones, self.path.name),
-            select_rows(self.samples, split),
-        )
+        keys = select_arrays(self.arrays, backbones, self.path.name)
+        rows = select_rows(self.samples, split)
         parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
         return np.concatenate(parts, axis=1), self.samples.label[rows].astype(np.int64)
 
@@ -435,10 +435,8 @@ class Store:
         """
         from fedcache.store.torch_dataset import FeatureRows  # a class of torch's: imports torch
 
-        keys, rows = (
-            select_arrays(self.arrays, backbones, self.path.name),
-            select_rows(self.samples, split),
-        )
+        keys = select_arrays(self.arrays, backbones, self.path.name)
+        rows = select_rows(self.samples, split)
         return FeatureRows(
             self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64")
         )

@@ -46,14 +46,13 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
     Of ingested features nobody knows weights: theirs are those of their backbone's name.
     """
     recipe = manifest.arrays[key].recipe
-    name, weights = str(recipe.get("backbone")), recipe.get("weights")
+    name = str(recipe.get("backbone"))
+    weights = recipe.get("weights")
     found = find_text(manifest, name, None, weights)
     current = find_text(manifest, name, None, None)
-    return (
-        current
-        if found is None and current is not None and "weights" not in current["meta"]
-        else found
-    )
+    if found is None and current is not None and "weights" not in current["meta"]:
+        return current
+    return found
 
 
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
@@ -70,7 +69,8 @@ def current_text(
     store: Path, manifest: Manifest, backbone: str, templates: Sequence[str] | None
 ) -> NDArray[np.float32]:
     """The matrix [C, D] of a backbone or its array. Raises StoreError where there is none; CorruptionError."""
-    entry, name = find_text(manifest, backbone, templates, None), backbone_of(manifest, backbone)
+    entry = find_text(manifest, backbone, templates, None)
+    name = backbone_of(manifest, backbone)
     if entry is None:
         raise no_text_features(store, name)
     return read_text(store, name, entry)
@@ -94,7 +94,8 @@ def write_text(
             f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
         )
     values = files.to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
-    slug, rows = slug_of(backbone), max(1, len(values))
+    slug = slug_of(backbone)
+    rows = max(1, len(values))
     check_name("backbone", slug)
     entry = {"templates": list(templates), "meta": dict(meta)}
     name = digest_of(entry)[:8]

@@ -31,7 +31,10 @@ class FeatureRows(Dataset[tuple[Tensor, int]]):
     def __init__(
         self, path: Path, keys: Sequence[str], rows: NDArray[np.int64], labels: NDArray[np.int64]
     ) -> None:
-        self.path, self.keys, self.rows, self.labels = path, tuple(keys), rows, labels
+        self.path = path
+        self.keys = tuple(keys)
+        self.rows = rows
+        self.labels = labels
         self._readers: list[Reader] | None = None
 
     def __len__(self) -> int:

@@ -181,7 +181,9 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
 
 def _sidecar(place: Path, digest: str) -> str | None:
     try:
-        return None if file_sha256(place) == digest else "does not have the sha256 of the manifest"
+        if file_sha256(place) == digest:
+            return None
+        return "does not have the sha256 of the manifest"
     except OSError:
         return "is missing or unreadable"
 

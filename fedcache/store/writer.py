@@ -176,9 +176,15 @@ class ArrayWriter:
                 f"{key}: shape {tuple(shape)}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
                 f"Expected shape ({store.rows}, ...), one of {', '.join(files.DTYPES)}, and at least 1 row a chunk.",
             )
-        self.store, self.key, self.shape, self.dtype = store, key, tuple(shape), dtype
-        self.chunk_rows, self.recipe, self.how = chunk_rows, recipe, how
-        self._wait, self._fresh = wait, fresh
+        self.store = store
+        self.key = key
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.chunk_rows = chunk_rows
+        self.recipe = recipe
+        self.how = how
+        self._wait = wait
+        self._fresh = fresh
         self.path = store.path / "features" / key
         self.journal = Journal(journal_path(store.path, key))
         self.finished = False
@@ -192,7 +198,9 @@ class ArrayWriter:
     @property
     def kept(self) -> list[int]:
         """Chunks the journal vouches for and whose files confirm it; all of a finished array."""
-        return list(range(self.count)) if self.finished else sorted(self.journal.chunks)
+        if self.finished:
+            return list(range(self.count))
+        return sorted(self.journal.chunks)
 
     @property
     def bad(self) -> dict[int, str]:
@@ -201,9 +209,9 @@ class ArrayWriter:
 
     def missing(self) -> list[int]:
         """Chunks still to be written; none when the array was complete already."""
-        return (
-            [] if self.finished else [k for k in range(self.count) if k not in self.journal.chunks]
-        )
+        if self.finished:
+            return []
+        return [k for k in range(self.count) if k not in self.journal.chunks]
 
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
@@ -331,7 +339,8 @@ class ArrayWriter:
         """Put a worker's chunk file in its place. Raises MachineError, when it is not here or not whole."""
         self._refuse_finished(made.chunk)
         array = self.for_workers()
-        place, size = array.chunk_file(made.chunk), array.chunk_bytes + files.CRC_BYTES
+        place = array.chunk_file(made.chunk)
+        size = array.chunk_bytes + files.CRC_BYTES
         found = -1
         for patience in (
             0.0,

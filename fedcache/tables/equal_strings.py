@@ -19,7 +19,8 @@ class EqualStrings(Sequence[str]):
     """
 
     def __init__(self, text: str, length: int) -> None:
-        self.text, self.length = text, length
+        self.text = text
+        self.length = length
 
     def __len__(self) -> int:
         return len(self.text) // self.length
@@ -41,7 +42,8 @@ class EqualStrings(Sequence[str]):
         return self.text[number * self.length : (number + 1) * self.length]
 
     def __iter__(self) -> Iterator[str]:
-        text, length = self.text, self.length
+        text = self.text
+        length = self.length
         return (text[at : at + length] for at in range(0, len(text), length))
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +74,8 @@ def numbered(count: int) -> EqualStrings:
     ('09', '10')
     """
     width = len(str(count - 1))
-    numbers, digits = np.arange(count), np.empty((count, width), np.uint8)
+    numbers = np.arange(count)
+    digits = np.empty((count, width), np.uint8)
     for place in range(width - 1, -1, -1):
         numbers, digits[:, place] = np.divmod(numbers, 10)
     return EqualStrings((digits + ord("0")).tobytes().decode("ascii"), width)

@@ -71,12 +71,16 @@ def is_feature(name: str) -> bool:
 def ending_of(path: Path) -> str:
     """The ending that says the format, in small letters: .npz, .csv, also .csv.gz."""
     ending = path.suffix.lower()
-    return f"{Path(path.stem).suffix.lower()}{ending}" if ending == ".gz" else ending
+    if ending == ".gz":
+        return f"{Path(path.stem).suffix.lower()}{ending}"
+    return ending
 
 
 def stem_of(path: Path) -> str:
     """The name of a file without its ending."""
-    return path.name[: -len(ending_of(path))] if ending_of(path) else path.name
+    if ending_of(path):
+        return path.name[: -len(ending_of(path))]
+    return path.name
 
 
 def some_names(names: Iterable[str], most: int = 20) -> str:
@@ -150,12 +154,15 @@ class FileRows:
 
     def with_views(self) -> FileRows:
         """The same as [N, V, D]; a matrix has one view."""
-        return self if self.ndim == 3 else replace(self, shape=(self.shape[0], 1, self.shape[1]))
+        if self.ndim == 3:
+            return self
+        return replace(self, shape=(self.shape[0], 1, self.shape[1]))
 
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         """All rows in order, ``rows`` at a time and the rest; raises UsageError for a damaged file."""
         with explain_damage(self.path):
-            found, rest = 0, np.empty((0, *self.shape[1:]), self.dtype)
+            found = 0
+            rest = np.empty((0, *self.shape[1:]), self.dtype)
             for part in self.parts(rows):
                 part = part.reshape(len(part), *self.shape[1:])
                 rest = np.concatenate([rest, part]) if len(rest) else part

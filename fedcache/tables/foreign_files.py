@@ -202,4 +202,6 @@ def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
 
 
 def _rows_of(column: Any) -> int:
-    return int(column.shape[0]) if column.shape else 0
+    if column.shape:
+        return int(column.shape[0])
+    return 0

@@ -111,7 +111,9 @@ def _as_number(word: str) -> str:
         number = float(word)
     except ValueError:
         return word
-    return word if is_integer(word) or not number.is_integer() else str(int(number))
+    if is_integer(word) or not number.is_integer():
+        return word
+    return str(int(number))
 
 
 def read_domains(where: str, column: Any, count: int) -> Coded:
@@ -167,7 +169,9 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Coded:
 
 def _empty_rows(codes: NDArray[np.int32], what: str) -> dict[str, int]:
     empty = int((codes < 0).sum())
-    return {what: empty} if empty else {}
+    if empty:
+        return {what: empty}
+    return {}
 
 
 def _without_words(coded: Coded, dropped: Sequence[int]) -> Coded:

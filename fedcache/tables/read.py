@@ -145,7 +145,8 @@ def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, An
                 f"{path} holds a link ({prefix}{name}) to elsewhere.",
                 "Copy the data into the file.",
             )
-        item, key = group[name], f"{prefix}{name}"
+        item = group[name]
+        key = f"{prefix}{name}"
         if isinstance(item, h5py.Group):
             yield from h5_items(path, item, f"{key}/")
         elif item.external or item.is_virtual:
@@ -190,7 +191,9 @@ def _h5_column(item: Any, text: bool) -> Any:
         why = f"{item.dtype} with shape {item.shape}" if item.shape else "one value"
         return Unread(item.shape or (), str(item.dtype), why)
     values = np.asarray(item[()])
-    return objects_of(values.ravel().tolist()) if text else as_column(values)
+    if text:
+        return objects_of(values.ravel().tolist())
+    return as_column(values)
 
 
 def _h5_parts(path: Path, key: str, count: int, rows: int) -> Iterator[NDArray[Any]]:
@@ -209,7 +212,8 @@ def _read_safetensors(path: Path) -> Found:
         meta = parse_json((file.metadata() or {}).get("fedcache", "{}"))
         for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
             part = file.get_slice(name)
-            shape, kind = tuple(part.get_shape()), str(part.get_dtype())
+            shape = tuple(part.get_shape())
+            kind = str(part.get_dtype())
             dtype = {"F16": "f2", "F32": "f4", "F64": "f8"}.get(kind)
             if dtype is not None and len(shape) in (2, 3):
                 parts = partial(_safetensors_parts, path, name, shape[0])

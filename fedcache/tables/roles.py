@@ -128,7 +128,9 @@ class ColumnChoice:
             "--no-label": in_a_list(self.no_label) or None,
         }
         words = [word for key, name in one_each.items() if name is not None for word in (key, name)]
-        return [*words, "--unlabelled"] if self.unlabelled else words
+        if self.unlabelled:
+            return [*words, "--unlabelled"]
+        return words
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,9 @@ def find_column(
             f"{where}: {' and '.join(found[name])} may each be the column {name}.",
             f"{option} NAME says which one it is." if option else "Rename one of them.",
         )
-    return name if name in found[name] else found[name][0]
+    if name in found[name]:
+        return name
+    return found[name][0]
 
 
 def need_labels(
@@ -620,13 +624,17 @@ def _likely_features(raw: Mapping[str, Any]) -> str | None:
     if len(matrices) == 1:
         return matrices[0]
     names = {split_of_name(name)[0] for name in matrices}
-    return names.pop() if len(names) == 1 else None
+    if len(names) == 1:
+        return names.pop()
+    return None
 
 
 def _backbone(path: Path, key: str) -> str:
     if key.startswith("features/"):
         return key.removeprefix("features/")
-    return stem_of(path) if is_feature(key) or last_level(key) == DATA_COLUMN else key
+    if is_feature(key) or last_level(key) == DATA_COLUMN:
+        return stem_of(path)
+    return key
 
 
 def _is_matrix(key: str, raw: Mapping[str, Any]) -> bool:

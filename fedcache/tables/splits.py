@@ -16,7 +16,9 @@ from fedcache.tables.file_rows import FileRows, last_level
 from fedcache.tables.groups import RESERVED, Group
 from fedcache.tables.words import Unread, Words, shape_of, vector
 
-TRAIN, TEST, VALIDATION = 0, 1, 2
+TRAIN = 0
+TEST = 1
+VALIDATION = 2
 SPLIT_NAMES = ("train", "test", "validation")
 """By code."""
 
@@ -293,7 +295,9 @@ def _codes_of(
         return None
     codes = _read(group, meanings)
     if not group.words or (codes >= 0).all():
-        return codes if group.words else None
+        if group.words:
+            return codes
+        return None
     if key in groups or not (every or (codes >= 0).any()):
         return None
     raise _strange(where, key, group, codes, meanings)
@@ -312,7 +316,9 @@ def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int
         if codes is not None:
             flags[key] = codes == 1
             meanings[key] = meaning
-    return _of_flags(where, flags, meanings, count) if flags else NO_SPLITS
+    if flags:
+        return _of_flags(where, flags, meanings, count)
+    return NO_SPLITS
 
 
 def _of_flags(

@@ -152,7 +152,8 @@ def _feather(path: Path) -> Table:
                     yield batch.slice(first, rows)
 
     with pa.OSFile(str(path)) as raw, pa.ipc.open_file(raw) as file:
-        types, meta = _checked(path, file.schema), _meta_of(file.schema)
+        types = _checked(path, file.schema)
+        meta = _meta_of(file.schema)
         class_names = class_names_of(hugging_face_features(file.schema))
     names = list(types)
     return Table(path, types, batches, None, meta, class_names=class_names)
@@ -187,7 +188,8 @@ def _text(path: Path) -> Table:
                     yield batch.slice(start, rows)
 
     with opened_csv({}, None) as file:
-        schema, first = file.schema, next(iter(file), None)
+        schema = file.schema
+        first = next(iter(file), None)
     if all(is_number(name) for name in schema.names) and not _follow(
         sorted(schema.names, key=float)
     ):
@@ -195,7 +197,8 @@ def _text(path: Path) -> Table:
             f"{path} begins with a row of numbers.",
             "Its first line names the columns, for example f0,f1,f2,label",
         )
-    types, measured = _checked(path, schema), set()
+    types = _checked(path, schema)
+    measured = set()
     for name, kind in types.items():
         column = first.column(name) if first is not None else pa.nulls(0, kind)
         if pa.types.is_floating(kind):
@@ -248,11 +251,9 @@ def is_number_kind(kind: Any) -> bool:
 def list_kind(kind: Any) -> Any:
     """The type of the values of a column of lists; None for another column."""
     types = arrow().types
-    return (
-        kind.value_type
-        if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
-        else None
-    )
+    if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
+        return kind.value_type
+    return None
 
 
 def numbers_in(word: str) -> list[float]:
@@ -385,7 +386,8 @@ def _leaf_columns(path: Path, held: dict[str, Any]) -> dict[str, list[Any]]:
     """The rows of all users of LEAF's JSON; ``x`` is called ``text`` where it is one. Raises UsageError."""
     found: dict[str, list[Any]] = {"x": [], "y": [], "client": []}
     for user, rows in held["user_data"].items():
-        x, y = rows.get("x"), rows.get("y")
+        x = rows.get("x")
+        y = rows.get("y")
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             raise UsageError(
                 f"{path}: the user {user!r} has no x and y of the same length.",

@@ -138,7 +138,8 @@ def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
 
 def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """(key, columns in order) of a table with one column per dimension. Raises UsageError where several may be."""
-    families, key = _families(table.types), f"features/{stem_of(table.path)}"
+    families = _families(table.types)
+    key = f"features/{stem_of(table.path)}"
     for word in asked:
         for prefix, names in families.items():
             if word in names or (word not in table.types and word.rstrip("_.- ") == prefix):
@@ -172,7 +173,8 @@ def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
 
     Raises UsageError with the column, and the row of the first word in it.
     """
-    path, types = table.path, table.types
+    path = table.path
+    types = table.types
     if not asked and any(name.lower() in TEXTS for name in types):
         return  # a table of texts, which has no features
     if all(map(arrow().types.is_null, types.values())):
@@ -232,7 +234,8 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
 
 def _no_numbers(table: Table, name: str) -> FedcacheError:
     """The error of a dimension that holds something else than numbers, with the first row where it does."""
-    path, row = table.path, 0
+    path = table.path
+    row = 0
     if are_words(table.types[name]) and not is_binary(table.types[name]):
         for batch in table.batches([name], BATCH, floats=False):
             for number, word in enumerate(batch.column(0).to_pylist(), start=row):
@@ -266,7 +269,10 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 def _float_of(kind: Any) -> np.dtype[Any]:
     """The dtype that features of one arrow type are read as."""
-    return np.dtype(kind.to_pandas_dtype()) if arrow().types.is_floating(kind) else np.dtype("f8")
+    if arrow().types.is_floating(kind):
+        found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return found
+    return np.dtype("f8")
 
 
 def _wide_parts(table: Table, names: Sequence[str], rows: int) -> Iterator[NDArray[Any]]:
@@ -345,7 +351,8 @@ def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
 
 def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
     """Texts "[0.1, 0.2]" of one length as [n, width], five times as fast as one by one; None where one is another."""
-    pa, compute = arrow(), arrow().compute
+    pa = arrow()
+    compute = arrow().compute
     bare = compute.utf8_trim_whitespace(column)
     inner = compute.utf8_slice_codeunits(bare, 1, -1)
     framed = compute.and_(compute.starts_with(bare, "["), compute.ends_with(bare, "]"))
@@ -388,7 +395,8 @@ class GatheredColumn:
         self.rows += len(column)
         if self.why:
             return
-        pa, self.kind = arrow(), str(column.type)
+        pa = arrow()
+        self.kind = str(column.type)
         if pa.types.is_dictionary(column.type) and not are_words(column.type.value_type):
             column = column.dictionary_decode()
         if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
@@ -426,7 +434,8 @@ class GatheredColumn:
             self.why = "lists" if list_kind(kind) is not None else self.kind
 
     def _add_words(self, encoded: Any, written: Callable[[str], str]) -> None:
-        pa, words = arrow(), encoded.dictionary
+        pa = arrow()
+        words = encoded.dictionary
         self.words = True
         if is_binary(words.type):
             longest = pa.compute.max(pa.compute.binary_length(words)).as_py() or 0
@@ -456,7 +465,9 @@ class GatheredColumn:
         values = np.concatenate(self.parts)
         if self.words:
             found = Words(values, tuple(self.place))
-            return found.typed() if text else found
+            if text:
+                return found.typed()
+            return found
         if self.known and not (known := np.concatenate(self.known)).all():
             # A float holds NaN for no value, and rounds large numbers, which stay words.
             if int(np.abs(values).max()) < 1 << 53:
@@ -467,7 +478,9 @@ class GatheredColumn:
                     for v, k in zip(values.tolist(), known.tolist(), strict=True)
                 ]
             )
-        return dates_of(values) if values.dtype.kind == "M" else as_column(values)
+        if values.dtype.kind == "M":
+            return dates_of(values)
+        return as_column(values)
 
 
 def _are_single(column: Any) -> bool:

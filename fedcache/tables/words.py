@@ -81,7 +81,9 @@ class Words:
         """How many rows have each word, those that none has left out; "" counts rows without a word as well."""
         found = np.bincount(self.codes + 1, minlength=len(self.words) + 1).tolist()
         told = {word: n for word, n in zip(self.words, found[1:], strict=True) if n}
-        return {**told, "": told.get("", 0) + found[0]} if found[0] else told
+        if found[0]:
+            return {**told, "": told.get("", 0) + found[0]}
+        return told
 
     def typed(self) -> Column:
         """What the cells of a text file mean, which has no types: numbers, lists, or the words themselves.
@@ -173,12 +175,15 @@ def as_column(values: NDArray[Any]) -> Column:
     """
     if values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind != "f":
         values = values[:, 0]
-    kind, shape = values.dtype.kind, values.shape
+    kind = values.dtype.kind
+    shape = values.shape
     if kind in "iufb" and values.ndim == 1:
         return values
     if values.ndim != 1:
         what = "one value" if values.ndim == 0 else f"a table of {' x '.join(map(str, shape))}"
-        return values if kind == "f" and values.ndim else Unread(shape, str(values.dtype), what)
+        if kind == "f" and values.ndim:
+            return values
+        return Unread(shape, str(values.dtype), what)
     if kind == "U":
         return Words.of(values.tolist())
     if kind == "S":
@@ -221,7 +226,9 @@ def objects_of(values: Sequence[Any]) -> Column:
 
 
 def _word(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return str(value)
 
 
 def dates_of(values: NDArray[Any]) -> Words:
@@ -241,7 +248,9 @@ def dates_of(values: NDArray[Any]) -> Words:
 def sorted_words(words: Iterable[str]) -> list[str]:
     """Different words in order: as numbers where all are whole (writer 2 before writer 10), else as letters."""
     distinct = set(words)
-    return sorted(distinct, key=int) if all(map(is_integer, distinct)) else sorted(distinct)
+    if all(map(is_integer, distinct)):
+        return sorted(distinct, key=int)
+    return sorted(distinct)
 
 
 def vector(column: Any) -> Any:

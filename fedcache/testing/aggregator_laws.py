@@ -12,7 +12,9 @@ from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.plugins import forget, register
 from fedcache.testing.law import require
 
-CLIENTS, NUMBERS, LIARS = 9, 4, 2
+CLIENTS = 9
+NUMBERS = 4
+LIARS = 2
 NAME = "rule-on-trial"
 
 
@@ -62,7 +64,8 @@ def a_shift_moves_the_result(vote: Vote) -> None:
 
     A rule with a fixed origin, such as a bound on norms, names this law as an exception.
     """
-    V, shift = uploads(), torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
+    V = uploads()
+    shift = torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
     apart = float((vote(V + shift) - vote(V) - shift).abs().max())
     require(apart < 1e-6, f"the result misses the shift by {apart:.1e}")
 

@@ -69,7 +69,8 @@ class Looked:
 
     def noise(self, encoder: FrozenEncoder) -> Any:
         """Six different items: uint8 [6, H, W, 3] at the backbone's own size, texts, or rows like its ``example``."""
-        kind, g = reads_of(self.row.recipe), np.random.default_rng(1)
+        kind = reads_of(self.row.recipe)
+        g = np.random.default_rng(1)
         if kind == IMAGES:
             side = self.row.recipe.size or 32
             return torch.from_numpy(g.integers(0, 256, (ITEMS, side, side, 3), dtype=np.uint8))

@@ -51,7 +51,9 @@ def make_federation(
     """
     g = np.random.default_rng(seed)
     centres = _unit(g.standard_normal((classes, width)))
-    labels, clients, start = [], [], 0
+    labels = []
+    clients = []
+    start = 0
     for i, n in enumerate(sizes):
         mine = g.choice(classes, per_client, replace=False)
         labels.append(g.choice(mine, n + tests))
@@ -96,7 +98,9 @@ def gap(a: Tensor | Mapping[Any, Any], b: Tensor | Mapping[Any, Any]) -> float:
     if a.shape != b.shape:
         return math.inf
     worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
-    return math.inf if math.isnan(worst) else worst
+    if math.isnan(worst):
+        return math.inf
+    return worst
 
 
 def difference(a: TrainingOutput, b: TrainingOutput) -> float:

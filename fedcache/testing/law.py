@@ -72,7 +72,8 @@ def less_exceptions(
 
 def check_all(checks: Iterable[Check]) -> list[str]:
     """Try all of them, then say all that fail. Returns the names of the laws that hold; raises LawBroken."""
-    names, broken = [], []
+    names = []
+    broken = []
     for check in checks:
         try:
             check()

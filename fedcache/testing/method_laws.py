@@ -77,7 +77,8 @@ def law(
 def executions_agree(trial: Trial) -> None:
     """Every execution gives what one client after another gives, and counts the same traffic."""
     pair = trial.with_views()
-    loop, other = trial.run(pair, execution="sequential"), trial.run(pair, chunk=2)
+    loop = trial.run(pair, execution="sequential")
+    other = trial.run(pair, chunk=2)
     require(other.execution == trial.execution, f"it was computed by {other.execution}")
     _close(loop, other, trial.closeness)
     require(loop.traffic == other.traffic, "the traffic differs")
@@ -213,7 +214,8 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
     """Clients in another order change no client's model or accuracy: they are known by name, not by place."""
     data, clients = trial.federation()
     order = [0, 2, 3, 1]  # the first client may be a public set
-    a, b = trial.run((data, clients)), trial.run((data, [clients[i] for i in order]))
+    a = trial.run((data, clients))
+    b = trial.run((data, [clients[i] for i in order]))
     same = np.array_equal(a.client_accuracy[order], b.client_accuracy, equal_nan=True)
     require(same, f"the accuracies are {a.client_accuracy[order]} and {b.client_accuracy}")
     if "sets" not in a.server:  # a server that keeps one row per client keeps it in their order
@@ -259,7 +261,8 @@ def no_test_row_is_trained_on(trial: Trial) -> None:
     data, clients = trial.federation()
     holed = features_of(data).clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
-    a, b = trial.run((data, clients)), trial.run((replace(data, x=holed), clients))
+    a = trial.run((data, clients))
+    b = trial.run((replace(data, x=holed), clients))
     require(gap(a.server, b.server) == 0.0, "the server reads test rows")
     require(gap(a.states, b.states) == 0.0, "clients read test rows")
     if a.protocol == "global":  # nor does a probe that evaluation trains
@@ -415,7 +418,8 @@ def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
 
 def _takes_plain_steps(trial: Trial) -> bool:
     """Whether clients train one model, one step of SGD on all rows is possible, and all rows should count the same."""
-    method, declared = trial.method, {h.name: h for h in trial.method.hparams}
+    method = trial.method
+    declared = {h.name: h for h in trial.method.hparams}
     return (
         method.gradient
         and not method.uneven_rows

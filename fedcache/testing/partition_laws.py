@@ -16,7 +16,9 @@ from fedcache.plugins import forget, register
 from fedcache.tables.groups import Group
 from fedcache.testing.law import require
 
-CLASSES, DOMAINS, ROWS = 4, 2, 480
+CLASSES = 4
+DOMAINS = 2
+ROWS = 480
 
 
 def small_columns() -> Columns:
@@ -78,7 +80,8 @@ def every_client_trains(deal: Deal) -> None:
 
 def unreadable_and_validation_rows_are_left_out(deal: Deal) -> None:
     """No row without features and no row of the dataset's validation split is dealt."""
-    partition, columns = deal.make(), deal.columns
+    partition = deal.make()
+    columns = deal.columns
     for used in (_trained(partition), _tested(partition)):
         require(bool((columns.ok[used] == 1).all()), "rows without features are dealt")
         require(
@@ -96,7 +99,8 @@ def no_test_row_is_trained_on(deal: Deal) -> None:
 
 def equal_arguments_give_equal_partitions(deal: Deal) -> None:
     """The same rows, arguments and seed give the same partition: all draws come from ``streams``."""
-    a, b = deal.make(seed=3), deal.make(seed=3)
+    a = deal.make(seed=3)
+    b = deal.make(seed=3)
     require(a.digest == b.digest, "two partitions of one seed differ")
 
 

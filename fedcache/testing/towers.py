@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 SIDES = (4, 3)
-E, L = 8, 24
-START, END = 0, 27
+E = 8
+L = 24
+START = 0
+END = 27
 
 
 def as_images(x: Tensor) -> Tensor:
@@ -29,7 +31,8 @@ def as_images(x: Tensor) -> Tensor:
 class TinyText:
     """Letters as tokens; the feature is a nonlinear map of the mean of all tokens up to END, order included."""
 
-    width, context = E, L
+    width = E
+    context = L
 
     def __init__(self, width: int, dtype: torch.dtype, seed: int = 2) -> None:
         g = np.random.default_rng(seed)
@@ -90,22 +93,27 @@ class TinyImage:
     def to(self, device: str) -> TinyImage:
         """The same on another device."""
         made = copy(self)
-        made.first, made.second = self.first.to(device), self.second.to(device)
+        made.first = self.first.to(device)
+        made.second = self.second.to(device)
         return made
 
 
 class TinyTowers:
     """Both encoders, for features of one width."""
 
-    name, template, scale = "tiny", "it is {}!", 50.0
+    name = "tiny"
+    template = "it is {}!"
+    scale = 50.0
 
     def __init__(self, width: int, dtype: torch.dtype = torch.float64) -> None:
-        self.text, self.image = TinyText(width, dtype), TinyImage(width, dtype)
+        self.text = TinyText(width, dtype)
+        self.image = TinyImage(width, dtype)
 
     def to(self, device: str) -> TinyTowers:
         """The same on another device; on the CPU, where they are made, themselves."""
         if device == "cpu":
             return self
         made = copy(self)
-        made.text, made.image = self.text.to(device), self.image.to(device)
+        made.text = self.text.to(device)
+        made.image = self.image.to(device)
         return made

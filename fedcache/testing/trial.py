@@ -61,7 +61,9 @@ class Trial:
     @property
     def closeness_of_chunks(self) -> float:
         """The same of one execution that takes more or fewer clients at once."""
-        return 1e-10 if has_batchnorm(self.hp) else 1e-12
+        if has_batchnorm(self.hp):
+            return 1e-10
+        return 1e-12
 
     def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
         """The tiny federation, with enough features for ``gram`` where that is the execution."""
@@ -124,7 +126,9 @@ def trial_of(
         }
     trial = Trial(method, execution, words)
     refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
-    return None if refused else trial
+    if refused:
+        return None
+    return trial
 
 
 def spread(method: Method, hp: Mapping[str, Value], factor: float) -> dict[str, Value]:

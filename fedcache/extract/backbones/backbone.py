@@ -80,7 +80,9 @@ class Backbone:
     @property
     def names(self) -> tuple[str, ...]:
         """Names under which ``--weights`` and ``<home>/weights`` may hold its file."""
-        return (self.name,) if self.shares is None else (self.name, self.shares)
+        if self.shares is None:
+            return (self.name,)
+        return (self.name, self.shares)
 
     @property
     def has_weights(self) -> bool:
@@ -119,11 +121,9 @@ class Download:
     size: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"about {self.size / 1e6:,.0f} MB from {self.source}"
-            if self.size
-            else f"from {self.source}"
-        )
+        if self.size:
+            return f"about {self.size / 1e6:,.0f} MB from {self.source}"
+        return f"from {self.source}"
 
 
 @dataclass(frozen=True)

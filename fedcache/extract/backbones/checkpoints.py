@@ -164,7 +164,9 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
         with safe_open(path, framework="pt") as file:
             sealed = SEAL in (file.metadata() or {})
         found = read_sealed(path, IMPORTED) if sealed else None
-        return load_file(path) if found is None else found.tensors
+        if found is None:
+            return load_file(path)
+        return found.tensors
     except (
         SafetensorError,
         ValueError,
@@ -236,7 +238,9 @@ def _cause(error: Exception) -> str:
     if asked is not None:
         return f"it asks for {asked[1]}"
     lines = (text.partition("WeightsUnpickler error:")[2] or text).strip().splitlines()
-    return lines[0] if lines and "weights_only" not in lines[0] else type(error).__name__
+    if lines and "weights_only" not in lines[0]:
+        return lines[0]
+    return type(error).__name__
 
 
 def _plain_data() -> list[Any]:
@@ -432,7 +436,9 @@ def _main_one(prefixes: Sequence[str]) -> str | None:
 def _outermost(prefixes: Sequence[str]) -> str | None:
     """The prefix that all the others begin with; None where there is none."""
     shortest = min(prefixes, key=len)
-    return shortest if all(prefix.startswith(shortest) for prefix in prefixes) else None
+    if all(prefix.startswith(shortest) for prefix in prefixes):
+        return shortest
+    return None
 
 
 def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] | None:
@@ -444,7 +450,9 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
         found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")
     ]
     prefix = _main_one(prefixes) if prefixes else None
-    return None if prefix is None else after(prefix, state)
+    if prefix is None:
+        return None
+    return after(prefix, state)
 
 
 def _few(names: list[str], most: int = 4) -> str:

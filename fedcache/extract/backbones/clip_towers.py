@@ -31,7 +31,8 @@ class ClipTextTower:
 
     def __init__(self, name: str, encoder: ModuleEncoder) -> None:
         clip: Any = encoder.module
-        self._encoder, self._tower = encoder, clip.text if hasattr(clip, "text") else clip
+        self._encoder = encoder
+        self._tower = clip.text if hasattr(clip, "text") else clip
         tower = self._tower
         self._pool = getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
         self._eos = getattr(tower, "text_eos_id", None) or getattr(tower, "eos_id", None)
@@ -75,10 +76,12 @@ class ClipTextTower:
         from torch import nn
 
         tower = self._tower
-        x, mask = embeddings.to(tower.token_embedding.weight.dtype), tower.attn_mask
+        x = embeddings.to(tower.token_embedding.weight.dtype)
+        mask = tower.attn_mask
         if mask is not None:  # causal
             length = int(end.max()) + 1
-            x, mask = x[:, :length], mask[:length, :length]
+            x = x[:, :length]
+            mask = mask[:length, :length]
         with deterministic():
             x = tower.transformer(x + tower.positional_embedding[: x.shape[1]], attn_mask=mask)
             x = tower.ln_final(x[torch.arange(len(x), device=x.device), end])

@@ -83,7 +83,9 @@ class ModuleEncoder:
         std = torch.tensor(recipe.std, dtype=torch.float64).view(1, 3, 1, 1)
         self._scale = (1 / (255 * std)).float().to(self.device)
         self._shift = (-mean / std).float().to(self.device)
-        self._image, self._text, self.tokenize = image or self.module, text, tokenize
+        self._image = image or self.module
+        self._text = text
+        self.tokenize = tokenize
 
     def to(self, device: str | torch.device) -> ModuleEncoder:
         """Move module and constants to another device, in place."""

@@ -60,7 +60,8 @@ def folder_of(name: str, choice: Choice) -> Path:
 
 def derive(name: str, choice: Choice) -> Backbone:
     """The row of ``hf:...``; MachineError for what is not here or cannot be read, UsageError for what is no encoder."""
-    folder, bare = folder_of(name, choice), bare_name(name)
+    folder = folder_of(name, choice)
+    bare = bare_name(name)
     check_folder(folder, bare)
     native = read_preprocessing(folder, bare)
     side = choice.size or native.size
@@ -230,7 +231,8 @@ def open_tokenizer(name: str, folder: Path) -> Any:
 def quiet(library: Any) -> Iterator[None]:
     """Without the library's bars and warnings; what it lacks is asked for and told in a sentence."""
     logging = library.utils.logging
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

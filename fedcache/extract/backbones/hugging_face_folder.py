@@ -156,7 +156,8 @@ def _preprocessing(told: Mapping[str, Any]) -> Preprocessing:
 
 def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
     """Side, resize and crop_pct. A number alone is the short edge where the centre is cut out, else both sides."""
-    size, cut = told["size"], bool(told.get("do_center_crop", False))
+    size = told["size"]
+    cut = bool(told.get("do_center_crop", False))
     short = (
         size
         if isinstance(size, int) and cut

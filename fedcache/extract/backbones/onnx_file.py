@@ -60,7 +60,8 @@ def load(
     import torch
 
     on_the_cpu(backbone.name, device, dtype)
-    path, threads = weights.file(backbone.name), torch.get_num_threads()
+    path = weights.file(backbone.name)
+    threads = torch.get_num_threads()
     encoder = _opened(backbone.name, path, weights.sha256, output_of(recipe), recipe, threads)
     return tried(encoder, backbone, recipe)
 
@@ -115,7 +116,8 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
     """A session over the bytes of a file; MachineError without onnxruntime or for a file that it refuses."""
     ort = needed_library("onnxruntime", name, "onnx")
     options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
     options.log_severity_level = 4  # what is wrong is raised
     # Weights outside of the file would be looked for in the working directory: in an empty folder there are none.

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHAT = {"kind": "own backbone"}
-CHANCE_CLOSE, BATCH_CLOSE = 1e-5, 1e-3
+CHANCE_CLOSE = 1e-5
+BATCH_CLOSE = 1e-3
 """How far apart features may lie, as a part of their norm: of a second look, and of an item alone and with another."""
 
 
@@ -46,7 +47,8 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
 
     Raises UsageError for a name that cannot be one, MachineError where there is nothing.
     """
-    text, bare = name.removeprefix(prefix), bare_name(name)
+    text = name.removeprefix(prefix)
+    bare = bare_name(name)
     if not text or any(sign in bare for sign in ",@\n") or bare == prefix:
         raise UsageError(
             f"{name!r} names no {'folder' if folder else 'file'}: a name may hold no comma, no @ and no line break.",
@@ -133,7 +135,9 @@ def _note_of(name: str, home: Path) -> Path:
 def _read(path: Path) -> Backbone | None:
     try:
         found = read_sealed(path, WHAT)
-        return None if found is None else row_of(found.content)
+        if found is None:
+            return None
+        return row_of(found.content)
     except (ValueError, KeyError, TypeError, FedcacheError):
         return None
 
@@ -146,7 +150,8 @@ def known_name(name: str, home: Path) -> str:
     path = Path(name.removeprefix(HUGGING_FACE)).expanduser()
     if not name.startswith(HUGGING_FACE) or not path.is_dir():
         return name
-    place, bare = path.resolve(), bare_name(name)
+    place = path.resolve()
+    bare = bare_name(name)
     called = [
         row.name
         for row in remembered_rows(home)
@@ -175,13 +180,17 @@ def row_of(content: Any) -> Backbone:
 
 def pooling_of(output: str, rank: int) -> str:
     """The recipe's word for an output: its name, and that it is averaged where a row per image is not what it gives."""
-    return output if rank == 2 else f"avg({output})"
+    if rank == 2:
+        return output
+    return f"avg({output})"
 
 
 def output_of(recipe: Recipe) -> str:
     """The output that ``pooling_of`` made a word of."""
     word = recipe.pooling
-    return word[4:-1] if word.startswith("avg(") and word.endswith(")") else word
+    if word.startswith("avg(") and word.endswith(")"):
+        return word[4:-1]
+    return word
 
 
 def unchanged_bytes(path: Path, sha256: str) -> bytes:

@@ -93,7 +93,8 @@ def _described_transform(name: str, transform: Any, code: ReachedObjects) -> Any
         ]
     if isinstance(transform, FunctionType | MethodType | BuiltinFunctionType | partial):
         return code.describe(transform)
-    shown, held = repr(transform), _held_by(transform)
+    shown = repr(transform)
+    held = _held_by(transform)
     if is_users_class(type(transform)):
         says_all = all(repr(value) in shown for value in held.values())
     else:  # torchvision's and timm's say all numbers that they hold, and no functions

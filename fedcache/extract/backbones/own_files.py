@@ -75,14 +75,16 @@ class FileEncoder(ABC):
     def __init__(
         self, name: str, given: ImageInput, outputs: Sequence[str], output: str, recipe: Recipe
     ) -> None:
-        self.name, self.given, self.outputs, self.output = name, given, outputs, output
+        self.name = name
+        self.given = given
+        self.outputs = outputs
+        self.output = output
         self.rank = 2  # axes of the output, once it was computed
         # As ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
-        mean, std = np.array(recipe.mean), np.array(recipe.std)
-        self._scale, self._shift = (
-            (1 / (255 * std)).astype(np.float32),
-            (-mean / std).astype(np.float32),
-        )
+        mean = np.array(recipe.mean)
+        std = np.array(recipe.std)
+        self._scale = (1 / (255 * std)).astype(np.float32)
+        self._shift = (-mean / std).astype(np.float32)
 
     @abstractmethod
     def compute(self, images: NDArray[Any]) -> NDArray[Any]:
@@ -117,7 +119,9 @@ class FileEncoder(ABC):
             made = (images.astype(np.int16) - 128).astype(np.int8)
         elif not self.given.raw:
             made = (images * self._scale + self._shift).astype(self.given.dtype)
-        return made if self.given.channels_last else made.transpose(0, 3, 1, 2)
+        if self.given.channels_last:
+            return made
+        return made.transpose(0, 3, 1, 2)
 
     def _block(self, images: NDArray[Any], step: int) -> NDArray[Any]:
         """The output for up to ``step`` images; a file that takes so many at a time is given copies of the last."""
@@ -177,7 +181,8 @@ def derived(
     Raises:
         UsageError, for a file that is no image encoder; MachineError, for one that is missing or damaged.
     """
-    path, bare = find_place(name, prefix, choice), bare_name(name)
+    path = find_place(name, prefix, choice)
+    bare = bare_name(name)
 
     def read() -> dict[str, Any]:
         images = given(path, bare)
@@ -224,7 +229,9 @@ def chosen_output(name: str, outputs: Sequence[str], asked: str | None) -> str:
             f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), and none was chosen.",
             f"--recipe {shell_word(f'{name}:output={first}')}",
         )
-    return outputs[0] if asked is None else asked
+    if asked is None:
+        return outputs[0]
+    return asked
 
 
 def on_the_cpu(name: str, device: str, dtype: str) -> None:

@@ -48,9 +48,11 @@ class OwnItemEncoder:
     ) -> None:
         import torch
 
-        self.name, self.device = name, torch.device(device)
+        self.name = name
+        self.device = torch.device(device)
         self.compute: torch.dtype = getattr(torch, dtype)
-        self.kind, self.example = kind_of(name, module), example_of(name, module)
+        self.kind = kind_of(name, module)
+        self.example = example_of(name, module)
         self.rank = 2
         try:
             self.module = copy.deepcopy(module).eval().requires_grad_(False).to(self.device)
@@ -99,7 +101,8 @@ class OwnItemEncoder:
         import torch
 
         assert self.example is not None
-        found, wanted = described_row(rows[0]), described_row(self.example)
+        found = described_row(rows[0])
+        wanted = described_row(self.example)
         if found != wanted:
             raise UsageError(
                 f"{self.name} reads rows {wanted}, and those of the dataset are {found}.",

@@ -110,9 +110,11 @@ def derive(name: str, choice: Choice) -> Backbone:
             f"export-model) or --backbones (extract, train), followed by {name}. In Python:  fc.backbone({name!r})",
         )
     own = _own(name)
-    transformed, texts = own.transform is not None, own.reads == TEXTS
+    transformed = own.transform is not None
+    texts = own.reads == TEXTS
     mean, std = UNIT if transformed else (own.mean, own.std)
-    pooling, decoder = pooling_of("output", own.rank), DECODERS[own.reads]
+    pooling = pooling_of("output", own.rank)
+    decoder = DECODERS[own.reads]
     return Backbone(
         name=name,
         provider="own_module",

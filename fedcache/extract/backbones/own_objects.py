@@ -74,7 +74,9 @@ class ReachedObjects(ReachedCode):
     def attribute(self, holder: nn.Module, value: Any) -> Any:
         """A value that a part of the module holds, as JSON that differs where the value does."""
         self._holder = holder
-        return _type_name(value) if _is_silent(value) else self.describe(value)
+        if _is_silent(value):
+            return _type_name(value)
+        return self.describe(value)
 
     def describe(self, value: Any) -> Any:
         """See ``ReachedCode.describe``; NoDigestError for objects alone that cannot tell what they hold."""
@@ -84,7 +86,9 @@ class ReachedObjects(ReachedCode):
             return ["method", self.describe(value.__func__)]
         if isinstance(value, type):
             told = self._told_of(value)
-            return [super().describe(value), told] if told else super().describe(value)
+            if told:
+                return [super().describe(value), told]
+            return super().describe(value)
         if isinstance(value, FunctionType) and _has_no_file(value):
             return self._typed(value)
         found = super().describe(value)
@@ -93,7 +97,9 @@ class ReachedObjects(ReachedCode):
             if isinstance(value, str | int | float) or _is_object(found)
             else self._told_of(type(value))
         )
-        return [found, own] if own else found
+        if own:
+            return [found, own]
+        return found
 
     def classes(self, value: Any) -> list[Any]:
         """The classes that an object's type inherits from, and what no file tells of them."""
@@ -133,11 +139,9 @@ class ReachedObjects(ReachedCode):
         return made
 
     def _maker(self, make: Any) -> Any:
-        return (
-            f"{make.__module__}.{make.__qualname__}"
-            if isinstance(make, FunctionType)
-            else self.describe(make)
-        )
+        if isinstance(make, FunctionType):
+            return f"{make.__module__}.{make.__qualname__}"
+        return self.describe(make)
 
     def _unknown(self, value: Any) -> NoDigestError:
         return NoDigestError(
@@ -295,11 +299,9 @@ def is_users_class(kind: Any) -> bool:
         )
     module = sys.modules.get(name)
     file = None if name == "__main__" else getattr(module, "__file__", None)
-    return (
-        is_users(Path(file))
-        if file
-        else name == "__main__" or getattr(module, "__spec__", None) is None
-    )
+    if file:
+        return is_users(Path(file))
+    return name == "__main__" or getattr(module, "__spec__", None) is None
 
 
 def _held_by(cell: Any) -> Any:
@@ -311,7 +313,9 @@ def _held_by(cell: Any) -> Any:
 
 def _listed(part: Any) -> Any:
     """Items of a list or a mapping, which pickle is given one by one."""
-    return list(part) if isinstance(part, Iterator) else part
+    if isinstance(part, Iterator):
+        return list(part)
+    return part
 
 
 def _is_object(found: Any) -> bool:

@@ -77,11 +77,9 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 def _folder_row(name: str, choice: Choice) -> Backbone:
     """The row of a folder: of texts where it has a tokenizer and does not say how images are made ready."""
     folder = hugging_face.folder_of(name, choice)
-    return (
-        text_encoder.derive(name, choice)
-        if text_encoder.reads_texts(folder)
-        else hugging_face.derive(name, choice)
-    )
+    if text_encoder.reads_texts(folder):
+        return text_encoder.derive(name, choice)
+    return hugging_face.derive(name, choice)
 
 
 OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
@@ -221,9 +219,9 @@ def _recall(path: Path, name: str) -> Backbone | None:
     if row is None:
         return None
     # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
-    return (
-        row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None
-    )
+    if row.name == name == row.recipe.backbone and row.recipe.version == VERSION:
+        return row
+    return None
 
 
 def _what(name: str) -> dict[str, str]:

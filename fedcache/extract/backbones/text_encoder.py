@@ -60,7 +60,8 @@ def reads_texts(folder: Path) -> bool:
 
 def derive(name: str, choice: Choice) -> Backbone:
     """The row of ``hf:...`` of texts; MachineError for what cannot be read, UsageError for what is no such encoder."""
-    folder, bare = folder_of(name, choice), bare_name(name)
+    folder = folder_of(name, choice)
+    bare = bare_name(name)
     check_folder(folder, bare)
 
     def read() -> list[Any]:
@@ -140,7 +141,8 @@ class TextEncoder:
         import torch
 
         self.folder = folder or folder_of(name, Choice(home))
-        self.name, self.device = bare_name(name), torch.device(device)
+        self.name = bare_name(name)
+        self.device = torch.device(device)
         self.compute: torch.dtype = getattr(torch, dtype)
         self.pooling, self.unit = _pooling(self.folder, self.name)
         self.model, missing = open_model(self.name, self.folder)
@@ -199,7 +201,9 @@ class TextEncoder:
             self.items(texts[at : at + BATCH])[0].cpu().numpy()
             for at in range(0, len(texts), BATCH)
         ]
-        return np.concatenate(blocks) if blocks else np.zeros((0, self.width), np.float32)
+        if blocks:
+            return np.concatenate(blocks)
+        return np.zeros((0, self.width), np.float32)
 
     def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
         """See ``ItemEncoder.items``: all texts at once, filled up to the longest."""
@@ -209,7 +213,8 @@ class TextEncoder:
         given = self.tokenizer(
             texts, padding=True, truncation=True, max_length=self.length, return_tensors="pt"
         )
-        ids, mask = given["input_ids"].to(self.device), given["attention_mask"].to(self.device)
+        ids = given["input_ids"].to(self.device)
+        mask = given["attention_mask"].to(self.device)
         whole = self.compute is torch.float32
         with (
             torch.inference_mode(),

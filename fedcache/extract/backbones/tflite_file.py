@@ -109,7 +109,8 @@ def load(
     import torch
 
     on_the_cpu(backbone.name, device, dtype)
-    path, threads = weights.file(backbone.name), torch.get_num_threads()
+    path = weights.file(backbone.name)
+    threads = torch.get_num_threads()
     encoder = _encoder(backbone.name, path, weights.sha256, output_of(recipe), recipe, threads)
     return tried(encoder, backbone, recipe)
 
@@ -127,7 +128,9 @@ class TfliteEncoder(FileEncoder):
         self.interpreter.set_tensor(self.at[0], images)
         self.interpreter.invoke()
         out: NDArray[Any] = self.interpreter.get_tensor(self.at[1])
-        return (out.astype(np.float32) - self.zero) * np.float32(self.scale) if self.scale else out
+        if self.scale:
+            return (out.astype(np.float32) - self.zero) * np.float32(self.scale)
+        return out
 
 
 class _Opened:
@@ -169,7 +172,8 @@ def _encoder(
 ) -> TfliteEncoder:
     """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
     opened = _Opened(name, path, sha256, asked, recipe.size, threads)
-    given, outputs = opened.given, [opened.graph.names[t] for t in opened.graph.outputs]
+    given = opened.given
+    outputs = [opened.graph.names[t] for t in opened.graph.outputs]
     encoder = TfliteEncoder(name, given, [*outputs, PENULTIMATE], opened.output, recipe)
     (detail, *_) = _told(path, opened.interpreter.get_output_details)
     scales = detail["quantization_parameters"]["scales"]
@@ -178,8 +182,10 @@ def _encoder(
             f"The output {encoder.output} of {name} has {len(scales)} scales or is no number ({detail['dtype']}).",
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
-    encoder.interpreter, encoder.at = opened.interpreter, (opened.index, detail["index"])
-    encoder.scale, encoder.zero = (float(detail["quantization"][0]), int(detail["quantization"][1]))
+    encoder.interpreter = opened.interpreter
+    encoder.at = (opened.index, detail["index"])
+    encoder.scale = float(detail["quantization"][0])
+    encoder.zero = int(detail["quantization"][1])
     return encoder
 
 
@@ -233,7 +239,8 @@ def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Nothing of what native code writes to stderr is seen: each interpreter says there what it is optimised with."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield

@@ -92,7 +92,9 @@ def _graph(schema: Any, raw: bytes) -> Graph:
     )
     if max(counts) > most or min(counts) < 1:
         raise ValueError(f"lists of {counts} entries in {len(raw)} bytes")
-    names, weights, constants = [], set(), set()
+    names = []
+    weights = set()
+    constants = set()
     for number in range(counts[0]):
         tensor = main.Tensors(number)
         names.append((tensor.Name() or b"").decode("utf-8", "replace"))

@@ -107,7 +107,8 @@ def from_augreg(
         "norm.bias": take("Transformer/encoder_norm/bias"),
     }
     for i in range(blocks):
-        theirs, ours = f"Transformer/encoderblock_{i}", f"blocks.{i}"
+        theirs = f"Transformer/encoderblock_{i}"
+        ours = f"blocks.{i}"
         attention = f"{theirs}/MultiHeadDotProductAttention_1"
         for number, norm in (("0", "norm1"), ("2", "norm2")):
             out[f"{ours}.{norm}.weight"] = take(f"{theirs}/LayerNorm_{number}/scale")

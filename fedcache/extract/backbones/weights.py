@@ -149,7 +149,8 @@ def known(
                 else ""
             )
         except FedcacheError as error:
-            weights, hint = None, error.hint
+            weights = None
+            hint = error.hint
         entries.append(
             {
                 "name": row.name,
@@ -170,7 +171,9 @@ def known(
 
 def endings(backbone: Backbone) -> tuple[str, ...]:
     """How a weights file of the backbone may end."""
-    return (".tflite",) if backbone.provider == "tflite_file" else SUFFIXES
+    if backbone.provider == "tflite_file":
+        return (".tflite",)
+    return SUFFIXES
 
 
 def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:

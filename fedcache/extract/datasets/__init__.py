@@ -105,9 +105,9 @@ def peek(
             return None
         found[name] = fact
     whole = _recall(memory, _joint_key(found)) if parts else found[""]
-    return (
-        whole if whole is None or limit is None else _recall(memory, ["limited", whole[1], limit])
-    )
+    if whole is None or limit is None:
+        return whole
+    return _recall(memory, ["limited", whole[1], limit])
 
 
 def asked_for(
@@ -175,12 +175,16 @@ def _reader(kind: str) -> Any:
 def _origin(kind: str) -> list[str]:
     """What brings a kind of datasets from outside, as part of what is remembered of one."""
     plugin = find("datasets", kind)
-    return [plugin.origin] if plugin is not None else []
+    if plugin is not None:
+        return [plugin.origin]
+    return []
 
 
 def _recall(memory: DigestMemory, key: list[Any]) -> tuple[str, str] | None:
     fact = memory.recall(key)
-    return (str(fact[0]), str(fact[1])) if isinstance(fact, list) and len(fact) == 2 else None
+    if isinstance(fact, list) and len(fact) == 2:
+        return (str(fact[0]), str(fact[1]))
+    return None
 
 
 def _joint_key(members: Mapping[str, tuple[str, str]]) -> list[Any]:

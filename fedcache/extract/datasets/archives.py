@@ -139,7 +139,9 @@ def list_tar(path: Path) -> Entries:
         tool = _MAGIC.get(file.read(2))
     if tool is not None:
         raise refuse_compressed(path, tool)
-    names, at, size = [], [], []
+    names = []
+    at = []
+    size = []
     try:
         for member in _members(path):
             name = member.name.removeprefix("./")
@@ -247,7 +249,9 @@ class ArchiveSource:
     def read(self, row: int) -> bytes:
         """The bytes of a row's entry, checked against its length and checksum; raises ``BadImage``."""
         e = self.entries
-        at, packed, size = int(e.at[row]), int(e.packed[row]), int(e.size[row])
+        at = int(e.at[row])
+        packed = int(e.packed[row])
+        size = int(e.size[row])
         method = int(e.method[row])
         if max(size, packed) > MAX_BYTES:
             raise BadImage(f"the file has {max(size, packed):,} bytes; the limit is {MAX_BYTES:,}")

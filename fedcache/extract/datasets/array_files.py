@@ -88,7 +88,9 @@ def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
     with explain_damage(path):
         if path.suffix.lower() == ".npz":
             return _npz(path, context)
-        return {"images": _npy(path)} if path.suffix.lower() == ".npy" else _h5(path)
+        if path.suffix.lower() == ".npy":
+            return {"images": _npy(path)}
+        return _h5(path)
 
 
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -210,13 +212,17 @@ def _h5(path: Path) -> dict[str, FileArray]:
     need_h5py(str(path))
     import h5py
 
-    stamp, place, found = _stamp(path), path.absolute(), {}
+    stamp = _stamp(path)
+    place = path.absolute()
+    found = {}
 
     def column(key: str) -> NDArray[Any]:
         with h5py.File(path, "r") as file:
             data = file[key]
             words = h5py.check_string_dtype(data.dtype) is not None
-            return np.array(data.asstr()[()], np.str_) if words else np.asarray(data[()])
+            if words:
+                return np.array(data.asstr()[()], np.str_)
+            return np.asarray(data[()])
 
     def rows(key: str, count: int, chunk: int) -> Callable[[RowLayout], Source]:
         return lambda layout: BlockRows(
@@ -229,10 +235,8 @@ def _h5(path: Path) -> dict[str, FileArray]:
                 continue
             words = h5py.check_string_dtype(item.dtype) is not None
             dtype = np.dtype("U1") if words else item.dtype
-            count, chunk = (
-                (item.shape[0] if item.shape else 0),
-                (item.chunks[0] if item.chunks else 1),
-            )
+            count = item.shape[0] if item.shape else 0
+            chunk = item.chunks[0] if item.chunks else 1
             found[key] = FileArray(
                 tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
             )

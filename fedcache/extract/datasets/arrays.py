@@ -113,7 +113,9 @@ def load_arrays(
             f"{path} has {missing}; it holds {shapes or 'no arrays'}.",
             f"--images-key NAME says which are {reading.holds}",
         )
-    parts, how, class_names = [], "", None
+    parts = []
+    how = ""
+    class_names = None
     left_out: dict[str, Unread] = {}
     if len(tables) > 1:
         # Where splits are in the names of columns, those without one belong to no rows, but for the class names.
@@ -161,12 +163,16 @@ def locate(place: str) -> Path:
 def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
     """The column of images or rows: named, of a usual name, or the only one that can be nothing else."""
     if asked.content:
-        return asked.content if asked.content in held else None
+        if asked.content in held:
+            return asked.content
+        return None
     usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
     if usual is not None and len(held[usual].shape) > 1:
         return usual
     like = [name for name, array in held.items() if reading.fits(array)]
-    return like[0] if len(like) == 1 else None
+    if len(like) == 1:
+        return like[0]
+    return None
 
 
 def _part(

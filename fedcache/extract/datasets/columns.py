@@ -123,7 +123,8 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     if begins:
         there = [begin for begin in begins if Path(rest[: begin.start()]).expanduser().exists()]
         begin = (there or begins)[0]
-        place, tail = rest[: begin.start()], rest[begin.end() :]
+        place = rest[: begin.start()]
+        tail = rest[begin.end() :]
     if not mark or Path(rest).expanduser().exists():
         return Asked(rest)
     found: dict[str, str] = {}
@@ -363,7 +364,8 @@ def dataset_of_rows(
     if uid is None:
         uid, unreadable = dataset.read_uids(ordered, names, facts, context)
     else:
-        uid, unreadable = uid[order], 0
+        uid = uid[order]
+        unreadable = 0
     label = roles.labels[order]
     domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
     given = None if roles.splits is None else roles.splits[order]

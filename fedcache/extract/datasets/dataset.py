@@ -155,14 +155,18 @@ class Context:
 
     def within(self, folder: Path) -> Path | None:
         """What the files of a dataset in ``folder`` must lie in, behind all links; None for anywhere."""
-        return None if self.follow_links else folder
+        if self.follow_links:
+            return None
+        return folder
 
     def root_of(self, kind: str, name: str) -> Path | None:
         """Where ``kind:NAME`` is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
         for given in (name, f"{kind}:{name}"):
             if given in self.roots:
                 return self.roots[given].expanduser()
-        return None if self.data is None else self.data / name
+        if self.data is None:
+            return None
+        return self.data / name
 
 
 def content_digest(dataset: Dataset) -> str:
@@ -260,7 +264,8 @@ def counts(
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
     parts = [f"{n:,} {word}" for word, n in found if n]
-    kinds, places = counted(len(classes), "class"), counted(len(domains), "domain")
+    kinds = counted(len(classes), "class")
+    places = counted(len(domains), "domain")
     return f"{counted(len(split), one_of(holds))} ({', '.join(parts)}), {kinds}, {places}"
 
 

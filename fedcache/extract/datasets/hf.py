@@ -69,7 +69,8 @@ def load(rest: str, context: Context) -> Dataset:
     a name that was not pulled, and without pyarrow.
     """
     asked = columns.parse_rest(rest, "hf")
-    path, facts = _locate(asked.place, context), key(rest, context)
+    path = _locate(asked.place, context)
+    facts = key(rest, context)
     need_arrow(f"hf:{asked.place}")
     files, left_out = _files(path, context, by_name=asked.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
@@ -182,14 +183,18 @@ def _locate(place: str, context: Context) -> Path:
 
 
 def _word(split: int | None) -> str:
-    return "" if split is None else SPLIT_NAMES[split]
+    if split is None:
+        return ""
+    return SPLIT_NAMES[split]
 
 
 def split_in(relative: str) -> int | None:
     """The split that the name of a file says, or a folder above it: that nearest to the file."""
     *folders, name = relative.split("/")
     of_file = split_named(re.split(r"[-_.]", name))
-    return split_named([*reversed(folders)]) if of_file is None else of_file
+    if of_file is None:
+        return split_named([*reversed(folders)])
+    return of_file
 
 
 def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordFile], list[str]]:
@@ -256,7 +261,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         held = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    if isinstance(held, dict):
+        return held
+    return {}
 
 
 def _open(path: Path, split: int | None) -> RecordFile:

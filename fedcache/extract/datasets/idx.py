@@ -54,7 +54,8 @@ def key(rest: str, context: Context) -> list[Any]:
 
 def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``idx:FOLDER``. Raises UsageError for missing files, CorruptionError for damaged ones."""
-    files, facts = _locate(rest, context), key(rest, context)
+    files = _locate(rest, context)
+    facts = key(rest, context)
     parts = [_part(file, alone=len(files) == 1, context=context) for file in files]
     sizes = list(dict.fromkeys(how for _, how in parts))
     place = Path(rest).expanduser()
@@ -106,7 +107,9 @@ def _locate(rest: str, context: Context) -> list[Path]:
 
 def _word(split: str) -> str:
     """The word of a split in the names of rows; empty for a file that names none."""
-    return SPLIT_NAMES[SPLIT_WORDS[split]] if split else ""
+    if split:
+        return SPLIT_NAMES[SPLIT_WORDS[split]]
+    return ""
 
 
 def _labels_beside(images: Path, context: Context) -> Path | None:

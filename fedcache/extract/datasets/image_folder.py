@@ -128,7 +128,9 @@ def taken(column: Column, rows: Sequence[int]) -> Column:
     at = np.array(rows, dtype=np.int64)
     if isinstance(column, Words):
         return Words(column.codes[at], column.words)
-    return column[at] if isinstance(column, np.ndarray) else column
+    if isinstance(column, np.ndarray):
+        return column[at]
+    return column
 
 
 def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:

@@ -80,7 +80,9 @@ def read_list(path: Path, asked: str = "") -> ImageList:
 
 
 def _listed(folder: Path) -> list[str]:
-    return [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    if folder.is_dir():
+        return [file.name for file in folder.iterdir()]
+    return []
 
 
 class Stems:
@@ -101,7 +103,9 @@ class Stems:
                     held.setdefault(stem, []).append(file)
             self._held[folder] = held
         images = self._held[folder].get(last, [])
-        return f"{folder}{slash}{images[0]}" if len(images) == 1 else name
+        if len(images) == 1:
+            return f"{folder}{slash}{images[0]}"
+        return name
 
 
 def parse_list(
@@ -123,11 +127,13 @@ def parse_list(
             "expected a path column and at least one row.",
             f"{FIRST_LINE}   or --images-key NAME names the column of paths",
         )
-    chosen, paths = usual[0], list[str]()
+    chosen = usual[0]
+    paths = list[str]()
     for column in usual:
         found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
         if column == usual[0] or any(map(exists, found)):
-            chosen, paths = column, found
+            chosen = column
+            paths = found
         if any(map(exists, found)):
             break
     _check(where, paths)

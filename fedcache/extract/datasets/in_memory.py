@@ -54,7 +54,9 @@ def load(source: Any, context: Context) -> Dataset:
 
     Raises UsageError for what is no such thing, with the number of the row and what to do.
     """
-    parts, uids, how = [], [], ""
+    parts = []
+    uids = []
+    how = ""
     for split, items in _by_split(source):
         part, uid = _read(items, split, context)
         parts.append(part)
@@ -127,7 +129,10 @@ def _checked(items: Any) -> Any:
 
 def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, NDArray[np.uint8]]:
     """The rows of a sequence, and their uids."""
-    count, labels, fields, uid = len(items), [], [], bytearray()
+    count = len(items)
+    labels = []
+    fields = []
+    uid = bytearray()
     names = columns.row_names(count, split)
     for row in range(count):
         image, label, others = _item(items, row)
@@ -174,7 +179,8 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         return item[0], item[1], {}
     if isinstance(item, Mapping):
         names = [str(name) for name in item]
-        image, label = _named(names, columns.IMAGES), _named(names, LABELS)
+        image = _named(names, columns.IMAGES)
+        label = _named(names, LABELS)
         if image is None:
             raise UsageError(
                 f"Item {row} has the keys {', '.join(names[:8])}.",

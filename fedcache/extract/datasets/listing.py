@@ -103,7 +103,8 @@ def info(
         return {**entries[own], "note": FILES[own][1]}
     if kind == "paper":
         return {**entries[name], **papers.info(rest, context)}
-    entry, root = torchvision.entry_of(rest), context.root_of("torchvision", rest)
+    entry = torchvision.entry_of(rest)
+    root = context.root_of("torchvision", rest)
     codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
     return {
         **entries[name],

@@ -114,7 +114,9 @@ class FoundLayout:
     @property
     def within(self) -> Path | None:
         """What the files must lie in, behind all links; None for anywhere."""
-        return None if self.follow_links else self.root
+        if self.follow_links:
+            return None
+        return self.root
 
     def path(self, name: str) -> Path:
         """``name`` below ``base``; a file put beside the unpacked folder instead of into it is found too."""
@@ -179,7 +181,9 @@ def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]
 
 def _below(base: Path, root: Path, name: str) -> Path:
     path = base / name
-    return path if path.exists() or not name.endswith(".json") else root / name
+    if path.exists() or not name.endswith(".json"):
+        return path
+    return root / name
 
 
 def damaged(path: Path, what: str) -> FedcacheError:

@@ -80,10 +80,8 @@ def files_of(place: FoundLayout) -> list[Path]:
     """The files and folders on which the index depends."""
     if place.layout.format == "arrays":
         return [path for _, _, path in _array_files(place)]
-    lists, folders = (
-        [path for *_, path in _lists(place)],
-        [folder for *_, folder in _class_folders(place)],
-    )
+    lists = [path for *_, path in _lists(place)]
+    folders = [folder for *_, folder in _class_folders(place)]
     if lists and not folders and "images" not in place.layout.options:
         folders = [
             place.base / domain / folder
@@ -148,7 +146,8 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} are missing.",
             f"Unpack it again; fedcache datasets check {shell_word(place.paper.name)} {shell_word(place.root)}",
         )
-    domains, options = place.paper.domains, place.layout.options
+    domains = place.paper.domains
+    options = place.layout.options
     for split, top, number, folder in found:
         domain = domains.index(top) if top in domains else 0
         # What leads out is listed, and quarantined with the reason when it is read: these rows have numbers.
@@ -199,7 +198,8 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
     ``number`` its number from 1. ``line.image`` makes the path of the image of the groups, and of ``name``, the class.
     """
     line: Mapping[str, str] = place.layout.options["line"]
-    folders, classes = place.paper.folders, place.paper.classes
+    folders = place.paper.folders
+    classes = place.paper.classes
     for text in map(str.strip, _text(file).splitlines()):
         if not text or text.startswith("#"):
             continue

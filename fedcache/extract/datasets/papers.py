@@ -29,7 +29,9 @@ from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 def full_spec(name: str) -> str:
     """``paper:NAME`` for the bare NAME of a dataset of the papers; any other text as it is."""
-    return f"paper:{name}" if name in paper.NAMES else name
+    if name in paper.NAMES:
+        return f"paper:{name}"
+    return name
 
 
 def ready(name: str, context: Context) -> bool:
@@ -39,7 +41,8 @@ def ready(name: str, context: Context) -> bool:
 
 def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | None]:
     """Where the dataset is looked for, and what is there."""
-    held, root = paper.read(name), context.root_of("paper", name)
+    held = paper.read(name)
+    root = context.root_of("paper", name)
     return root, None if root is None else paper.find(held, root)
 
 
@@ -109,7 +112,8 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
     """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
     found: Counter[str] = Counter()
     for domain, split in zip(rows.domain, rows.split, strict=True):
-        place_of, word = place.paper.domains[domain], SPLIT_WORDS[split]
+        place_of = place.paper.domains[domain]
+        word = SPLIT_WORDS[split]
         found.update((word, place_of, f"{place_of}/{word}"))
     return [(what, n, found[what]) for what, n in place.layout.counts.items() if found[what] != n]
 

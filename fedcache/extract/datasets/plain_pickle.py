@@ -46,7 +46,8 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     if labels_key:
         if not isinstance(held, dict) or "data" not in held or labels_key not in held:
             raise damaged(path, f"it does not hold 'data' and {labels_key!r}")
-        flat, raw = np.asarray(held["data"]), held[labels_key]
+        flat = np.asarray(held["data"])
+        raw = held[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
             raise damaged(
                 path, f"its data are {flat.dtype} {list(flat.shape)}; expected uint8 [n, 3072]"
@@ -55,7 +56,8 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     else:
         if not isinstance(held, tuple | list) or len(held) != 2:
             raise damaged(path, "it does not hold the pair (images, labels)")
-        images, raw = np.asarray(held[0]), held[1]
+        images = np.asarray(held[0])
+        raw = held[1]
         if images.dtype != np.uint8 or not (
             images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
         ):

@@ -42,7 +42,9 @@ def only_bytes(values: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.struct_field(values, "bytes") if pa.types.is_struct(values.type) else values
+    if pa.types.is_struct(values.type):
+        return pc.struct_field(values, "bytes")
+    return values
 
 
 class ParquetRows:
@@ -51,7 +53,8 @@ class ParquetRows:
     def __init__(
         self, path: Path, stamp: tuple[int, int], column: str, groups: tuple[int, ...]
     ) -> None:
-        self.path, self.stamp = path, stamp
+        self.path = path
+        self.stamp = stamp
         self.column = column  # of bytes, or of {bytes, path}, of which the bytes are read
         self.groups = groups  # rows of each row group
         self._starts = np.cumsum([0, *groups])
@@ -85,7 +88,8 @@ class ParquetRows:
                 )
                 self._group, self._at = group, int(self._starts[group])
             for batch in self._batches:
-                first, self._at = self._at, self._at + len(batch)
+                first = self._at
+                self._at = self._at + len(batch)
                 self._kept = [*self._kept[1 - KEPT :], (first, only_bytes(batch.column(0)))]
                 if row < self._at:
                     return self._kept[-1]
@@ -116,7 +120,9 @@ class ArrowRows:
     """The images of an Arrow file or stream, which is mapped."""
 
     def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
-        self.path, self.stamp, self.column = path, stamp, column
+        self.path = path
+        self.stamp = stamp
+        self.column = column
         self._values: Any = None
         self._lock = threading.Lock()
 

@@ -50,7 +50,9 @@ class Layout:
             row = row[:, :, 0]
         elif self.order == "gray-first":
             row = row[0]
-        return np.ascontiguousarray(row.transpose(1, 2, 0)) if self.order == "rgb-first" else row
+        if self.order == "rgb-first":
+            return np.ascontiguousarray(row.transpose(1, 2, 0))
+        return row
 
     def __str__(self) -> str:
         size = list(self.shape)
@@ -212,7 +214,10 @@ class PackedBlocks:
     """Blocks of rows in a compressed stream."""
 
     def __init__(self, packed: Packed, start: int, count: int, shape: tuple[int, ...]) -> None:
-        self.packed, self.start, self.count, self.shape = packed, start, count, shape
+        self.packed = packed
+        self.start = start
+        self.count = count
+        self.shape = shape
         self.rows = max(1, BLOCK // max(1, math.prod(shape)))
         self._file: Any = None
         self._next = 0  # the block at which the open stream stands
@@ -220,11 +225,13 @@ class PackedBlocks:
     def block(self, number: int) -> NDArray[np.uint8]:
         """A block, uint8 [n, ...]; raises ``BadImage`` where the data is damaged."""
         first = number * self.rows
-        width, count = math.prod(self.shape), min(self.rows, self.count - first)
+        width = math.prod(self.shape)
+        count = min(self.rows, self.count - first)
         try:
             if self._file is None or number < self._next:
                 self.close()
-                self._file, self._next = self.packed.open(), 0
+                self._file = self.packed.open()
+                self._next = 0
                 _skip(self._file, self.start)
             _skip(self._file, (number - self._next) * self.rows * width)
             raw = self._file.read(count * width)
@@ -273,14 +280,12 @@ class H5Blocks:
         shape: tuple[int, ...],
         chunk: int,
     ) -> None:
-        self.path, self.stamp, self.key, self.count, self.shape, self.chunk = (
-            path,
-            stamp,
-            key,
-            count,
-            shape,
-            chunk,
-        )
+        self.path = path
+        self.stamp = stamp
+        self.key = key
+        self.count = count
+        self.shape = shape
+        self.chunk = chunk
         self.rows = chunk * max(1, BLOCK // max(1, math.prod(shape) * chunk))
         self._data: Any = None
 
@@ -312,7 +317,8 @@ class BlockRows:
     """Rows of blocks, a few of which are kept."""
 
     def __init__(self, blocks: RowBlocks, layout: RowLayout) -> None:
-        self.blocks, self.layout = blocks, layout
+        self.blocks = blocks
+        self.layout = layout
         self._kept: dict[int, NDArray[Any] | BadImage] = {}
         self._lock = threading.Lock()
 

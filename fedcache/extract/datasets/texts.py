@@ -50,7 +50,8 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing or damaged file, and for columns that make no sense.
     """
-    asked, facts = columns.parse_rest(rest, "texts"), key(rest, context)
+    asked = columns.parse_rest(rest, "texts")
+    facts = key(rest, context)
     path = _locate(asked.place)
     raw, column, source = _read(path, asked.content or None)
     roles = read_roles(path, raw, len(source), asked.choice)
@@ -145,7 +146,9 @@ class TextSource:
     """
 
     def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
-        self.path, self.stamp, self.column = path, stamp, column
+        self.path = path
+        self.stamp = stamp
+        self.column = column
         self._held: _Held | None = None
         self._lock = threading.Lock()
 

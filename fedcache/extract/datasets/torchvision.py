@@ -264,7 +264,9 @@ def _own_part(cls: Any) -> Any:
 
         changed["_check_integrity"] = sums_hold
     # Of the same name: torchvision looks in a folder that is called as the class is.
-    return type(cls.__name__, (cls,), changed) if changed else cls
+    if changed:
+        return type(cls.__name__, (cls,), changed)
+    return cls
 
 
 def _require(name: str, context: Context) -> Path:
@@ -291,7 +293,8 @@ def _read_file(path: str | Path, within: Path | None) -> bytes:
 def _construct(
     name: str, root: Path, options: dict[str, Any], *, download: bool, within: Path | None = None
 ) -> Any:
-    entry, cls = TABLE[name], _class_of(name)
+    entry = TABLE[name]
+    cls = _class_of(name)
     accepted = set(inspect.signature(cls.__init__).parameters)
     given = {**entry.options, **options}
     if entry.cls == "EMNIST" or name == "QMNIST":
@@ -345,7 +348,9 @@ def _target(source: TorchvisionSource, row: int) -> int:
         target = source.item(row)[1]
     except (OSError, BadImage):
         return -1
-    return -1 if target is None else int(target)
+    if target is None:
+        return -1
+    return int(target)
 
 
 def _class_names(part: Any) -> tuple[str, ...]:

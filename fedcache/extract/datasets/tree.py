@@ -30,7 +30,9 @@ from fedcache.store.files import at_once, digest_of
 
 LINK_OUT = "link out of the folder (--follow-links reads it)"
 """Why a link is left out."""
-NO_IMAGE, HIDDEN, TABLE = "not an image", "hidden", "table"
+NO_IMAGE = "not an image"
+HIDDEN = "hidden"
+TABLE = "table"
 
 
 class FilesSource:
@@ -223,7 +225,9 @@ def listing_digest(root: Path, within: Path | None) -> str:
 
 
 def _numbers(info: os.stat_result | None) -> list[int]:
-    return [-1, -1, -1] if info is None else [info.st_size, info.st_mtime_ns, info.st_ino]
+    if info is None:
+        return [-1, -1, -1]
+    return [info.st_size, info.st_mtime_ns, info.st_ino]
 
 
 def stat_numbers(path: Path) -> list[int]:

@@ -78,7 +78,8 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a pattern that matches nothing, samples without images or compressed shards, CorruptionError
     for damaged or hostile ones.
     """
-    asked, facts = columns.parse_rest(rest, "webdataset"), key(rest, context)
+    asked = columns.parse_rest(rest, "webdataset")
+    facts = key(rest, context)
     top, paths = _shards(asked.place, context)
     left: Counter[str] = Counter()
     shards = [_read_shard(top, path, asked, left) for path in paths]
@@ -144,7 +145,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
 
 def _expand(pattern: str) -> Iterator[str]:
     """``a-{00..02}.tar`` and ``{a,b}.tar`` as all they stand for. Raises UsageError for too many."""
-    pieces, last, total = [], 0, 1
+    pieces = []
+    last = 0
+    total = 1
     for match in _RANGE.finditer(pattern):
         first, end, words = match.groups()
         if words is None:
@@ -168,7 +171,9 @@ def _expand(pattern: str) -> Iterator[str]:
 def _matching(text: str) -> list[str]:
     """A path, or what a glob matches."""
     if Path(text).exists() or not glob.has_magic(text):
-        return [text] if text else []
+        if text:
+            return [text]
+        return []
     return glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
@@ -184,7 +189,8 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         sample, _, ending = base.partition(".")
         if not sample:  # hidden
             continue
-        whole, ending = f"{folder}/{sample}" if folder else sample, ending.lower()
+        whole = f"{folder}/{sample}" if folder else sample
+        ending = ending.lower()
         if (
             ending == asked.content.lower().lstrip(".")
             if asked.content

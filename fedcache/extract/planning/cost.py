@@ -44,10 +44,8 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> No
 
 def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
     """What is new, gone, taken over and to compute, in one clause."""
-    chunks, passes = (
-        counted(growth["reused_chunks"], "chunk"),
-        counted(growth["forward_passes"], "forward pass"),
-    )
+    chunks = counted(growth["reused_chunks"], "chunk")
+    passes = counted(growth["forward_passes"], "forward pass")
     return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
 
 
@@ -77,10 +75,8 @@ def estimate(
     todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
     arrays = []
     for p in planned:
-        shape, state = (
-            (len(data.names), p.recipe.views, p.backbone.width),
-            "to compute" if p in todo else "complete",
-        )
+        shape = (len(data.names), p.recipe.views, p.backbone.width)
+        state = "to compute" if p in todo else "complete"
         size = array_bytes(len(data.names), p)
         arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
     out = Extraction(

@@ -66,7 +66,8 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
             f"{store.path.name} was made from embeddings, and which images they are of is not known.",
             "fedcache extract --dataset DATASET   makes a store of images.",
         )
-    home, known = places.home, dataset_of_store(store, places.home)
+    home = places.home
+    known = dataset_of_store(store, places.home)
     slug = str(store.dataset["slug"])
     given = places.data.get(slug) or places.data.get(_whole(slug, known))
     if given is not None and (known is None or str(known.dataset).startswith("folder:")):
@@ -95,7 +96,9 @@ def _whole(slug: str, known: ExtractConfig | None) -> str:
     """The name of a dataset without the limit of ``--limit``, which rows are taken of it."""
     name, _, size = slug.rpartition("-")
     limit = size if known is None else str(known.limit)
-    return name if name and size == limit and size.isdecimal() else slug
+    if name and size == limit and size.isdecimal():
+        return name
+    return slug
 
 
 def _not_at_hand(store: Store, why: str) -> StoreError:

@@ -78,7 +78,9 @@ def locate_store(
             return part
         found = ingested_path(home, dataset)
         if found is not None:
-            return found if found.exists() else None
+            if found.exists():
+                return found
+            return None
         for found, where in _places_of(home, dataset):
             bring_groups(found, dataset, where, observer or Silent())
             return found
@@ -157,7 +159,9 @@ def limited_store(home: Home, name: str) -> Path | None:
             f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.",
             f"--store {shell_word(found[-1].name)}",
         )
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None
 
 
 def no_store_remembered(home: Home) -> FedcacheError | None:
@@ -165,7 +169,8 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 
     A StoreError with the names and the commands that go on; None when the home has no store.
     """
-    shown, following = [], []
+    shown = []
+    following = []
     paths = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
     for path in paths:
         try:
@@ -232,7 +237,8 @@ def extract_arguments(config: ExtractConfig) -> list[str]:
     """The options of ``fedcache extract`` that make ``config``."""
     arguments: list[str] = []
     for item in fields(config):
-        value, option = getattr(config, item.name), f"--{item.name.replace('_', '-')}"
+        value = getattr(config, item.name)
+        option = f"--{item.name.replace('_', '-')}"
         if isinstance(value, Mapping):
             arguments += [word for key, one in value.items() for word in (option, f"{key}={one}")]
         elif item.name == "text":
@@ -273,7 +279,9 @@ def extract_command(
 def store_option_of(store: Store, home: Home) -> list[str]:
     """``--store PATH`` where an extraction of its dataset would not find the store by itself; else nothing."""
     usual = place_of_content(home, store.dataset["slug"], store.content)
-    return [] if store.path.resolve() == usual.resolve() else ["--store", str(store.path)]
+    if store.path.resolve() == usual.resolve():
+        return []
+    return ["--store", str(store.path)]
 
 
 def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
@@ -315,7 +323,9 @@ class UnfinishedArray:
     @property
     def backbone(self) -> str:
         """Its name, or the slug of it."""
-        return self.order.backbones[0] if self.order else self.key.rpartition("-")[0]
+        if self.order:
+            return self.order.backbones[0]
+        return self.key.rpartition("-")[0]
 
     def means(self, name: str) -> bool:
         """Whether a word of ``--backbones`` may mean this array."""
@@ -345,13 +355,15 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
         header = journal.header
         if header is None or header["dtype"] == "uint8" or journal.key in store.arrays:
             continue
-        label, order = None, None
+        label = None
+        order = None
         fact = memory_of(home).recall(["order", store.dataset["digest"], header["recipe"]])
         with suppress(
             FedcacheError
         ):  # another version of fedcache may have ordered it, in other words
             if isinstance(fact, list):
-                label, order = str(fact[0]), resolve(ExtractConfig, fact[1], {})
+                label = str(fact[0])
+                order = resolve(ExtractConfig, fact[1], {})
         found.append(
             UnfinishedArray(
                 journal.key, journal.count - len(journal.chunks), journal.count, label, order

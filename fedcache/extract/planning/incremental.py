@@ -226,7 +226,8 @@ class IncrementalPlan:
         """Copy the parent's text features when they are of the same classes; those current there stay current."""
         for entries in self.parent.texts.values() if self.parent else ():
             for entry in entries:
-                meta, templates = entry["meta"], entry["templates"]
+                meta = entry["meta"]
+                templates = entry["templates"]
                 backbone = str(meta.get("backbone"))
                 if meta.get("classes") != list(self.data.classes) or self.parent is None:
                     continue
@@ -255,7 +256,8 @@ def plan_incremental(
         store = Store.open(path)
         if store.content != data.digest or "grown" not in store.dataset:
             return None
-        before, gone = store.samples, store.vanished()
+        before = store.samples
+        gone = store.vanished()
         rows = find_earlier_rows(data, before, gone)
         origin = store.dataset["grown"]
         keys = {job.key for job in jobs}
@@ -296,7 +298,9 @@ def plan_incremental(
             f"{otherwise.path.name} has most of these images, and every chunk of them holds one that changed, or they "
             "were computed otherwise (device, dtype, batch, versions: fedcache inspect): all are computed again."
         )
-    return None if best is None else best[2]
+    if best is None:
+        return None
+    return best[2]
 
 
 def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> list[Store]:
@@ -311,7 +315,8 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
         for p in sorted(folder.glob("*.zarr"))
     }
     places.pop(path.resolve(), None)
-    found, others = [], []
+    found = []
+    others = []
     for place in places.values():
         with suppress(FedcacheError, OSError):
             store = Store.open(place)

@@ -146,7 +146,8 @@ def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[
     if path is None:
         make_private(home.root)
         make_private(home.stores)
-        target, found = home.store(slug, content.dataset["digest"]), ingested_stores(home).get(slug)
+        target = home.store(slug, content.dataset["digest"])
+        found = ingested_stores(home).get(slug)
     else:
         target = found = resolve_path(home, path)
     return target, Store.open(found) if found is not None and was_store(found) else None
@@ -160,9 +161,9 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     said = [f"new groups {', '.join(new)}"] if new else []
     said += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
-    return (
-        [f"{path} has the same features and labels, and now {' and '.join(said)}."] if said else []
-    )
+    if said:
+        return [f"{path} has the same features and labels, and now {' and '.join(said)}."]
+    return []
 
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
@@ -268,4 +269,6 @@ def column_of_clients(store: Store) -> str | None:
             called = any(word in name.lower() for word in HOLDERS)
             numbers = all(word.lstrip("-").replace(".", "", 1).isdigit() for word in group.words)
             likely.append((not called, numbers, name))
-    return min(likely, key=lambda found: found[:2])[2] if likely else None
+    if likely:
+        return min(likely, key=lambda found: found[:2])[2]
+    return None

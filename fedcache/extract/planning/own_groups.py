@@ -68,7 +68,8 @@ def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
 
 def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: Observer) -> None:
     """Keep these groups of a store and no others; what that changed is told."""
-    before, begun = set(store.groups), bool(store.arrays)
+    before = set(store.groups)
+    begun = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
     if begun and changed:
         tell = observer.warn if before & set(changed) else observer.note
@@ -83,7 +84,9 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
 
 
 def _columns(names: list[str]) -> str:
-    return f"The column {names[0]} is" if len(names) == 1 else f"The columns {', '.join(names)} are"
+    if len(names) == 1:
+        return f"The column {names[0]} is"
+    return f"The columns {', '.join(names)} are"
 
 
 def _key(store: Store, spec: str, where: Mapping[str, Any]) -> list[Any]:

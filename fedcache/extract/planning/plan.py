@@ -212,7 +212,9 @@ def parse_max_bad(text: str, rows: int) -> int:
         if text.endswith("%"):
             share = float(text[:-1])
             if 0 <= share <= 100:
-                return max(1, math.floor(rows * share / 100)) if share else 0
+                if share:
+                    return max(1, math.floor(rows * share / 100))
+                return 0
         elif int(text) >= 0:
             return int(text)
     except ValueError:
@@ -247,7 +249,9 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
     if backbone.own:
         changes.pop("output", None)  # it is in the row already
     recipe = replace(backbone.recipe, weights=weights.sha256).override(changes)
-    return recipe if config.augment is None else recipe.with_policy(config.augment)
+    if config.augment is None:
+        return recipe
+    return recipe.with_policy(config.augment)
 
 
 def wanted_text(
@@ -265,7 +269,8 @@ def wanted_text(
     """
     found = {}
     for item in planned:
-        name, weights = item.backbone.name, item.recipe.weights
+        name = item.backbone.name
+        weights = item.recipe.weights
         kept = (
             keep and not config.text and store is not None and store.has_text(name, weights=weights)
         )
@@ -302,7 +307,8 @@ def make_current(
     for item in planned:
         if item.recipe.key not in wanted:
             continue
-        name, templates = item.backbone.name, list(wanted[item.recipe.key])
+        name = item.backbone.name
+        templates = list(wanted[item.recipe.key])
         changed = store.use_text(name, templates, weights=item.recipe.weights)
         state = (
             "computed" if item.recipe.key in computed else "made current" if changed else "current"

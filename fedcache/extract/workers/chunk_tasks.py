@@ -124,7 +124,8 @@ def plan_tasks(
         else:
             groups.append((stop, [(key, chunk)]))
     # Batches and groups are both in the order of rows, so each group takes the batches up to its end.
-    tasks, at = [], 0
+    tasks = []
+    at = 0
     for stop, chunks in groups:
         first = at
         while at < len(batches) and batches[at][0] * batch < stop:
@@ -215,7 +216,8 @@ def _check_machine(spec: TaskSpec) -> None:
             f"{host} does not see the images of the dataset, or sees others.",
             "The dataset must lie at the same path on all nodes.",
         )
-    device, settings = resolve_device(spec.settings.device), spec.settings
+    device = resolve_device(spec.settings.device)
+    settings = spec.settings
     for job in spec.jobs:
         if job.weights.path is not None and not job.weights.path.exists():
             raise MachineError(

@@ -57,7 +57,8 @@ class WorkerProcesses:
     def __init__(
         self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...], stop: Stop
     ) -> None:
-        self.count, self.stop = count, stop
+        self.count = count
+        self.stop = stop
         # spawn: a fork would copy torch's threads and locks in whatever state they are.
         context = multiprocessing.get_context("spawn")
         self._arguments, sender = context.Pipe(duplex=False)
@@ -116,7 +117,8 @@ class WorkerProcesses:
     def close(self) -> None:
         """End the workers without waiting for what nobody will read."""
         # shutdown() forgets the processes and the pipe of answers, so they are noted first.
-        processes, answers = list((self.pool._processes or {}).values()), self.pool._result_queue
+        processes = list((self.pool._processes or {}).values())
+        answers = self.pool._result_queue
         self._arguments.close()  # ends the thread that sends them
         self.pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:

@@ -53,7 +53,8 @@ def read_trace(path: Path) -> AvailabilityTrace:
     spans = []
     for number, line in lines:
         try:
-            first, last = int(line[1]), int(line[2])
+            first = int(line[1])
+            last = int(line[2])
         except (ValueError, IndexError) as error:
             raise UsageError(
                 f"{here}: line {number} is not a client and two rounds.", example

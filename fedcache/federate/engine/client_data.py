@@ -46,7 +46,9 @@ LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
 def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
     """Length that no row exceeds after ``feat_post``; None where it sets no bound."""
     bound = LONGEST_ROWS.get(feat_post)
-    return None if bound is None else bound(widths)
+    if bound is None:
+        return None
+    return bound(widths)
 
 
 STEP = 4096
@@ -68,7 +70,8 @@ class Scaling:
         """
         D = features.shape[2]
         together = max(1, min(D, memory_limit() // (16 * len(train))))
-        mean, scale = np.empty(D), np.empty(D)
+        mean = np.empty(D)
+        scale = np.empty(D)
         for start in range(0, D, together):
             known = features[train, 0, start : start + together]
             mean[start : start + together] = known.mean(0, dtype=np.float64)
@@ -251,7 +254,9 @@ class StoredRows:
     @property
     def nbytes(self) -> int:
         """Bytes of memory of its own: none where the rows are mapped."""
-        return 0 if self.release is not None else self.stored.nbytes
+        if self.release is not None:
+            return 0
+        return self.stored.nbytes
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -355,11 +360,9 @@ Features = Tensor | StoredRows
 
 def take_rows(x: Features, index: Tensor) -> Tensor:
     """Rows ``index`` [K] of the matrix [N V, D] of features [N, V, D], as ``StoredRows.take``."""
-    return (
-        x.take(index)
-        if isinstance(x, StoredRows)
-        else x.reshape(-1, x.shape[-1]).index_select(0, index)
-    )
+    if isinstance(x, StoredRows):
+        return x.take(index)
+    return x.reshape(-1, x.shape[-1]).index_select(0, index)
 
 
 ALIGNED = 64
@@ -588,9 +591,12 @@ def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list
 
     One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
     """
-    step, numbers = ALIGNED // x.element_size(), math.prod(x.shape[1:])
+    step = ALIGNED // x.element_size()
+    numbers = math.prod(x.shape[1:])
     sizes = [-(-len(t) * numbers // step) * step for t in trains]
-    block, made, start = x.new_empty(sum(sizes)), [], 0
+    block = x.new_empty(sum(sizes))
+    made = []
+    start = 0
     for train, size in zip(trains, sizes, strict=True):
         rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
         own = block[start : start + len(rows) * numbers].view(len(rows), *x.shape[1:])

@@ -56,7 +56,8 @@ def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uin
 # The constants of numpy's SeedSequence, which guarantees its streams.
 _FILL = _powers(0x43B0D7E5, 0x931E8875, WORDS + WORDS * (WORDS - 1))
 _DRAW = _powers(0x8B51F9DD, 0x58F38DED, 2 * WORDS)
-_LEFT, _RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+_LEFT = np.uint32(0xCA01F9DD)
+_RIGHT = np.uint32(0x4973F715)
 _SHIFT = np.uint32(16)
 
 
@@ -176,7 +177,11 @@ class ClientRng:
                 row[: part.shape[0]] = part
         t = torch.from_numpy(out)
         t = t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
-        return t[0] if self.axes == 0 else t[None] if self.axes == 2 else t
+        if self.axes == 0:
+            return t[0]
+        if self.axes == 2:
+            return t[None]
+        return t
 
     def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
         """Draws of U[-1, 1) for initial weights: the same for all clients, or each client its own (D-11).
@@ -234,7 +239,8 @@ class ClientRng:
         longest = max(counts, default=0)
         ragged = min(counts, default=0) < longest
         out = (torch.zeros if ragged else torch.empty)(len(self.clients), longest, width)
-        source, flat = torch.Generator(), out.view(-1)
+        source = torch.Generator()
+        flat = out.view(-1)
         for i, (client, count) in enumerate(zip(self.clients, counts, strict=True)):
             source.manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
             wanted = count * width
@@ -244,12 +250,18 @@ class ClientRng:
             else:
                 own.copy_(torch.randn(-(-wanted // 16) * 16, generator=source)[:wanted])
         out = out.to(self.device, self.dtype)
-        return out[0] if self.axes == 0 else out[None] if self.axes == 2 else out
+        if self.axes == 0:
+            return out[0]
+        if self.axes == 2:
+            return out[None]
+        return out
 
     def shared(self, purpose: str, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
         """One draw of the whole run, without leading axes: what server and clients make from a common seed."""
         t = torch.from_numpy(draw(generator(self.seed, purpose, -1, "")))
-        return t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
+        if t.is_floating_point():
+            return t.to(self.device, self.dtype)
+        return t.to(self.device)
 
     def narrow(self, count: int) -> ClientRng:
         """The draws of the first ``count`` clients."""
@@ -314,7 +326,9 @@ class Ctx:
     def number(self, name: str) -> float | Tensor:
         """A float hyperparameter, perhaps swept."""
         value = self.hp[name]
-        return value if isinstance(value, Tensor) else float(cast(float, value))
+        if isinstance(value, Tensor):
+            return value
+        return float(cast(float, value))
 
     def count(self, name: str) -> int:
         """An int hyperparameter."""
@@ -330,18 +344,24 @@ class Ctx:
 
 def over(h: float | Tensor, t: Tensor) -> float | Tensor:
     """A per-client number shaped to scale ``t``: axes are appended to a tensor, a float is itself."""
-    return h.reshape(h.shape + (1,) * (t.dim() - h.dim())) if isinstance(h, Tensor) else h
+    if isinstance(h, Tensor):
+        return h.reshape(h.shape + (1,) * (t.dim() - h.dim()))
+    return h
 
 
 def is_zero(h: float | Tensor | Value) -> bool:
     """Whether a term with this factor can be left out: 0 at every grid point."""
-    return bool((h == 0).all()) if isinstance(h, Tensor) else h == 0
+    if isinstance(h, Tensor):
+        return bool((h == 0).all())
+    return h == 0
 
 
 def dot(a: Tensor, b: Tensor, ctx: Ctx) -> Tensor:
     """Sum of a * b over all core axes: one value per client."""
     product = a * b
-    return product.flatten(len(ctx.lead)).sum(-1) if product.dim() > len(ctx.lead) else product
+    if product.dim() > len(ctx.lead):
+        return product.flatten(len(ctx.lead)).sum(-1)
+    return product
 
 
 def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor:
@@ -356,7 +376,9 @@ def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor
 def narrow_clients(t: Tensor, count: int, ctx: Ctx, start: int = 0) -> Tensor:
     """Clients [start, start + count) of the client axis; shared tensors stay shared."""
     axis = len(ctx.lead) - 1
-    return t if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis] else t.narrow(axis, start, count)
+    if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis]:
+        return t
+    return t.narrow(axis, start, count)
 
 
 def own(tree: Tree, ctx: Ctx) -> Tree:

@@ -44,7 +44,8 @@ def with_pooled(
 
 def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
     """float64 [M]: test rows of each client whose label is known."""
-    known, tests = (data.y >= 0).cpu().numpy(), table.tests
+    known = (data.y >= 0).cpu().numpy()
+    tests = table.tests
     if isinstance(tests, RowLists):
         rows = np.bincount(tests.owner, known[tests.rows], minlength=len(table)).astype(np.float64)
     else:
@@ -161,7 +162,8 @@ def evaluate_personal(
         else ClientTable.of(clients, np.empty(0, np.int64))
     )
     union = table.tested_by_clients if everywhere else None
-    tally, fresh_before = Tally(data, len(clients)), FreshModel()
+    tally = Tally(data, len(clients))
+    fresh_before = FreshModel()
     for block in _same_tests(table, range(len(clients)) if chosen is None else chosen, everywhere):
         test = table.test_of(block[0]) if union is None else union
         if not len(test):
@@ -207,11 +209,15 @@ class FreshModel:
 
     def predicted(self, tree: Tree, rows: np.ndarray) -> np.ndarray | None:
         """Its predictions [R], if that is the model and these are the rows."""
-        return self._predicted if self._rows is rows and equal_trees(tree, self._tree) else None
+        if self._rows is rows and equal_trees(tree, self._tree):
+            return self._predicted
+        return None
 
     def keep(self, tree: Tree, rows: np.ndarray, predicted: np.ndarray) -> None:
         """Remember another one in its place."""
-        self._tree, self._rows, self._predicted = tree, rows, predicted
+        self._tree = tree
+        self._rows = rows
+        self._predicted = predicted
 
 
 def predict_stacked(
@@ -252,13 +258,16 @@ class Tally:
     """
 
     def __init__(self, data: Data, clients: int) -> None:
-        self._y, self._classes = data.y.cpu().numpy(), data.classes
+        self._y = data.y.cpu().numpy()
+        self._classes = data.classes
         self._domain = None if data.domain is None else data.domain.cpu().numpy()
         domains = 0 if self._domain is None else int(self._domain.max(initial=-1)) + 1
-        self._accuracy, self._f1 = np.full(clients, np.nan), np.full(clients, np.nan)
+        self._accuracy = np.full(clients, np.nan)
+        self._f1 = np.full(clients, np.nan)
         self._kept: list[tuple[np.ndarray, np.ndarray]] | None = []
         self._size = 0
-        self._hits, self._known = np.zeros(domains), np.zeros(domains, np.int64)
+        self._hits = np.zeros(domains)
+        self._known = np.zeros(domains, np.int64)
         small = data.classes <= MOST_CONFUSED
         self._confusion = np.zeros((data.classes, data.classes), np.int64) if small else None
 
@@ -311,7 +320,9 @@ def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def _mean(right: np.ndarray) -> float:
     scored = right[~np.isnan(right)]
-    return float(scored.mean()) if len(scored) else float("nan")
+    if len(scored):
+        return float(scored.mean())
+    return float("nan")
 
 
 def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, float]:
@@ -327,17 +338,16 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
 
     ``chosen`` are the clients whose personal models are scored; None for all.
     """
-    down, memo = job.down(), job.memo
+    down = job.down()
+    memo = job.memo
     one = deployed_model(job, None, down) if job.method.protocol(job.hp) == "global" else None
     held = job.clients.for_validation if isinstance(job.clients, ClientTable) else None
     job.memo = memo or LruCache()  # clients that never took part have drawn the same first weights
     try:
         found = _scored_on(job, down, one, job.clients, chosen)
-        return (
-            found
-            if held is None
-            else replace(found, validation=_scored_on(job, down, one, held, chosen))
-        )
+        if held is None:
+            return found
+        return replace(found, validation=_scored_on(job, down, one, held, chosen))
     finally:
         job.memo = memo
 
@@ -360,7 +370,8 @@ def _scored_on(
             return None
         own = job.features(client)
         if client in job.states.kept and job.method.deploy is keep_down:
-            data, ctx = job.rows([client], 0), job.ctx([client], 0)
+            data = job.rows([client], 0)
+            ctx = job.ctx([client], 0)
 
             def scored(rows: Tensor) -> Tensor:
                 state, x = job.states.scored(client, own, rows)
@@ -413,12 +424,11 @@ def models_together(
     shared = {name: t.unsqueeze(0) for name, t in down.items()}
 
     def scores(part: slice) -> Scores:
-        ids, some = first[part], trees[part]
+        ids = first[part]
+        some = trees[part]
         personal = {name: torch.stack([tree[name] for tree in some]) for name in some[0]}
-        data, ctx = (
-            job.rows(ids, 1, tests=tests if method.reads_test(job.hp) else None),
-            job.ctx(ids, 1),
-        )
+        data = job.rows(ids, 1, tests=tests if method.reads_test(job.hp) else None)
+        ctx = job.ctx(ids, 1)
         return lambda rows: method.predict(
             shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx
         )
@@ -446,12 +456,14 @@ def deployed_model(
     ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it is to be scored
     on, of which a method may learn first: None for the test rows.
     """
-    down, method = job.down() if down is None else down, job.method
+    down = job.down() if down is None else down
+    method = job.method
     if client is None:
         train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
         data = stack_clients(job.data.x, job.labels, [train], 0)
         return DeployedModel(method, _deploy(job, down, {}, None), {}, data, job.server_ctx())
-    data, ctx = job.rows([client], 0), job.ctx([client], 0)
+    data = job.rows([client], 0)
+    ctx = job.ctx([client], 0)
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
     deployed = _deploy(job, down, state, client)
@@ -499,4 +511,6 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
         else found.client_accuracy[np.asarray(chosen, np.int64)]
     )
     known = of_clients[~np.isnan(of_clients)]
-    return float(known.mean()) if len(known) else None
+    if len(known):
+        return float(known.mean())
+    return None

@@ -57,7 +57,9 @@ class HParam:
     def of_preset(self, preset: str) -> Value:
         """The value in a preset of ``config.PRESETS``."""
         other = {"official": self.official, "tuned": self.tuned}.get(preset)
-        return self.default if other is None else other
+        if other is None:
+            return self.default
+        return other
 
     def parse(self, value: Value) -> Value:
         """The typed value of a word from the command line or a file; exit 2 when it is not legal."""
@@ -86,7 +88,9 @@ class HParam:
                 words = f"{name} from {self.low:g} to {self.high:g}"
             elif self.low is not None:
                 words = f"{name} of at least {self.low:g}"
-        return f"{words}, or auto ({self.auto})" if self.auto else words
+        if self.auto:
+            return f"{words}, or auto ({self.auto})"
+        return words
 
     def _read(self, value: Value) -> Value:
         if self.kind == "choice":
@@ -119,4 +123,6 @@ class HParam:
         chosen = self.default if value is None else value
         if chosen is None:
             return "auto"
-        return str(chosen).lower() if isinstance(chosen, bool) else f"{chosen}"
+        if isinstance(chosen, bool):
+            return str(chosen).lower()
+        return f"{chosen}"

@@ -47,7 +47,8 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
     ``drop_last`` leaves the short last batch out (D-09). With BatchNorm a last batch of one row, which has no
     variance, joins the one before it; a client of one row then has no batch.
     """
-    size, normalised = cast(int, hp["batch"]), has_batchnorm(hp)
+    size = cast(int, hp["batch"])
+    normalised = has_batchnorm(hp)
     whole, rest = divmod(n, size)
     sizes = [size] * whole
     if rest and not hp.get("drop_last"):
@@ -55,7 +56,9 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
             sizes.append(rest)
         elif sizes:
             sizes[-1] += 1
-    return sizes if sizes != [1] or not normalised else []
+    if sizes != [1] or not normalised:
+        return sizes
+    return []
 
 
 def minibatches(
@@ -100,7 +103,8 @@ def minibatches(
     labels = data.labels(order) if data.y is not None else None
     start = 0
     for t in range(steps):
-        k, width = int(alive[t]), int(widths[t])
+        k = int(alive[t])
+        width = int(widths[t])
         cut: Callable[..., Tensor] = partial(_cut, ctx, k, start, width)
         i = cut(order)
         if at_once:
@@ -119,7 +123,9 @@ def minibatches(
 
 
 def _pick(view: int | Tensor, order: Tensor) -> int | Tensor:
-    return view.gather(-1, order) if isinstance(view, Tensor) else view
+    if isinstance(view, Tensor):
+        return view.gather(-1, order)
+    return view
 
 
 def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0) -> Tensor:
@@ -137,7 +143,8 @@ def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, 
         step: (carry, batch, ctx) -> replaced tensors of the carry; what it updates in place need not be returned.
         ctx: of all clients.
     """
-    full, now = carry, ctx
+    full = carry
+    now = ctx
     view = dict(carry)
     for k, batch in batches:
         ctx.env.watch()
@@ -179,7 +186,8 @@ def _alive(down: Tree, ctx: Ctx) -> Tree:
     """The broadcast of the clients that still step: under ``gram`` its maps differ between clients."""
     if not ctx.lead:
         return down
-    axis, count = len(ctx.lead) - 1, ctx.lead[-1]
+    axis = len(ctx.lead) - 1
+    count = ctx.lead[-1]
     return {k: t.narrow(axis, 0, count) if t.shape[axis] > count else t for k, t in down.items()}
 
 
@@ -261,4 +269,6 @@ def local(
 
 def keep_optimiser(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
     """What ``enter`` adds for ``reset_opt=false``: optimiser state that survives the round (else nothing)."""
-    return {} if ctx.hp["reset_opt"] else opt_init(p, names, ctx)
+    if ctx.hp["reset_opt"]:
+        return {}
+    return opt_init(p, names, ctx)

@@ -411,12 +411,16 @@ class Method:
 
     def reads(self, hp: Hp) -> frozenset[str]:
         """What clients read under these switches."""
-        return self.needs if self.needs_for is None else self.needs_for(hp)
+        if self.needs_for is None:
+            return self.needs
+        return self.needs_for(hp)
 
     def faithful(self, hp: Hp, views: int) -> str:
         """``fidelity`` under these switches: what trains on stored augmentations is no better than cached_views."""
         told = self.fidelity(hp, views)
-        return "cached_views" if told == "exact" and hp.get("train_view") == "aug" else told
+        if told == "exact" and hp.get("train_view") == "aug":
+            return "cached_views"
+        return told
 
     def cautions(self, hp: Hp) -> list[str]:
         """What a run under these switches is warned of."""

@@ -69,7 +69,9 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
     """
     params = [p[n] for n in names]
     first = [p[f"opt/m/{n}"] for n in names]
-    lr, wd, momentum = ctx.number("lr"), ctx.number("wd"), ctx.number("momentum")
+    lr = ctx.number("lr")
+    wd = ctx.number("wd")
+    momentum = ctx.number("momentum")
     plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
     fused = len(plain) == 3 and fused_kernels_work()
     with torch.no_grad():
@@ -107,7 +109,8 @@ def fused_kernels_work() -> bool:
         p, g, m, v = ([t] for t in values)
         return p, g, m, v, torch.tensor(3.0)
 
-    a, b = fresh(), fresh()
+    a = fresh()
+    b = fresh()
     try:
         _fused_sgd(*a[:3], 0.1, 0.01, 0.9)
         _sgd(*b[:3], 0.1, 0.01, 0.9)
@@ -139,7 +142,9 @@ def _fused_adam(
     # The fused kernels read memory in order, whatever the strides say; parameters are row-major. Clients on an axis
     # are tensors of their own there, as each has its own number of steps.
     def each(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [row for t in tensors for row in t.unbind(0)] if count.dim() else list(tensors)
+        if count.dim():
+            return [row for t in tensors for row in t.unbind(0)]
+        return list(tensors)
 
     torch._fused_adam_(
         each(params),

@@ -80,15 +80,15 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     (unknown) are left out.
     """
     known = (label >= 0) & (predicted >= 0)
-    label, predicted = label[known], predicted[known]
+    label = label[known]
+    predicted = predicted[known]
     right = np.bincount(label[label == predicted], minlength=classes)
-    truth, guess = np.bincount(label, minlength=classes), np.bincount(predicted, minlength=classes)
+    truth = np.bincount(label, minlength=classes)
+    guess = np.bincount(predicted, minlength=classes)
     present = truth > 0
-    return (
-        float(np.mean(2.0 * right[present] / (truth + guess)[present]))
-        if present.any()
-        else math.nan
-    )
+    if present.any():
+        return float(np.mean(2.0 * right[present] / (truth + guess)[present]))
+    return math.nan
 
 
 def confusion(label: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
@@ -110,8 +110,10 @@ ROWS_AT_ONCE = 1 << 18
 
 def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
     """int64 [M]: ``classes_owned`` of every client; ``label`` [N] is of all rows."""
-    rows, ends = all_train_rows(clients), np.cumsum(train_sizes(clients))
-    classes, owned = int(label.max(initial=0)) + 1, np.zeros(len(clients), np.int64)
+    rows = all_train_rows(clients)
+    ends = np.cumsum(train_sizes(clients))
+    classes = int(label.max(initial=0)) + 1
+    owned = np.zeros(len(clients), np.int64)
     first = 0
     while first < len(
         clients
@@ -120,7 +122,8 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
         last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")))
         known = label[rows[start : int(ends[last - 1])]]
         owner = np.repeat(np.arange(last - first), np.diff(ends[first:last], prepend=start))
-        owner, known = owner[known >= 0], known[known >= 0].astype(np.int64)
+        owner = owner[known >= 0]
+        known = known[known >= 0].astype(np.int64)
         pairs = sorted_once(owner * classes + known)  # each class of each client once
         owned[first:last] = np.bincount(pairs // classes, minlength=last - first)
         first = last
@@ -146,8 +149,12 @@ def self_training(
         ``pseudo_accuracy`` of argmax q; ``entropy_bits``, mean over rows; ``synthetic``, mean rows that balance a
         client now (eq 7); ``drift``, the Frobenius norm of W - T.
     """
-    equal, gamma = ctx.hp["sampling"] == "equal", ctx.number("gamma")
-    right, bits, rows, dealt = 0, 0.0, 0, 0
+    equal = ctx.hp["sampling"] == "equal"
+    gamma = ctx.number("gamma")
+    right = 0
+    bits = 0.0
+    rows = 0
+    dealt = 0
     for start in range(0, len(order := sorted(states)), TOGETHER):
         some = order[start : start + TOGETHER]
         each = [states[client]["rows/q"] for client in some]
@@ -331,13 +338,17 @@ class Evaluation:
     @property
     def diagnostics(self) -> dict[str, float]:
         """What a round says of it besides its accuracy."""
-        return {} if self.validation is None else {VALIDATION_ACCURACY: self.validation.accuracy}
+        if self.validation is None:
+            return {}
+        return {VALIDATION_ACCURACY: self.validation.accuracy}
 
     @property
     def mean_accuracy(self) -> float:
         """Unweighted mean over the scored clients; NaN when there are none."""
         known = self.client_accuracy[~np.isnan(self.client_accuracy)]
-        return float(known.mean()) if len(known) else float("nan")
+        if len(known):
+            return float(known.mean())
+        return float("nan")
 
     @property
     def accuracy(self) -> float:
@@ -345,7 +356,9 @@ class Evaluation:
         if self.global_accuracy is not None:
             return self.global_accuracy
         known = self.client_accuracy[~np.isnan(self.client_accuracy)]
-        return float(known.min()) if self.headline == "min" and len(known) else self.mean_accuracy
+        if self.headline == "min" and len(known):
+            return float(known.min())
+        return self.mean_accuracy
 
 
 @dataclass(frozen=True)
@@ -474,7 +487,9 @@ class Exchange:
     @property
     def send(self) -> str:
         """The smaller form of FLESD's upload: ``reps`` while d < (N_pub - 1) / 2, else ``matrix``."""
-        return "reps" if self.representations < self.matrices else "matrix"
+        if self.representations < self.matrices:
+            return "reps"
+        return "matrix"
 
 
 def flesd_exchange(

@@ -173,7 +173,8 @@ def run_points(
             )
     spec = replace(spec, rounds=1 if method.one_shot else spec.rounds)
     snapshots = list(states or [None] * len(hps))
-    together, cache = cache is not None or len(hps) > 1, cache or GridCache()
+    together = cache is not None or len(hps) > 1
+    cache = cache or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     places: Sequence[Path | None] = tables or [None] * len(hps)
     jobs: list[RunState] = []
@@ -279,7 +280,8 @@ def _run(
     start: int,
 ) -> list[TrainingOutput | FedcacheError]:
     """All rounds of points that are computed together, of which the first is number ``start`` of the grid."""
-    jobs, failed = executor.batch.points, executor.batch.failed
+    jobs = executor.batch.points
+    failed = executor.batch.failed
     scored: list[Evaluation | None] = [None] * len(jobs)
     chosen = jobs[0].sampler.scored(spec.eval_clients)
     while jobs[0].round < spec.rounds and len(failed) < len(jobs):
@@ -403,7 +405,9 @@ def _outcome(
             client is not None and not has_model(job, client)
         ):
             return None
-        return one_for_all() if client is None else deployed_model(job, client, broadcast())
+        if client is None:
+            return one_for_all()
+        return deployed_model(job, client, broadcast())
 
     return TrainingOutput(
         method=job.method.name,

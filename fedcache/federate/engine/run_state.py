@@ -93,13 +93,15 @@ def eligible_clients(
             f"{method.name} reads client 0 as the public set, and it has no training rows.",
             "Deal rows to it, for example --scheme flesd.",
         )
-    names, rows = names_of(clients), train_sizes(clients)
+    names = names_of(clients)
+    rows = train_sizes(clients)
     asked = np.arange(len(clients)) >= public
     empty = asked & (rows == 0)
     large = asked & ~empty & (rows > (np.inf if trust.max_rows is None else trust.max_rows))
     short = asked & ~empty & ~large & np.isin(rows, _too_few(method, hp, rows))
     kept = np.flatnonzero(asked & ~empty & ~large & ~short)
-    few, normalised = "have too few rows for one batch", has_batchnorm(hp)
+    few = "have too few rows for one batch"
+    normalised = has_batchnorm(hp)
     if normalised:
         few += " (BatchNorm needs two of them, bn=false one)"
     said = []
@@ -153,7 +155,8 @@ SUM_BYTES = 8
 
 def mean_length(x: Features, rows: np.ndarray) -> float:
     """Mean length of the rows ``rows`` (int64 [n]) of features [N, V, D], view 0, in float64; 0 without rows."""
-    total, V = 0.0, x.shape[1]
+    total = 0.0
+    V = x.shape[1]
     for start in range(0, len(rows), STEP):
         part = torch.from_numpy(rows[start : start + STEP]).to(x.device)
         total += float(take_rows(x, part * V).double().norm(dim=-1).sum())
@@ -211,10 +214,12 @@ class RunState:
         trust: TrustPolicy | None = None,
         identity: str = "",
     ) -> None:
-        self.method, self.seed = method, seed
+        self.method = method
+        self.seed = seed
         self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
-        self.memo, self.cuts = memo, memo or LruCache()
+        self.memo = memo
+        self.cuts = memo or LruCache()
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
@@ -341,7 +346,8 @@ class RunState:
         draws = ClientRng(
             self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo
         )
-        hp, env = self.hp, self.env
+        hp = self.hp
+        env = self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
             public = cast(Tensor, self.public_columns.cut(own.columns)) if self.public else None
@@ -376,17 +382,16 @@ class RunState:
         train = self.training_clients[client].train
         if not len(train) or self.train_bytes > self.cuts.budget:
             return self.rows([client], 0)
-        return (
-            cut_out(self.features(client), self.labels, [train])[0]
-            if self.own
-            else self._cut[client]
-        )
+        if self.own:
+            return cut_out(self.features(client), self.labels, [train])[0]
+        return self._cut[client]
 
     @cached_property
     def _cut(self) -> dict[int, ClientData]:
         """Every client's training rows, which points of a grid share."""
         who = self.eligible.tolist()
-        x, rows = self.data.x, [np.asarray(self.training_clients[c].train, np.int64) for c in who]
+        x = self.data.x
+        rows = [np.asarray(self.training_clients[c].train, np.int64) for c in who]
         key = ("rows", SameObject(x), SameObject(self.labels), *(r.tobytes() for r in rows))
         made = self.cuts.get(key, lambda: cut_out(x, self.labels, rows), lambda _: self.train_bytes)
         return dict(zip(who, made, strict=True))
@@ -394,7 +399,9 @@ class RunState:
     def features(self, client: int | None) -> Features:
         """[N, V, D] features as that client has them; all of them at the server (None)."""
         own = None if client is None else self.own.get(client)
-        return self.data.x if own is None else self.columns.cut(own.columns)
+        if own is None:
+            return self.data.x
+        return self.columns.cut(own.columns)
 
     def labelled(self, client: int | None) -> ClientData:
         """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
@@ -610,7 +617,8 @@ class RunState:
     def fit_one(self, down: Tree, client: int) -> Tree:
         """One client trained alone, without leading axes; its upload."""
         self.env.watch()
-        data, ctx = self.cut(client), self.ctx([client], 0)
+        data = self.cut(client)
+        ctx = self.ctx([client], 0)
         state = self.states.get(client)
         state, up = self.method.fit(
             down, self.method.enter(down, data, ctx) if state is None else state, data, ctx
@@ -692,11 +700,13 @@ class RunState:
     def _count(
         self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]
     ) -> RoundTraffic:
-        method, env = self.method, self.env
+        method = self.method
+        env = self.env
         if method.central:
             self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
             return self.traffic.rounds[-1]
-        received, size = method.received(down, self.server_ctx()), itemsize(down)
+        received = method.received(down, self.server_ctx())
+        size = itemsize(down)
         travels = "text" in method.reads(self.hp) and method.text_travels
         once = env.text.numel() if env.text is not None and travels else 0
         who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
@@ -707,7 +717,8 @@ class RunState:
         fresh = ~np.isin(who, list(self.early))
         text = np.where(self.met[who], 0, once)  # with a client's first broadcast
         text_bytes = text * (env.text.element_size() if env.text is not None else 0)
-        sent, got = sizes[:, 0], fresh * received
+        sent = sizes[:, 0]
+        got = fresh * received
         paper_up, paper_down = self._paper_counts(who, sent, received)
         counts = {
             "up": sent,
@@ -733,7 +744,8 @@ class RunState:
         self, who: np.ndarray, sent: np.ndarray, received: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scalars up and down of some clients as the method's paper counts them, else as they are."""
-        count, env = self.method.paper_count, self.env
+        count = self.method.paper_count
+        env = self.env
         if count is None:
             return sent, np.full(len(who), received)
         pairs = [count(env.width, env.classes, env.clients, self.hp)]

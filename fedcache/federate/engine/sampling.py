@@ -75,7 +75,8 @@ class ClusterRule:
             why = f"--client-clusters {self.count}, but there are {len(names)} clients"
             raise UsageError(f"{why}.", f"For example --client-clusters {max(1, len(names) // 10)}")
         else:
-            numbered, many = isinstance(names, NumberedNames), range(len(names))
+            numbered = isinstance(names, NumberedNames)
+            many = range(len(names))
             order = (
                 np.arange(len(names))
                 if numbered
@@ -111,7 +112,8 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
             f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10"
         )
     if number is None:
-        path, digest = Path(clusters), ""
+        path = Path(clusters)
+        digest = ""
         with suppress(OSError):  # the reader says what cannot be read
             digest = file_sha256(path)
         rule = replace(_read_clusters(path, digest), per_round=per_round)
@@ -194,7 +196,8 @@ def parse_sampling(
         raise UsageError(
             f"--client-dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1"
         )
-    available, trace = 1.0, None
+    available = 1.0
+    trace = None
     if availability is not None:
         share = number_in(availability)
         available, trace = (1.0, read_trace(Path(availability))) if share is None else (share, None)
@@ -208,7 +211,9 @@ def parse_sampling(
 
 def from_everywhere(value: str | None) -> str | None:
     """The value of an option that is a number or a file, with the whole path of a file."""
-    return value if value is None or number_in(value) is not None else str(Path(value).resolve())
+    if value is None or number_in(value) is not None:
+        return value
+    return str(Path(value).resolve())
 
 
 class ClientSampler:
@@ -237,17 +242,19 @@ class ClientSampler:
         rule: SamplingRule = UNIFORM,
         uniforms: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
-        self.names, self.eligible, self.seed, self.rule = names, eligible, seed, rule
-        self._rows, self._uniforms = rows, uniforms
+        self.names = names
+        self.eligible = eligible
+        self.seed = seed
+        self.rule = rule
+        self._rows = rows
+        self._uniforms = uniforms
         self._lines = None if rule.trace is None else rule.trace.places(names)
         self._clusters: RowLists | None = (
             None  # those of which a round draws some; None where it draws all
         )
         if rule.clusters is not None:
-            clusters, self._per_round = (
-                rule.clusters.places(names, self.by_name, seed),
-                rule.clusters.per_round,
-            )
+            clusters = rule.clusters.places(names, self.by_name, seed)
+            self._per_round = rule.clusters.per_round
             self._clusters = clusters if self._per_round < len(clusters) else None
         self._last: tuple[tuple[int, Participation], list[int]] | None = None
 
@@ -292,7 +299,8 @@ class ClientSampler:
 
     def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
         """int64: the places of at most ``count`` of the clients that are there, drawn by the stream of a key."""
-        count, rng = min(count, len(there)), generator(self.seed, "sampling", *key)
+        count = min(count, len(there))
+        rng = generator(self.seed, "sampling", *key)
         if self.rule.how == "weighted" and self._rows is not None:
             return weighted_without_replacement(rng, self._rows[there], count)
         return without_replacement(rng, len(there), count)
@@ -305,7 +313,8 @@ class ClientSampler:
         ``draw`` numbers the draws of one round; the first one, with nobody busy, is that of ``sample``.
         """
         key = (round_, draw) if draw else (round_,)
-        there, quick = self._there(round_), busy and self._few(busy, count)
+        there = self._there(round_)
+        quick = busy and self._few(busy, count)
         if busy and not quick:
             free = np.ones(len(self.names), bool)
             free[list(busy)] = False
@@ -327,7 +336,9 @@ class ClientSampler:
 
     def _one_by_one(self, busy: Sequence[int], count: int, *key: int) -> np.ndarray:
         """The places of as many free clients, drawn again where someone is busy: in no time that grows with clients."""
-        rng, taken, places = generator(self.seed, "sampling", *key), set(busy), list[int]()
+        rng = generator(self.seed, "sampling", *key)
+        taken = set(busy)
+        places = list[int]()
         while len(places) < count:
             if self.rule.how == "weighted" and self._rows is not None:
                 place = int(np.searchsorted(self._heaped, rng.random() * self._heaped[-1], "right"))
@@ -401,10 +412,8 @@ class ClientSampler:
     def _small_clusters(self, participation: Participation) -> list[str]:
         if self._clusters is None or participation is None or self.rule.how == "poisson":
             return []
-        count, sizes = (
-            clients_per_round(participation, len(self.names)),
-            np.sort(self._clusters.sizes),
-        )
+        count = clients_per_round(participation, len(self.names))
+        sizes = np.sort(self._clusters.sizes)
         if (least := int(sizes[: self._per_round].sum())) >= count:
             return []
         those = "has" if self._per_round == 1 else f"{self._per_round} together have"

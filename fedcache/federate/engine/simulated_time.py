@@ -146,7 +146,8 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
     found: dict[str, float] = {}
     for number, line in lines:
         try:
-            _, value = line[0], float(line[1])
+            _ = line[0]
+            value = float(line[1])
         except (ValueError, IndexError) as error:
             raise UsageError(
                 f"{here}: line {number} is not a client and a number.", example
@@ -196,12 +197,10 @@ class Schedule:
     def __init__(
         self, rule: TimingRule, sampler: ClientSampler, concurrency: int, durations: Durations
     ) -> None:
-        self.rule, self.sampler, self.concurrency, self.durations = (
-            rule,
-            sampler,
-            concurrency,
-            durations,
-        )
+        self.rule = rule
+        self.sampler = sampler
+        self.concurrency = concurrency
+        self.durations = durations
         self.clock = 0.0
         self._heap: list[Underway] = []
         self._begun = 0
@@ -267,7 +266,8 @@ class Schedule:
 
     def take_up(self, saved: dict[str, Any]) -> None:
         """Go on from there; a sorted list is a heap."""
-        self.clock, self._begun = float(saved["clock"]), int(saved["begun"])
+        self.clock = float(saved["clock"])
+        self._begun = int(saved["begun"])
         self._heap = [Underway(*one) for one in saved["underway"]]
 
 
@@ -352,7 +352,9 @@ class TimedRun(RunState):
 
     def join_step(self, first: TimedRun) -> None:
         """Take part in a step; points of a grid share time and clients with the first of them."""
-        self.staleness, self.lost, self.early = first.staleness, first.lost, first.early
+        self.staleness = first.staleness
+        self.lost = first.lost
+        self.early = first.early
         self.versions[self.round], self._groups = self.down(), []
 
     @property
@@ -371,7 +373,8 @@ class TimedRun(RunState):
 
     def end_step(self) -> RoundTraffic:
         """The server's step with all groups of the buffer; advances ``round`` and ``server``."""
-        groups, self._groups = self._groups or [], None
+        groups = self._groups or []
+        self._groups = None
         down = self.versions[self.round]
         if not groups:
             traffic = self.nobody_sends(down)
@@ -397,7 +400,8 @@ class TimedRun(RunState):
         """
         if self.rule.step == 1.0 and [group.version for group in groups] == [self.round]:
             return groups[0].pooled  # the same to the bit as in a round
-        rule, made = UploadPool(self.method.pool(self.hp), 1).rule, {}
+        rule = UploadPool(self.method.pool(self.hp), 1).rule
+        made = {}
         for name, t in groups[0].pooled.items():
             weights = [
                 float(

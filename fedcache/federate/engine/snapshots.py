@@ -53,7 +53,8 @@ def _copy(t: Tensor) -> Tensor:
 
 def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
     """The state between rounds, from which ``resume_job`` goes on bit for bit; it shares no memory with the run."""
-    tensors, table = {f"server/{k}": _copy(t) for k, t in job.server.items()}, job.states.table
+    tensors = {f"server/{k}": _copy(t) for k, t in job.server.items()}
+    table = job.states.table
     said = {**_meta(job), "records": [asdict(r) for r in records]}
     if isinstance(job, TimedRun):
         versions, timing = job.keep()
@@ -70,7 +71,8 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
 
 def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> list[RoundRecord]:
     """Put a run where a snapshot was taken; the records up to there. ``table`` is the file that clients may be in."""
-    expected, saved = _meta(job), dict(state.meta)
+    expected = _meta(job)
+    saved = dict(state.meta)
     if isinstance(saved.get("clients"), list):  # as earlier releases wrote them
         saved["clients"] = digest_of_names(saved["clients"])
     for key in ("version", "method", "seed", "dtype", "clients"):

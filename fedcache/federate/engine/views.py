@@ -43,7 +43,9 @@ def drawn_views(
     """
     V = data.x.shape[1]
     if V <= 2:
-        return tuple(range(V - 1, V - 1 - count, -1)) if V == 2 else (0,) * count
+        if V == 2:
+            return tuple(range(V - 1, V - 1 - count, -1))
+        return (0,) * count
     first = ctx.rng.each(purpose, lambda g, i: g.integers(1, V, data.n[i]), epoch)
     if count == 1:
         return (first,)

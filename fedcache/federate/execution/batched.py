@@ -31,7 +31,8 @@ from fedcache.heads.linear import Tree
 SMALL_HEAD = 64 << 10
 """Heads and uploads up to this many bytes are nearly all dispatch, which clients of a chunk and points share."""
 
-FEWEST, FEW = 4, 8
+FEWEST = 4
+FEW = 8
 """Clients with larger heads that gain more by shared dispatch than they lose in the cache, and those that gain most."""
 
 
@@ -48,7 +49,9 @@ class Batched(Executor):
             return "its clients differ in more than their rows"
         if "pixels" in method.reads(hp):
             return "a convolution has no client axis"
-        return "" if cls.name in method.executions else "it has no client axis"
+        if cls.name in method.executions:
+            return ""
+        return "it has no client axis"
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
@@ -56,7 +59,9 @@ class Batched(Executor):
         if not method.gradient or method.central or load.clients * load.points < 2:
             return 2.0
         cached = load.clients > 1 and fits_cache(load) >= FEWEST
-        return 0.5 if load.device != "cpu" or load.head_bytes <= SMALL_HEAD or cached else 2.0
+        if load.device != "cpu" or load.head_bytes <= SMALL_HEAD or cached:
+            return 0.5
+        return 2.0
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
@@ -72,7 +77,8 @@ class Batched(Executor):
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
         """Chunk by chunk, the clients with most rows first."""
-        batch, sent = self.batch, dict[int, Sent]()
+        batch = self.batch
+        sent = dict[int, Sent]()
         pipeline = batch.points[0].upload_pipeline(ids, downs[0], batch.participation)
         try:
             self.fit_all(batch.by_rows(ids), batch.broadcasts(downs), pipeline, sent)
@@ -104,11 +110,13 @@ class Batched(Executor):
         sent: dict[int, Sent],
     ) -> None:
         """The same, ``width`` clients at once."""
-        batch, first = self.batch, self.batch.points[0]
+        batch = self.batch
+        first = self.batch.points[0]
         for start in range(0, len(order), width):
             chunk = order[start : start + width]
             first.env.watch()
-            ctx, data = batch.ctx(chunk), first.rows(chunk, batch.axes)
+            ctx = batch.ctx(chunk)
+            data = first.rows(chunk, batch.axes)
             state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state, whole=len(chunk) == len(order))
@@ -125,7 +133,8 @@ class Batched(Executor):
 
         On a CPU a sum would first copy large ones. A client that sends nothing may be refused, so it comes alone.
         """
-        size, device = sum(t.nbytes for t in up.values()), self.batch.points[0].env.device.type
+        size = sum(t.nbytes for t in up.values())
+        device = self.batch.points[0].env.device.type
         return size > 0 and (size <= SMALL_HEAD * clients or device != "cpu")
 
     def pool_chunk(
@@ -185,8 +194,6 @@ def fits_cache(load: Load) -> int:
 
 def points_together(method: Method, load: Load) -> Load:
     """The load of the points that can be one batch: closed forms look at their floats, so they go one after another."""
-    return (
-        replace(load, points=1)
-        if not method.gradient or method.central or method.one_shot
-        else load
-    )
+    if not method.gradient or method.central or method.one_shot:
+        return replace(load, points=1)
+    return load

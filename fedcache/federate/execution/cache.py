@@ -34,7 +34,8 @@ class LruCache:
     """Values by key, within a number of bytes. They are shared: whoever gets one must not write into it."""
 
     def __init__(self, budget: int = MEMO_BYTES) -> None:
-        self.budget, self.nbytes = budget, 0
+        self.budget = budget
+        self.nbytes = 0
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:

@@ -144,7 +144,8 @@ class Sequential(Executor):
 
     def _pooled(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         """Uploads of the clients, pooled, and what each of them sent; from the cache where another point has them."""
-        batch, fit = self.batch, partial(self._fit, point, ids, down)
+        batch = self.batch
+        fit = partial(self._fit, point, ids, down)
         if batch.cache is None or not shares_uploads(point.method) or not point.trust.plain:
             return fit()
         pooled, sent = batch.cache.pooled(point, ids, fit)

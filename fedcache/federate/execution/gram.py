@@ -119,7 +119,8 @@ class ChunkBases:
 
     def pooled(self, W: Tensor, weights: Sequence[float]) -> Tensor:
         """sum_m w_m W_m [G, U, D] of coordinates [.., k + n, U]."""
-        k, full = len(self.bases), inner(W, self.axes)
+        k = len(self.bases)
+        full = inner(W, self.axes)
         total = self.grams.back(self.clients, full[:, k:], weights)
         w = full.new_tensor(weights)
         for j, base in enumerate(self.bases):
@@ -191,7 +192,9 @@ class Gram(Batched):
             load.device
         )  # where coordinates do not fit, other executions keep what clients have in a file
         fits = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free) and load.kept_bytes() <= free
-        return 0.25 if pays and fits else 4.0
+        if pays and fits:
+            return 0.25
+        return 4.0
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
@@ -226,9 +229,11 @@ class Gram(Batched):
     def _fit_in_coordinates(
         self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
     ) -> None:
-        batch, first = self.batch, self.batch.points[0]
+        batch = self.batch
+        first = self.batch.points[0]
         first.env.watch()
-        frame, ctx = ChunkBases(self.grams, order, batch.axes), batch.ctx(order)
+        frame = ChunkBases(self.grams, order, batch.axes)
+        ctx = batch.ctx(order)
         # 1. Write the weights in coordinates.
         travels = [n for n in down if is_first(n)]
         if travels:
@@ -315,7 +320,8 @@ class Gram(Batched):
         points = self.batch.points
         self._begin_new(order, down)
         kept = [[point.states.kept[c] for c in order] for point in points]
-        k, longest = len(kept[0][0].bases), max(self.grams.n[c] for c in order)
+        k = len(kept[0][0].bases)
+        longest = max(self.grams.n[c] for c in order)
         for j in range(k):
             # Points that share a basis share its products with the rows, which then have no axis of points.
             common = all(
@@ -372,7 +378,9 @@ class Gram(Batched):
     def _turn_back(self, frame: ChunkBases, W: Tensor) -> Tensor:
         """[M, U, D] or [G, M, U, D] of coordinates."""
         parts = torch.stack(frame.each(W))
-        return parts.squeeze(1) if self.batch.axes == 1 else parts.movedim(0, 1)
+        if self.batch.axes == 1:
+            return parts.squeeze(1)
+        return parts.movedim(0, 1)
 
 
 def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
@@ -407,7 +415,8 @@ def _begin(
         the tensors that are no map, and the maps as coordinates.
     """
     maps = {n: t for n, t in sorted(tree.items()) if is_first(n)}
-    bases, seen = [], []
+    bases = []
+    seen = []
     for j, t in enumerate(maps.values()):
         if twin is not None:
             bases.append(twin.bases[j])
@@ -416,7 +425,8 @@ def _begin(
         shared = before is not None and torch.equal(before.bases[j], t)
         bases.append(before.bases[j] if before is not None and shared else blocks.copy(t))
         seen.append(blocks.copy(grams.of(client) @ bases[-1].mT))
-    k, n = len(maps), grams.n[client]
+    k = len(maps)
+    n = grams.n[client]
     coords = {}
     for j, (name, t) in enumerate(maps.items()):
         coords[name] = t.new_zeros(k + n, t.shape[0])

@@ -137,7 +137,8 @@ class GramMatrices:
     def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
         """X B' [M, n, U, G] of each client for bases [G, U, D] that clients share."""
         G, U, D = base.shape
-        M, longest = len(clients), max(self.n[c] for c in clients)
+        M = len(clients)
+        longest = max(self.n[c] for c in clients)
         swapped = U >= WIDE
         flat = base.reshape(G * U, D) if swapped else base.permute(1, 0, 2).reshape(U * G, D)
         last = (G, U) if swapped else (U, G)
@@ -146,14 +147,18 @@ class GramMatrices:
             u = _thin_product(flat, block) if thin(len(flat)) else times_transposed(block, flat)
             if len(u) == M * longest:
                 out = u.reshape(M, longest, *last)
-                return out.mT if swapped else out
+                if swapped:
+                    return out.mT
+                return out
             parts = torch.split(u, [self.n[c] for c in clients])
         else:
             parts = tuple(self.of(c) @ flat.mT for c in clients)
         out = self.packed.new_zeros(M, longest, *last)
         for to, part in zip(out, parts, strict=True):
             to[: len(part)] = part.view(-1, *last)
-        return out.mT if swapped else out
+        if swapped:
+            return out.mT
+        return out
 
     def back(self, clients: Sequence[int], A: Tensor, weights: Sequence[float]) -> Tensor:
         """sum_m w_m A_m' X_m [G, U, D] for A [M, n, U, G]."""
@@ -174,7 +179,9 @@ class GramMatrices:
             )
             total = _summed_product(cut, block)
         total = total.view(first, second, -1)
-        return total if swapped else total.permute(1, 0, 2)
+        if swapped:
+            return total
+        return total.permute(1, 0, 2)
 
 
 def _gram_matrices(rows: Tensor) -> Tensor:

@@ -84,7 +84,9 @@ class ClientStates(MutableMapping[int, Tree]):
     @property
     def table(self) -> StateTable | None:
         """The file that they are in."""
-        return self._trees if isinstance(self._trees, StateTable) else None
+        if isinstance(self._trees, StateTable):
+            return self._trees
+        return None
 
     def hold(self, chunk: Chunk) -> None:
         """Hold a chunk as it is, until one of its clients is read or written.
@@ -105,16 +107,15 @@ class ClientStates(MutableMapping[int, Tree]):
 
     def chunk(self, clients: Sequence[int]) -> Tree | None:
         """The stacked tensors of these clients, if they are held as one chunk; not to be changed."""
-        return (
-            dict(self._chunk.stacked)
-            if self._chunk and self._chunk.clients == tuple(clients)
-            else None
-        )
+        if self._chunk and self._chunk.clients == tuple(clients):
+            return dict(self._chunk.stacked)
+        return None
 
     def _settle(self) -> None:
         """Give every client of the chunk its own tensors."""
         if self._chunk is not None:
-            chunk, self._chunk = self._chunk, None
+            chunk = self._chunk
+            self._chunk = None
             self._write_all(chunk)
 
     def _write_all(self, chunk: Chunk) -> None:
@@ -136,7 +137,8 @@ class ClientStates(MutableMapping[int, Tree]):
 
     def __getitem__(self, client: int) -> Tree:
         self._settle()
-        tree, kept = self._trees[client], self.kept.get(client)
+        tree = self._trees[client]
+        kept = self.kept.get(client)
         if kept is None:
             return tree
         found = {
@@ -154,7 +156,8 @@ class ClientStates(MutableMapping[int, Tree]):
 
         With few rows of its own that is less work than its maps in full, and points of a grid share the products.
         """
-        kept, grams = self.kept[client], cast(GramMatrices, self.grams)
+        kept = self.kept[client]
+        grams = cast(GramMatrices, self.grams)
         return {**self.rest(client), **kept.coords}, GramBatch(
             grams.beside(client, x, rows, kept.bases), torch.arange(len(rows), device=rows.device)
         )
@@ -164,7 +167,9 @@ class ClientStates(MutableMapping[int, Tree]):
         self._settle()
         kept = self.kept.get(client)
         tree = self._trees[client]
-        return tree if kept is None else {n: t for n, t in tree.items() if n not in kept.coords}
+        if kept is None:
+            return tree
+        return {n: t for n, t in tree.items() if n not in kept.coords}
 
     def held(self, client: int) -> list[Tensor]:
         """The tensors in memory behind a client, some of them shared with others."""

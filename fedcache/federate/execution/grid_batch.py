@@ -80,7 +80,8 @@ class GridCache:
         Returns:
             the pooled upload, not to be changed, and what each client sent.
         """
-        method, hp = job.method, job.hp
+        method = job.method
+        hp = job.hp
         read = {h.name for h in method.hparams if h.fit}
         same = (
             SameObject(job.data),
@@ -127,9 +128,9 @@ class GridBatch:
     def ctx(self, order: Sequence[int]) -> Ctx:
         """The context of a chunk of all points."""
         ctx = self.points[0].ctx(order, self.axes)
-        return (
-            ctx if self.axes == 1 else replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
-        )
+        if self.axes == 1:
+            return ctx
+        return replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
 
     def broadcasts(self, downs: Sequence[Tree]) -> Tree:
         """What the servers send as one tree, with a client axis of length 1: clients of a point share it."""
@@ -155,11 +156,9 @@ class GridBatch:
     def stacked(self, trees: Sequence[Sequence[Tree]]) -> Tree:
         """[point][client] trees as one."""
         points = [pad_stack(of_point) for of_point in trees]
-        return (
-            points[0]
-            if self.axes == 1
-            else {k: torch.stack([p[k] for p in points]) for k in points[0]}
-        )
+        if self.axes == 1:
+            return points[0]
+        return {k: torch.stack([p[k] for p in points]) for k in points[0]}
 
     def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
         """What clients hold that take part for the first time, per point; ``new`` keeps the order of falling rows.
@@ -196,9 +195,9 @@ class GridBatch:
 
     def of_point(self, tree: Tree, g: int) -> Tree:
         """The tensors of one point, with their client axis."""
-        return (
-            tree if self.axes == 1 else {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}
-        )
+        if self.axes == 1:
+            return tree
+        return {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}
 
     def of_client(self, tree: Tree, j: int) -> Tree:
         """The tensors of the client at place ``j`` of a chunk, with the axis of points if there is one."""
@@ -215,7 +214,9 @@ class GridBatch:
         w = torch.tensor(weights, dtype=torch.float64, device=t.device)
         full = t.expand(*t.shape[:axis], len(weights), *t.shape[axis + 1 :])
         total = (full.double().movedim(axis, -1) @ w.unsqueeze(-1)).squeeze(-1)
-        return total.expand(len(self.points), *total.shape[1:]) if self.axes == 2 else total
+        if self.axes == 2:
+            return total.expand(len(self.points), *total.shape[1:])
+        return total
 
     def note_sent(self, client: int, up: Tree, size: int, sent: dict[int, Sent]) -> None:
         """Note what one client sends for each point; ``size`` is the bytes of a number."""

@@ -326,7 +326,9 @@ def refuse_large_server(job: RunState, free: int) -> None:
 
     Raises MachineError, with the number of clients that would fit into ``free`` bytes.
     """
-    method, ctx, clients = job.method, job.server_ctx(), job.env.clients
+    method = job.method
+    ctx = job.server_ctx()
+    clients = job.env.clients
     elsewhere = job.env.device.type != "cpu" or (
         "text" in method.reads(job.hp) and job.env.text is None
     )
@@ -349,7 +351,8 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     """
     if not states_in_file(load, plan):
         return
-    there, needed = place, load.kept_bytes()
+    there = place
+    needed = load.kept_bytes()
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free + sum(
@@ -368,5 +371,6 @@ def _fewer_participants(load: Load, room: int, other: str) -> str:
     fits = room // (load.points * load.state_bytes)
     if not fits:
         return f"Not one client fits: {other}."
-    a_round, rounds = max(1, fits // load.rounds), min(fits, load.rounds)
+    a_round = max(1, fits // load.rounds)
+    rounds = min(fits, load.rounds)
     return f"What {fits:,} clients keep fits: --participation {a_round} --rounds {rounds}"

@@ -57,7 +57,9 @@ class StateTable(MutableMapping[int, Tree]):
         saved: Snapshot | None = None,
         expected: int = 0,
     ) -> None:
-        self.path, self._device, self._expected = path, device, expected
+        self.path = path
+        self._device = device
+        self._expected = expected
         self._lock = FileLock(_lock_of(path), timeout=0)
         with explain_disk_errors(path, expected):
             try:
@@ -101,7 +103,9 @@ class StateTable(MutableMapping[int, Tree]):
     def __getitem__(self, client: int) -> Tree:
         if client not in self:
             raise KeyError(client)
-        kind, tree, start = self._kinds[self._rows["kind"][client] - 1], Tree(), 0
+        kind = self._kinds[self._rows["kind"][client] - 1]
+        tree = Tree()
+        start = 0
         self._file.seek(int(self._rows["at"][client]))
         raw = bytearray(_size(kind))
         if self._file.readinto(raw) != len(raw):
@@ -197,7 +201,8 @@ def check_table(path: Path, saved: Snapshot) -> None:
     with try_lock(_lock_of(path)) as free:
         if not free:
             raise _in_use(path)
-        kinds, rows = _kinds(saved), _index(saved)[1]
+        kinds = _kinds(saved)
+        rows = _index(saved)[1]
         sizes = [_size(kind) for kind in kinds]
         try:
             with path.open("rb") as file:

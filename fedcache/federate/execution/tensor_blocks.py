@@ -34,7 +34,8 @@ class TensorBlocks:
         if t.device.type != "cpu" or not 0 < t.nbytes <= LARGE_BYTES:
             return t.clone(memory_format=torch.contiguous_format)
         if self._block is None or self._used + t.nbytes > BLOCK_BYTES:
-            self._block, self._used = torch.empty(BLOCK_BYTES, dtype=torch.uint8), 0
+            self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+            self._used = 0
         place = self._block[self._used : self._used + t.nbytes].view(t.dtype).view(t.shape)
         self._used += -(-t.nbytes // ALIGNED) * ALIGNED
         return place.copy_(t)

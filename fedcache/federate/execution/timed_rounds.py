@@ -17,15 +17,14 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     What ends a point is in ``batch.failed``, as after ``Executor.train_round``.
     """
     points = cast(Sequence[TimedRun], executor.batch.points)
-    first, round_ = points[0], points[0].round
+    first = points[0]
+    round_ = points[0].round
     for point in points[1:]:
         point.schedule = first.schedule
     if first.rule.buffer is None:
         participation = executor.batch.participation
-        drawn, took_part = (
-            first.sampler.drawn(round_, participation),
-            tuple(first.sample(participation)),
-        )
+        drawn = first.sampler.drawn(round_, participation)
+        took_part = tuple(first.sample(participation))
         traffics = executor.train_round()
         first.schedule.wait(drawn, round_)
         return took_part, traffics

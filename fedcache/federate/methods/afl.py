@@ -51,7 +51,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         total, _ = class_sums(z, block, ctx.env.classes, mask.double())
         return {"gram": gram(z), "class_sum": total}
 
-    made, D = add_up(data, ctx, ctx.env.width, sums), ctx.env.width
+    made = add_up(data, ctx, ctx.env.width, sums)
+    D = ctx.env.width
     i = torch.arange(D, device=ctx.env.device)
     made["gram"][..., i * D - i * (i - 1) // 2] += float(
         ctx.number("gamma")
@@ -62,7 +63,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """W_k [C, D] and the triangle of C_k [D (D + 1) / 2]."""
-    C, D = ctx.env.classes, ctx.env.width
+    C = ctx.env.classes
+    D = ctx.env.width
     gram_matrix = Statistic("gram", ridge=float(ctx.number("gamma")))
     return {
         "head": UploadTensor((C, D), torch.float64, statistic=Statistic("ridge solutions")),
@@ -89,12 +91,15 @@ def remove_ridge(W: Tensor, C: Tensor, ridge: float) -> Tensor | None:
     """W + ridge (C - ridge I)^-1 W, the solution without its ridge; None where C - ridge I is singular."""
     bare = C - ridge * torch.eye(len(C), dtype=C.dtype, device=C.device)
     factor, regular = factored(bare, C.diagonal())
-    return W + ridge * torch.cholesky_solve(W, factor) if regular else None
+    if regular:
+        return W + ridge * torch.cholesky_solve(W, factor)
+    return None
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The solutions merged in the order of the clients, without their ridge where that can be removed."""
-    W, C = up["head"][0].mT, unpack(up["gram"][0], ctx.env.width)
+    W = up["head"][0].mT
+    C = unpack(up["gram"][0], ctx.env.width)
     for head, triangle in zip(up["head"][1:], up["gram"][1:], strict=True):
         W, C = merge(W, C, head.mT, unpack(triangle, ctx.env.width))
     bare = (

@@ -60,11 +60,9 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 5 from the received prompts; the client remembers what it sends."""
-    names, mu, gamma = (
-        prompts.class_names(ctx, down["ctx"].shape[-2]),
-        ctx.number("mu_aug"),
-        prompts.pull_temperature(ctx),
-    )
+    names = prompts.class_names(ctx, down["ctx"].shape[-2])
+    mu = ctx.number("mu_aug")
+    gamma = prompts.pull_temperature(ctx)
     previous = {k: state[PREVIOUS + k] for k in down}
     if not is_zero(mu):
         t_g, t_prev = (prompts.frozen_text(p["ctx"], names, ctx) for p in (down, previous))

@@ -32,10 +32,12 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
     """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); p holds the vectors of before, which nothing moves."""
     value, z, t = tpfl_feat.forward(p, batch, ctx)
-    mu, gamma = ctx.number("mu_aug"), pull_temperature(ctx)
+    mu = ctx.number("mu_aug")
+    gamma = pull_temperature(ctx)
     if is_zero(mu):
         return value  # the same bits as tpfl-feat, at the same price
-    x, w = batch["x"], batch["w"]
+    x = batch["x"]
+    w = batch["w"]
     visual = l_aug(z, images(down["u"], x), images(p[PREVIOUS + "u"], x), over(gamma, w))
     text = l_aug(t, texts(down["rho"], ctx), texts(p[PREVIOUS + "rho"], ctx), over(gamma, w))
     return value + mu * (text.mean(-1) + (w * visual).sum(-1))

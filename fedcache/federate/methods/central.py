@@ -71,7 +71,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Train on all rows; the only client is every client's rows together."""
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
-    x, y = data.full()[0].double().flatten(0, -2), data.labels(data.positions()).flatten()
+    x = data.full()[0].double().flatten(0, -2)
+    y = data.labels(data.positions()).flatten()
     W, b = lbfgs(
         x,
         y,
@@ -86,7 +87,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
     """The zero-shot classifier, where SGD begins as it; L-BFGS begins at zero."""
-    return model.zero_shot(ctx) if ctx.hp["probe"] == "sgd" else None
+    if ctx.hp["probe"] == "sgd":
+        return model.zero_shot(ctx)
+    return None
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

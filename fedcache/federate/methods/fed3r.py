@@ -89,12 +89,16 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
 
 def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``class_sums`` in float64 of rows z [.., R, D] that are added ``SINGLE_ROWS`` at a time in float32."""
-    C, R = ctx.env.classes, z.shape[-2]
-    lead, D, y = z.shape[:-2], z.shape[-1], block.labels(block.positions())
+    C = ctx.env.classes
+    R = z.shape[-2]
+    lead = z.shape[:-2]
+    D = z.shape[-1]
+    y = block.labels(block.positions())
     total = z.new_zeros(*lead, C, D, dtype=torch.float64)
     for start in range(0, R, SINGLE_ROWS):
         some = slice(start, start + SINGLE_ROWS)
-        own, at = z[..., some, :], y[..., some].unsqueeze(-1)
+        own = z[..., some, :]
+        at = y[..., some].unsqueeze(-1)
         part = z.new_zeros(*lead, C, D)
         total += (
             part.index_add_(0, at[:, 0], own)
@@ -106,9 +110,11 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
 
 def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
-    owned, single = None, ctx.hp["precision"] == "float32"
+    owned = None
+    single = ctx.hp["precision"] == "float32"
     if ctx.hp["class_weight"] == "local":  # n_c of all rows, before a block is weighed by it
-        mask, y = data.mask().double(), data.labels(data.positions())
+        mask = data.mask().double()
+        y = data.labels(data.positions())
         owned = mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
 
     def sums(block: ClientData) -> Tree:
@@ -124,7 +130,8 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
         else:
             weight = weight / owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
             own = weight.to(z.dtype).unsqueeze(-1)
-            rooted, weighted = z * own.sqrt(), z * own
+            rooted = z * own.sqrt()
+            weighted = z * own
         if single:
             total, count = sums_single(weighted, block, ctx, weight)
         else:
@@ -144,7 +151,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i and B_i of D features (or Fourier features), and with a bias their sums and the counts."""
-    C, D = ctx.env.classes, ctx.count("rff_dim") or ctx.env.width
+    C = ctx.env.classes
+    D = ctx.count("rff_dim") or ctx.env.width
     longest = LONGEST_FOURIER if ctx.count("rff_dim") else None
     rounding = SINGLE_ROUNDING if ctx.hp["precision"] == "float32" else 0.0
 
@@ -165,7 +173,8 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     B = sums["class_sum"].mT
     A = unpack(sums["gram"], B.shape[-2])
     if ctx.hp["bias"]:
-        ones, count = sums["sum"].unsqueeze(-1), sums["count"].unsqueeze(-2)
+        ones = sums["sum"].unsqueeze(-1)
+        count = sums["count"].unsqueeze(-2)
         A = torch.cat(
             [torch.cat([A, ones], -1), torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)], -2
         )
@@ -176,7 +185,9 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of A, where every diagonal entry gets the same ridge and one model is made of them."""
     free = ctx.hp["bias"] and not ctx.hp["reg_bias"]
-    return sums if free or personal(ctx.hp) else {**sums, **spectrum(*system(sums, ctx))}
+    if free or personal(ctx.hp):
+        return sums
+    return {**sums, **spectrum(*system(sums, ctx))}
 
 
 def head(sums: Tree, ctx: Ctx) -> Tree:
@@ -189,7 +200,8 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
         "w_normalize"
     ]:  # the norm is that of the weights alone, and divides the bias too (D-85)
         norm = weights.norm(dim=-2).clamp(min=1e-12)
-        weights, b = weights / norm.unsqueeze(-2), b / norm
+        weights = weights / norm.unsqueeze(-2)
+        b = b / norm
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
@@ -210,13 +222,15 @@ def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
 
     A constant feature gets the weight 0, which is the solution.
     """
-    B, count = sums["class_sum"].mT, sums["count"]
+    B = sums["class_sum"].mT
+    count = sums["count"]
     rows = count.sum(-1)
     mean = sums["sum"] / rows.unsqueeze(-1)
     A = unpack(sums["gram"], B.shape[-2])
     size = A.diagonal(dim1=-2, dim2=-1)
     varies = varying(size / rows.unsqueeze(-1), mean, rows)
-    center, share = mean.unsqueeze(-1), count.unsqueeze(-2)
+    center = mean.unsqueeze(-1)
+    share = count.unsqueeze(-2)
     A = without_constants(A - sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2), varies)
     B = (B - center * share) * varies.unsqueeze(-1)
     W = solve(A, B, lam, size=size * varies)
@@ -237,14 +251,17 @@ def notice(sums: Tree, ctx: Ctx) -> str:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head; with omega > 0 the summed statistics themselves, which each client then makes its own head of."""
-    return {k: up[k] for k in up if k not in SPECTRUM} if personal(ctx.hp) else head(up, ctx)
+    if personal(ctx.hp):
+        return {k: up[k] for k in up if k not in SPECTRUM}
+    return head(up, ctx)
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """With omega > 0 the head of A + omega A_i, B + omega B_i."""
     if not personal(ctx.hp):
         return {}
-    omega, own = float(ctx.number("omega")), statistics(data, ctx)
+    omega = float(ctx.number("omega"))
+    own = statistics(data, ctx)
     return head({k: t + omega * own[k] for k, t in down.items()}, ctx)
 
 
@@ -255,7 +272,9 @@ def scores(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tens
 
 def embed(_down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     """phi(x) in the run's dtype."""
-    return feature_map(x, ctx).to(ctx.env.dtype) if ctx.count("rff_dim") else x
+    if ctx.count("rff_dim"):
+        return feature_map(x, ctx).to(ctx.env.dtype)
+    return x
 
 
 def asks_norms(hp: Hp) -> bool:
@@ -265,14 +284,18 @@ def asks_norms(hp: Hp) -> bool:
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
     """The bandwidth of the run, where it is automatic."""
-    return {**hp, "rff_sigma": max(cast(float, env.row_norm), 1e-6)} if asks_norms(hp) else hp
+    if asks_norms(hp):
+        return {**hp, "rff_sigma": max(cast(float, env.row_norm), 1e-6)}
+    return hp
 
 
 def bandwidth(
     _server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
     """The bandwidth of random Fourier features."""
-    return {"rff_sigma": float(ctx.number("rff_sigma"))} if ctx.count("rff_dim") else {}
+    if ctx.count("rff_dim"):
+        return {"rff_sigma": float(ctx.number("rff_sigma"))}
+    return {}
 
 
 def personal(hp: Hp) -> bool:

@@ -45,7 +45,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i [D (D + 1) / 2] and B_i [C, D]."""
-    C, D = ctx.env.classes, ctx.env.width
+    C = ctx.env.classes
+    D = ctx.env.width
     return {
         "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
         "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
@@ -60,7 +61,8 @@ def prepare(up: Tree, ctx: Ctx) -> Tree:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """W0 + (A + lam I)^-1 (kappa B - A W0), as a linear head without bias."""
     prior: Tensor = ctx.text.double().mT
-    kappa, lam = float(ctx.number("kappa")), float(ctx.number("lam"))
+    kappa = float(ctx.number("kappa"))
+    lam = float(ctx.number("lam"))
     if "values" in up:
         pull = up["values"].unsqueeze(-1) * (up["vectors"].mT @ prior)  # V'A W0
         W = prior + solve_spectrum({**up, "target": kappa * up["target"] - pull}, lam)

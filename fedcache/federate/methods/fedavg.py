@@ -44,7 +44,9 @@ from fedcache.heads.projection import logits
 
 def own_statistics(hp: Hp) -> tuple[str, ...]:
     """Names of the buffers that stay with the client."""
-    return model.head_of(hp).buffers() if hp["bn_mode"] == "local" else ()
+    if hp["bn_mode"] == "local":
+        return model.head_of(hp).buffers()
+    return ()
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -76,7 +78,9 @@ def kept_statistics(state: Tree, ctx: Ctx) -> Tree:
 
 def protocol(hp: Hp) -> Protocol:
     """One global model, unless part of it stays with the clients."""
-    return "personalised" if own_statistics(hp) else "global"
+    if own_statistics(hp):
+        return "personalised"
+    return "global"
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

@@ -44,7 +44,8 @@ def names(hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    uniform, encoder = ctx.rng.uniform("init", independent=False), simclr.encoder_of(ctx.hp)
+    uniform = ctx.rng.uniform("init", independent=False)
+    encoder = simclr.encoder_of(ctx.hp)
     p = encoder.init(uniform, ctx.env.width) | init_linear(
         uniform, ctx.env.classes, encoder.width, "Q."
     )

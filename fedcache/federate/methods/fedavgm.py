@@ -35,7 +35,8 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """v and w of the next round."""
-    momentum, lr_g = ctx.number("server_momentum"), ctx.number("lr_g")
+    momentum = ctx.number("server_momentum")
+    lr_g = ctx.number("lr_g")
     out = {**server, **up}
     for n in model.trained(ctx.hp):
         delta = server[n] - up[n]

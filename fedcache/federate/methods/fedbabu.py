@@ -87,7 +87,9 @@ def predict(down: Tree, tuned: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 
 def protocol(hp: Hp) -> Protocol:
     """One model per client, unless nothing is tuned."""
-    return "personalised" if hp["tune_epochs"] else "global"
+    if hp["tune_epochs"]:
+        return "personalised"
+    return "global"
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

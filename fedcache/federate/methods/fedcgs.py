@@ -63,7 +63,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """G_i, packed [D (D + 1) / 2], S_c [C, D] and N_c [C]."""
-    C, D = ctx.env.classes, ctx.env.width
+    C = ctx.env.classes
+    D = ctx.env.width
     return {
         "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
         "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
@@ -82,12 +83,15 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     Raises:
         FedcacheError: exit 7 when there are too few rows for any covariance.
     """
-    G, S, n = unpack(up["gram"], up["class_sum"].shape[-1]), up["class_sum"], up["count"]
+    G = unpack(up["gram"], up["class_sum"].shape[-1])
+    S = up["class_sum"]
+    n = up["count"]
     if cov == "within":
         root = n.clamp(min=1.0).sqrt().unsqueeze(-1)
         between, lost = S / root, int((n > 0).sum())  # rows sqrt(N_c) mu_c
     else:
-        between, lost = S.sum(0, keepdim=True) / n.sum().sqrt(), 1
+        between = S.sum(0, keepdim=True) / n.sum().sqrt()
+        lost = 1
     free = float(n.sum()) - lost
     if free < 1:
         raise FederatedRunError(
@@ -119,7 +123,9 @@ def prepare(up: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The discriminant functions, as a linear head."""
-    n, known, varies = up["count"], "values" in up, features_that_vary(up)
+    n = up["count"]
+    known = "values" in up
+    varies = features_that_vary(up)
     center, apart = around_mean(up["class_sum"], n)
     apart = apart * varies
     if known:

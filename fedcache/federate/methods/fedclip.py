@@ -65,7 +65,8 @@ def names(_hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """Both layers [D, D] and [D], drawn as torch draws them."""
-    uniform, D = ctx.rng.uniform("init", independent=False), ctx.env.width
+    uniform = ctx.rng.uniform("init", independent=False)
+    D = ctx.env.width
     return {**init_linear(uniform, D, D, "A."), **init_linear(uniform, D, D, "B.")}
 
 
@@ -92,7 +93,8 @@ def pair_contrast(u: Tensor, w: Tensor) -> Tensor:
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
     """The contrast of pairs, or cross-entropy over classes."""
-    z, y = adapted(p, batch["x"]), batch["y"]
+    z = adapted(p, batch["x"])
+    y = batch["y"]
     u = affine(z, ctx.text)
     u = over(ctx.number("scale"), u) * u
     if ctx.hp["objective"] == "ce":

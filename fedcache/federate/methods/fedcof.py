@@ -33,7 +33,8 @@ from fedcache.federate.methods.fedncm import around_mean
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
 
-MOBILENET, OTHERS = 0.1, 1.0
+MOBILENET = 0.1
+OTHERS = 1.0
 """gamma of the released scripts."""
 
 
@@ -55,7 +56,8 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
         sums: [m, C, D] of each client and class.
         counts: [m, C] rows behind them.
     """
-    N, K = counts.sum(0), (counts > 0).sum(0)
+    N = counts.sum(0)
+    K = (counts > 0).sum(0)
     mean = sums.sum(0) / N.clamp(min=1.0).unsqueeze(-1)
     share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(
         min=1.0
@@ -69,7 +71,8 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
 
 def variance(sums: Tensor, counts: Tensor) -> float:
     """Mean variance of the features: within classes as estimated, plus between them. Their mean adds nothing to it."""
-    N, D = counts.sum(0), sums.shape[-1]
+    N = counts.sum(0)
+    D = sums.shape[-1]
     apart = around_mean(sums.sum(0), N)[1]
     between = (N.unsqueeze(-1) * apart**2).sum()
     within = scatter(sums, counts).trace()
@@ -78,7 +81,8 @@ def variance(sums: Tensor, counts: Tensor) -> float:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The ridge head of the estimated Gram matrix, and K_c and gamma, which stay here."""
-    S, N = up["sum"].sum(0), up["count"].sum(0)
+    S = up["sum"].sum(0)
+    N = up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
     G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
     automatic = 1e-2 * variance(up["sum"], up["count"])

@@ -31,14 +31,16 @@ from fedcache.federate.methods.common.switches import (
     init_param,
 )
 
-ROWS, GAP = "n", "discrepancy"
+ROWS = "n"
+GAP = "discrepancy"
 """Names of n_k and of the client's distance, [1] each, in an upload."""
 SMALLER = "Use a smaller a or a larger b, for example --set a=0.1"
 
 
 def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
     """Rows of each class that the clients have, float64 [*lead, C]."""
-    y, mask = data.labels(data.positions()), data.mask().double()
+    y = data.labels(data.positions())
+    mask = data.mask().double()
     return mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
 
 
@@ -96,7 +98,8 @@ def weights(up: Tree, ctx: Ctx) -> Tensor:
 def notice(up: Tree, ctx: Ctx) -> str:
     """A sentence about clients that count for nothing in this round; empty where there are none."""
     _, limited = unlimited(up, ctx)
-    clients, zero = len(limited), int((limited <= 0).sum())
+    clients = len(limited)
+    zero = int((limited <= 0).sum())
     if zero == 0:
         return ""
     if zero == clients:

@@ -102,7 +102,8 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss, then g_i by how far they went."""
-    known, moved = {**down, **state}, model.trained(ctx.hp)
+    known = {**down, **state}
+    moved = model.trained(ctx.hp)
     p = {k: known[k] for k in (*model.names(ctx.hp), *(f"g/{n}" for n in moved))}
     alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device).expand(
         ctx.lead
@@ -118,7 +119,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """h by the share of the clients that took part, then w; BatchNorm's statistics are averaged."""
-    share, out = len(ctx.ids) / ctx.env.clients, {**server, **up}
+    share = len(ctx.ids) / ctx.env.clients
+    out = {**server, **up}
     for n in model.trained(ctx.hp):
         alpha = over(ctx.number("alpha"), up[n])
         out[f"h/{n}"] = h = server[f"h/{n}"] - share * alpha * (up[n] - server[n])

@@ -54,7 +54,8 @@ from fedcache.heads.projection import logits
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy of u - tau n^(-1/4), whose sum is over all classes or over all but the row's own."""
-    tau, printed = ctx.number("tau"), ctx.hp["denominator"] == "exclude"
+    tau = ctx.number("tau")
+    printed = ctx.hp["denominator"] == "exclude"
     if is_zero(tau) and not printed:
         return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
     u, updates = logits(model.head_of(ctx.hp), p, batch["x"], batch["w"])

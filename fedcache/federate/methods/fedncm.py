@@ -90,7 +90,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """S_c [C, D] and N_c [C]."""
-    C, D = ctx.env.classes, ctx.env.width
+    C = ctx.env.classes
+    D = ctx.env.width
     return {
         "sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),

@@ -59,7 +59,8 @@ def length(data: ClientData, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then their mean step and its length."""
-    known, moved = {**down, **state}, model.trained(ctx.hp)
+    known = {**down, **state}
+    moved = model.trained(ctx.hp)
     p = train(
         {k: known[k] for k in model.names(ctx.hp)},
         moved,

@@ -54,7 +54,10 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     beta = ctx.number("beta")
     if is_zero(beta):
         return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
-    head, x, y, w = model.head_of(ctx.hp), batch["x"], batch["y"], batch["w"]
+    head = model.head_of(ctx.hp)
+    x = batch["x"]
+    y = batch["y"]
+    w = batch["w"]
     u, updates = logits(head, p, x, w)
     with torch.no_grad():
         g = logits(head, down, x, w)[0]

@@ -91,14 +91,13 @@ def init(ctx: Ctx) -> Tree:
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """Cbar [C, P] and the padded sets [m, C, P], with masks of what is available [C] and in each set [m, C]."""
-    sets, own = server["sets"], server["counts"] > 0
+    sets = server["sets"]
+    own = server["counts"] > 0
     bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
     bar = normalize(bar, dim=-1) if ctx.hp["proto_norm"] else bar
     if ctx.hp["pad"]:
-        sets, own = (
-            torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3)),
-            has.unsqueeze(-2).expand(own.shape),
-        )
+        sets = torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3))
+        own = has.unsqueeze(-2).expand(own.shape)
     return {"bar": bar, "has": has, "sets": sets, "in": own}
 
 
@@ -110,7 +109,8 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def candidates(down: Tree, hp: Hp) -> Tree:
     """Every set of prototypes in the loss, [.., S, C, P], its mask [.., S, C] and its weight [.., S]."""
-    m, lead = down["sets"].shape[-3], down["bar"].shape[:-2]
+    m = down["sets"].shape[-3]
+    lead = down["bar"].shape[:-2]
     each = down["bar"].new_full((*lead, m), 1.0 / m if hp["lp_reduce"] == "mean" else 1.0)
     g = down["bar"].unsqueeze(-3), down["has"].unsqueeze(-2), torch.ones_like(each[..., :1])
     terms = {"g": g, "p": (down["sets"], down["in"], each)}
@@ -139,7 +139,9 @@ def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
 
     def one(g: np.random.Generator, client: int) -> np.ndarray:
         shape = (rows[client], width)
-        return g.laplace(size=shape) if ctx.hp["noise"] == "laplace" else g.standard_normal(shape)
+        if ctx.hp["noise"] == "laplace":
+            return g.laplace(size=shape)
+        return g.standard_normal(shape)
 
     return ctx.rng.each("noise", one, *key)
 
@@ -173,7 +175,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
     def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
         clean = prototypes.view_batches(data, ctx, epoch)  # prototypes and tests stay clean (D-20)
-        return noisy(clean, data, ctx, epoch) if ctx.hp["noise_on"] == "features" else clean
+        if ctx.hp["noise_on"] == "features":
+            return noisy(clean, data, ctx, epoch)
+        return clean
 
     p = state
     if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
@@ -195,11 +199,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
-    z, own, rule = (
-        prototypes.project(down, state, x, ctx),
-        state["count"] > 0,
-        ctx.hp["infer_proto"],
-    )
+    z = prototypes.project(down, state, x, ctx)
+    own = state["count"] > 0
+    rule = ctx.hp["infer_proto"]
     mine = own & (rule != "global")
     if rule == "local":
         own = own | ~own.any(-1, keepdim=True) & down["has"]
@@ -230,7 +232,9 @@ def received(down: Tree, _ctx: Ctx) -> int:
 
 def fidelity(hp: Hp, views: int) -> str:
     """Noise on features stands in for noise on images; stored views stand in for live augmentation."""
-    return "approx" if hp["noise_on"] == "features" else prototypes.cached_views(hp, views)
+    if hp["noise_on"] == "features":
+        return "approx"
+    return prototypes.cached_views(hp, views)
 
 
 def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, int]:

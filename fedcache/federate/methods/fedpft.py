@@ -56,9 +56,13 @@ COUNT_LIMIT = 65_535
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """mean [.., C, K, D], scale [.., C, K, S], weight [.., C, K] in 16 bits, and count [.., C]."""
-    C, K, D = ctx.env.classes, ctx.count("k_mix"), ctx.env.width
-    cov, S = str(ctx.hp["cov"]), scale_size(str(ctx.hp["cov"]), ctx.env.width)
-    lead, R = data.rows.shape[:-1], data.rows.shape[-1]
+    C = ctx.env.classes
+    K = ctx.count("k_mix")
+    D = ctx.env.width
+    cov = str(ctx.hp["cov"])
+    S = scale_size(str(ctx.hp["cov"]), ctx.env.width)
+    lead = data.rows.shape[:-1]
+    R = data.rows.shape[-1]
     rows = data.full()[0].reshape(-1, R, D).double().cpu().numpy()
     labels = data.labels(data.positions()).reshape(-1, R).cpu().numpy()
     shapes = {"mean": (C, K, D), "scale": (C, K, S), "weight": (C, K)}
@@ -81,8 +85,11 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """mean [C, K, D], scale [C, K, S] and weight [C, K] of K Gaussians a class in 16 bits, and count [C]."""
-    C, K, D = ctx.env.classes, ctx.count("k_mix"), ctx.env.width
-    cov, reg = str(ctx.hp["cov"]), float(ctx.number("reg_covar"))
+    C = ctx.env.classes
+    K = ctx.count("k_mix")
+    D = ctx.env.width
+    cov = str(ctx.hp["cov"])
+    reg = float(ctx.number("reg_covar"))
     scale = Statistic("mixture factors" if cov == "full" else "mixture deviations", ridge=reg)
     return {
         "mean": UploadTensor((C, K, D), torch.float16, statistic=Statistic("mixture means")),
@@ -125,7 +132,8 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
 
 def sent(up: Tree, ctx: Ctx) -> int:
     """Scalars of the Gaussians of the classes the client has, and their counts."""
-    n, K = up["count"], ctx.count("k_mix")
+    n = up["count"]
+    K = ctx.count("k_mix")
     gaussians = torch.where(n > K, K, n > 0).sum()
     each = up["mean"].shape[-1] + up["scale"].shape[-1] + 1
     return int(gaussians) * each + int((n > 0).sum() + (n > COUNT_LIMIT).sum())
@@ -138,7 +146,8 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         up: uploads with a client axis in front, of any float dtype.
         ctx: the server's.
     """
-    cov, D = str(ctx.hp["cov"]), up["mean"].shape[-1]
+    cov = str(ctx.hp["cov"])
+    D = up["mean"].shape[-1]
     count, mean, scale, weight = (up[k].cpu().numpy() for k in ("count", "mean", "scale", "weight"))
     order = sorted(
         range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes())
@@ -149,7 +158,8 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         int(c): pooled(of_class(mean, scale, weight, count, int(c)), cov)[1]
         for c in np.flatnonzero(few.any(0))
     }
-    xs, ys = [], []
+    xs = []
+    ys = []
     for i, counts in enumerate(count):
         noise = ctx.rng.normal("synth", [int(counts.sum())], D, i).double().cpu().numpy()
         pick = ctx.rng.generator("component", 0, i)
@@ -172,7 +182,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
     Raises FederatedRunError for features whose differences the 16 bits of the means do not hold.
     """
-    center, variance = mean_of(up), variances(up, ctx)
+    center = mean_of(up)
+    variance = variances(up, ctx)
     step = torch.from_numpy(
         np.spacing(center.abs().cpu().numpy().astype(np.float16)).astype(np.float64)
     )
@@ -212,7 +223,8 @@ def diagonal_of_product(factor: Tensor, width: int) -> Tensor:
 
 def notice(up: Tree, ctx: Ctx) -> str:
     """Where ``reg_covar`` is larger than the variance of the features."""
-    found, reg = float(variances(up, ctx).mean()), float(ctx.number("reg_covar"))
+    found = float(variances(up, ctx).mean())
+    reg = float(ctx.number("reg_covar"))
     if found >= reg:
         return ""
     return (

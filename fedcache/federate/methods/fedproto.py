@@ -122,7 +122,8 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
     """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
     head = model.head_of(ctx.hp)
     z = model.embed({}, state, x, ctx)
-    rule, own = ctx.hp["proto_infer"], state["count"] > 0
+    rule = ctx.hp["proto_infer"]
+    own = state["count"] > 0
     if rule == "head":
         return classify(head, state, z)
     if rule == "local":

@@ -80,7 +80,8 @@ def head_loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """e_h epochs of Q, then e_b epochs of P; P leaves, Q stays."""
-    known, body = {**down, **state}, model.head_of(ctx.hp).body()
+    known = {**down, **state}
+    body = model.head_of(ctx.hp).body()
     p = {k: known[k] for k in model.names(ctx.hp)}
     p = train(p, OWN, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
     p = {

@@ -77,7 +77,8 @@ def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
 
 def init(ctx: Ctx) -> Tree:
     """The queries [m, E], the block that reads texts, and ``depth`` blocks of self-attention."""
-    E, uniform = ctx.towers.text.width, ctx.rng.uniform("init", independent=False)
+    E = ctx.towers.text.width
+    uniform = ctx.rng.uniform("init", independent=False)
     shape = (ctx.count("n_ctx"), E)
     queries = 0.02 * ctx.rng.shared("queries", lambda g: g.standard_normal(shape))
     p = {"queries": queries, **init_block(uniform, E, ctx.env.width, "cross")}
@@ -134,11 +135,9 @@ def texts_of_names(ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Cross-entropy over the classes whose names the client knows."""
-    names, now, texts = (
-        prompts.class_names(ctx, ctx.count("n_ctx")),
-        prompts.scheduled(ctx),
-        texts_of_names(ctx),
-    )
+    names = prompts.class_names(ctx, ctx.count("n_ctx"))
+    now = prompts.scheduled(ctx)
+    texts = texts_of_names(ctx)
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
         known = torch.unique(data.labels(data.positions()))
@@ -183,7 +182,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
     Raises:
         UsageError.
     """
-    E, heads = ctx.towers.text.width, ctx.count("heads")
+    E = ctx.towers.text.width
+    heads = ctx.count("heads")
     if E % heads:
         raise UsageError(
             f"heads={heads} does not divide the {E} numbers of a token of {ctx.towers.name}.",

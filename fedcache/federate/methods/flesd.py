@@ -73,7 +73,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """R_k [Np, d] of the public rows, or M_k [Np, Np]."""
-    encoder, Np = simclr.encoder_of(ctx.hp), len(ctx.public)
+    encoder = simclr.encoder_of(ctx.hp)
+    Np = len(ctx.public)
     d = encoder.proj if ctx.hp["sim_at"] == "projection" else encoder.width
     name, columns = ("R", d) if ctx.hp["send"] == "reps" else ("M", Np)
     return {name: UploadTensor((Np, columns), ctx.env.dtype)}
@@ -81,7 +82,8 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Distil the ensemble; ``drift`` is the mean change of the student's own similarities of public rows."""
-    share, own = float(ctx.number("sim_topk_percent")) / 100.0, bool(ctx.hp["sim_topk_own"])
+    share = float(ctx.number("sim_topk_percent")) / 100.0
+    own = bool(ctx.hp["sim_topk_own"])
     target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share, own=own)
     w = broadcast(server, ctx)
     student = distillation.distil(w, target, ctx)
@@ -94,7 +96,8 @@ def sent(up: Tree, ctx: Ctx) -> int:
     """Np d numbers, or the upper triangle of M_k; of a sparse row each number and its place."""
     if "R" in up:
         return up["R"].numel()
-    rows, share = up["M"].shape[-1], float(ctx.number("sim_topk_percent")) / 100.0
+    rows = up["M"].shape[-1]
+    share = float(ctx.number("sim_topk_percent")) / 100.0
     if share < 1.0:
         own = bool(ctx.hp["sim_topk_own"])
         return (

@@ -106,7 +106,8 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     With f = softmax(u), u = s (W I + b), eq 3 has dL/du_j = w_j (f_j - q_j), since q_j sums to 1; eq 6 has the same
     with 1 for the row's own class in the place of q. The new q_j is as far from f as q_j was, times beta.
     """
-    f, q = softmax(classify(p, batch["x"], ctx)), p["rows/q"]
+    f = softmax(classify(p, batch["x"], ctx))
+    q = p["rows/q"]
     index = batch["i"].unsqueeze(-1).expand(f.shape)
     old = q.gather(-2, index)
     gap = f - old
@@ -156,7 +157,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """The head; nothing where the server trains alone."""
-    return () if hp["ablation"] == "tsamp_central" else NAMES
+    if hp["ablation"] == "tsamp_central":
+        return ()
+    return NAMES
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:

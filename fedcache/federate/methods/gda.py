@@ -55,7 +55,8 @@ def of_all_views(up: Tree, ctx: Ctx) -> Tree:
 
 def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
     """W [C, D] and b [C] of pooled statistics in float64; ``MASKED`` for a class nobody has."""
-    n, mean = up["count"], fedcgs.means(up)
+    n = up["count"]
+    mean = fedcgs.means(up)
     C, D = mean.shape
     # S = G - sum_c N_c mu_c mu_c', as a product of rows sqrt(N_c) mu_c.
     rows = mean * n.sqrt().unsqueeze(-1)
@@ -77,7 +78,8 @@ def prepare(up: Tree, ctx: Ctx) -> Tree:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """s T + alpha W and alpha b, as a linear head."""
     W, b = (up["weights"], up["bias"]) if "weights" in up else discriminants(of_all_views(up, ctx))
-    alpha, scale = float(ctx.number("alpha")), float(ctx.number("scale"))
+    alpha = float(ctx.number("alpha"))
+    scale = float(ctx.number("scale"))
     b = torch.where(up["count"] > 0, alpha * b, b)  # a class without a Gaussian stays out
     return {
         "W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype),

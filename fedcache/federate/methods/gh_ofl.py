@@ -74,8 +74,12 @@ STATISTICS: Mapping[str, StatisticKind] = {
 def square_kind(hp: Hp) -> str:
     """The name of what is sent of squares: class_square | square | gram | class_gram."""
     if hp["head"] == "nb":
-        return "class_square" if hp["variance"] == "class" else "square"
-    return "gram" if hp["head"] == "lda" else "class_gram"
+        if hp["variance"] == "class":
+            return "class_square"
+        return "square"
+    if hp["head"] == "lda":
+        return "gram"
+    return "class_gram"
 
 
 def class_grams(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
@@ -94,12 +98,14 @@ def class_grams(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """N_c, S_c and the squares that the head needs."""
-    kind, C = square_kind(ctx.hp), ctx.env.classes
+    kind = square_kind(ctx.hp)
+    C = ctx.env.classes
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         weight = mask.double()
-        z, y = x.double() * weight.unsqueeze(-1), block.labels(block.positions())
+        z = x.double() * weight.unsqueeze(-1)
+        y = block.labels(block.positions())
         total, count = class_sums(z, block, C, weight)
         made = {"class_sum": total, "count": count}
         if kind == "class_square":
@@ -127,7 +133,9 @@ def square_shape(hp: Hp, C: int, D: int) -> tuple[int, ...]:
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """S_c [C, D], N_c [C], and the squares."""
-    C, D, kind = ctx.env.classes, ctx.env.width, square_kind(ctx.hp)
+    C = ctx.env.classes
+    D = ctx.env.width
+    kind = square_kind(ctx.hp)
     return {
         "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
@@ -142,7 +150,8 @@ def pooled(up: Tree, squares: Tensor, between: Tensor) -> Tensor:
 
     Raises FederatedRunError when there are no more rows than classes.
     """
-    rows, present = float(up["count"].sum()), int((up["count"] > 0).sum())
+    rows = float(up["count"].sum())
+    present = int((up["count"] > 0).sum())
     if rows <= present:
         raise FederatedRunError(
             f"A pooled covariance needs more rows than classes; the clients have {rows:.0f} rows of {present} classes.",
@@ -175,7 +184,8 @@ def regular_factor(S: Tensor, size: Tensor) -> Tensor:
 
 def class_covariances(up: Tree, mean: Tensor) -> Tensor:
     """Sigma_c [C, D, D]; the pooled one for classes of fewer than two rows."""
-    n, D = up["count"], mean.shape[-1]
+    n = up["count"]
+    D = mean.shape[-1]
     squares = unpack(up["class_gram"], D)
     outer = (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-1) * (
         n.sqrt().unsqueeze(-1) * mean
@@ -213,7 +223,9 @@ def notice(up: Tree, ctx: Ctx) -> str:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head: a linear one for lda; else means, inverse covariances and the constant term of each class."""
-    n, mean, kind = up["count"], means(up), square_kind(ctx.hp)
+    n = up["count"]
+    mean = means(up)
+    kind = square_kind(ctx.hp)
     prior = (n / n.sum()).clamp(min=1e-300).log()
     size = mean_squares(up, kind)
     varies = varying(size, up["class_sum"].sum(0) / n.sum(), n.sum())
@@ -252,7 +264,8 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -
     """Log-densities up to a constant, [.., N, C]; class by class, as [.., N, C, D] may be large."""
     if "W" in down:
         return affine(x, down["W"], down["b"])
-    mean, scores = down["mean"], []
+    mean = down["mean"]
+    scores = []
     for c in range(mean.shape[-2]):
         apart = x - mean[..., c, :].unsqueeze(-2)
         if "root" in down:

@@ -45,7 +45,8 @@ CHOSEN = "chosen"
 
 def init(ctx: Ctx) -> Tree:
     """K models, each with weights of its own, that nobody has chosen yet."""
-    head, K = model.head_of(ctx.hp), ctx.count("models")
+    head = model.head_of(ctx.hp)
+    K = ctx.count("models")
     drawn = [
         head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
         for k in range(K)
@@ -66,7 +67,8 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
-        y, head = block.labels(block.positions()), model.head_of(ctx.hp)
+        y = block.labels(block.positions())
+        head = model.head_of(ctx.hp)
         found = [
             cross_entropy(logits(head, one_model(down, k, ctx), x)[0], y, mask).double()
             for k in range(ctx.count("models"))
@@ -80,7 +82,8 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
 def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
     """The model of smallest loss under its plain names, and its place as 0 and 1, float64 [*lead, K]."""
     at = losses(down, data, ctx).argmin(-1)
-    K, axis = ctx.count("models"), len(ctx.lead)
+    K = ctx.count("models")
+    axis = len(ctx.lead)
     chosen = {}
     for n in model.names(ctx.hp):
         t = down[ALL + n]
@@ -125,9 +128,11 @@ def sent_numbers(up: Tree, ctx: Ctx) -> int:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """Every model's average; one that nobody chose stays."""
-    weight, out = up[CHOSEN], {**server, CHOSEN: up[CHOSEN]}
+    weight = up[CHOSEN]
+    out = {**server, CHOSEN: up[CHOSEN]}
     for name in model.names(ctx.hp):
-        old, total = server[ALL + name], up[ALL + name]
+        old = server[ALL + name]
+        total = up[ALL + name]
         w = weight.reshape(*weight.shape, *(1,) * (total.dim() - weight.dim()))
         out[ALL + name] = torch.where(
             w > 0, (total / torch.where(w > 0, w, 1.0)).to(old.dtype), old

@@ -39,7 +39,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def deploy(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The model, with a probe where that scores it."""
-    return simclr.probe(down, state, data, ctx) if ctx.hp["score"] == "probe" else {**down, **state}
+    if ctx.hp["score"] == "probe":
+        return simclr.probe(down, state, data, ctx)
+    return {**down, **state}
 
 
 def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

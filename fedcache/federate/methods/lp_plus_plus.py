@@ -46,15 +46,15 @@ from fedcache.heads.softmax import softmax
 
 def names(hp: Hp) -> tuple[str, ...]:
     """What is trained, sent and averaged."""
-    return ("W", "alpha", "b") if hp["bias"] else ("W", "alpha")
+    if hp["bias"]:
+        return ("W", "alpha", "b")
+    return ("W", "alpha")
 
 
 def init(ctx: Ctx) -> Tree:
     """W [C, D], alpha [C] and b [C] before any row is seen: 0."""
-    C, made = (
-        ctx.env.classes,
-        torch.zeros(ctx.env.classes, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device),
-    )
+    C = ctx.env.classes
+    made = torch.zeros(ctx.env.classes, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
     return {k: made if k == "W" else made.new_zeros(C) for k in names(ctx.hp)}
 
 

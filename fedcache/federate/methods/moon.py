@@ -62,7 +62,9 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     mu = ctx.number("mu")
     if is_zero(mu):
         return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
-    head, x, w = model.head_of(ctx.hp), batch["x"], batch["w"]
+    head = model.head_of(ctx.hp)
+    x = batch["x"]
+    w = batch["w"]
     z, updates = embed(head, p, x, w)
     with torch.no_grad():
         # Statistics of the batch, not running ones, whose updates nobody wants here.

@@ -84,7 +84,8 @@ def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs over pairs of batches."""
-    sgd, moved = as_sgd(ctx, "beta"), model.trained(ctx.hp)
+    sgd = as_sgd(ctx, "beta")
+    moved = model.trained(ctx.hp)
     p = {k: down[k] for k in model.names(ctx.hp)}
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -132,7 +133,9 @@ def predict(down: Tree, adapted: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -
 
 def protocol(hp: Hp) -> Protocol:
     """One model per client, unless nothing is adapted."""
-    return "personalised" if hp["adapt_steps"] else "global"
+    if hp["adapt_steps"]:
+        return "personalised"
+    return "global"
 
 
 METHOD = replace(

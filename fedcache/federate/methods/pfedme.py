@@ -66,14 +66,18 @@ NEAR = "near/"
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """theta_i = w; nothing where w is what is deployed."""
-    return {k: down[k] for k in model.names(ctx.hp)} if ctx.hp["eval"] == "personalised" else {}
+    if ctx.hp["eval"] == "personalised":
+        return {k: down[k] for k in model.names(ctx.hp)}
+    return {}
 
 
 def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
     """K steps of theta on one batch, then one step of w_i towards it."""
 
     def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
-        lr, lam, decay = ctx.number("lr_p"), ctx.number("lambda"), ctx.number("inner_decay")
+        lr = ctx.number("lr_p")
+        lam = ctx.number("lambda")
+        decay = ctx.number("inner_decay")
         p = dict(p)
         for _ in range(ctx.count("K")):
             g, updates = grads(loss, trained, p, batch, down, ctx)

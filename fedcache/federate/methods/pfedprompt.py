@@ -53,10 +53,12 @@ def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tens
         zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True)
     )
     nearest = torch.stack([(x @ F.mT).amax(-1) for F, _ in blocks]).amax(0)
-    total, mass = x.new_zeros(()), x.new_zeros(())
+    total = x.new_zeros(())
+    mass = x.new_zeros(())
     for F, v in blocks:
         weight = torch.exp(b * (x @ F.mT - nearest.unsqueeze(-1)))
-        total, mass = total + weight @ v, mass + weight.sum(-1, keepdim=True)
+        total = total + weight @ v
+        mass = mass + weight.sum(-1, keepdim=True)
     return total / mass
 
 

@@ -45,7 +45,8 @@ RELEASED: dict[str, Value] = {"opt": "sgd", "epochs": 5, "warm_rounds": 1}
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower."""
-    names, now = prompts.class_names(ctx, down["ctx"].shape[-2]), prompts.scheduled(ctx)
+    names = prompts.class_names(ctx, down["ctx"].shape[-2])
+    now = prompts.scheduled(ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         u = prompts.scale(batch_ctx) * affine(

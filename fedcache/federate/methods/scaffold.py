@@ -87,7 +87,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp)}
     for n in model.trained(ctx.hp):
-        old, length = state[f"c/{n}"], torch.as_tensor(over(far, p[n]))
+        old = state[f"c/{n}"]
+        length = torch.as_tensor(over(far, p[n]))
         new = (down[n] - p[n]) / torch.where(length > 0, length, 1.0) - p[f"shift/{n}"]
         kept[f"c/{n}"] = torch.where(length > 0, new, old)
         up[f"c/{n}"] = kept[f"c/{n}"] - old
@@ -103,7 +104,8 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """x by lr_g, c by the share of the clients that took part; BatchNorm's statistics are averaged."""
-    share, lr_g = len(ctx.ids) / ctx.env.clients, ctx.number("lr_g")
+    share = len(ctx.ids) / ctx.env.clients
+    lr_g = ctx.number("lr_g")
     out = {**server, **up}
     for n in model.trained(ctx.hp):
         out[f"c/{n}"] = server[f"c/{n}"] + share * up[f"c/{n}"]

@@ -101,7 +101,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         return {}, sums
 
     def beliefs(block: ClientData) -> Tree:
-        z, y = block.full()[0].double(), block.labels(block.positions())
+        z = block.full()[0].double()
+        y = block.labels(block.positions())
         p = confidence(normalize(z, dim=-1), texts, float(prompts.scale(ctx)))
         own = one_hot(y, ctx.env.classes).double().unsqueeze(1)
         return {"own": (own * p).sum(0), "other": ((1.0 - own) * (1.0 - p)).sum(0)}
@@ -124,7 +125,8 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The sums of all clients, and T."""
-    texts, T = server["texts"].double(), server["texts"][0]
+    texts = server["texts"].double()
+    T = server["texts"][0]
     if len(texts) > 1:
         weight = (up["score"] / float(ctx.number("tau"))).softmax(0)
         T = normalize((weight.unsqueeze(-1) * texts).sum(0), dim=-1).to(ctx.env.dtype)
@@ -143,7 +145,8 @@ def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
         k: sums[k] if own is None else float(ctx.number("power")) * sums[k] + own[k] for k in SUMS
     }
     count = seen["count"]
-    n, known = count.sum(), count > 0
+    n = count.sum()
+    known = count > 0
     mean = torch.where(
         known.unsqueeze(-1), seen["class_sum"] / torch.where(known, count, 1.0).unsqueeze(-1), 0.0
     )

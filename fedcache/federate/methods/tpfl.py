@@ -39,7 +39,9 @@ from fedcache.heads.losses import cross_entropy
 def init(ctx: Ctx) -> Tree:
     """Both prompts."""
     made = {"ctx": prompts.init_context(ctx)}
-    return {**made, "v": prompts.init_visual(ctx)} if "v" in prompts.trained(ctx.hp) else made
+    if "v" in prompts.trained(ctx.hp):
+        return {**made, "v": prompts.init_visual(ctx)}
+    return made
 
 
 def forward(p: Tree, batch: Batch, names: prompts.Names, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,8 +58,8 @@ def leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str
         uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]
     }
     twice = sum(uid.tobytes() in near for uid in columns.uid[tested[alike]])
-    return (
-        [f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"]
-        if twice
-        else []
-    )
+    if twice:
+        return [
+            f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"
+        ]
+    return []

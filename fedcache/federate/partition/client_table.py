@@ -125,7 +125,9 @@ class ClientTable(Sequence[Client]):
     @property
     def tested_by_clients(self) -> np.ndarray:
         """int64, ascending: every row that some client is tested on."""
-        return self.tested if self.shares.any() else self.tests.distinct
+        if self.shares.any():
+            return self.tested
+        return self.tests.distinct
 
     @property
     def train_sizes(self) -> np.ndarray:
@@ -140,16 +142,18 @@ class ClientTable(Sequence[Client]):
 
     def test_of(self, i: int) -> np.ndarray:
         """The test rows of a client."""
-        return self.common if self.shares[i] else self.tests[i]
+        if self.shares[i]:
+            return self.common
+        return self.tests[i]
 
     @cached_property
     def for_validation(self) -> ClientTable | None:
         """The same clients with their validation rows in the place of test rows; None where there are none."""
         held = self.validation
         if held is None or held.own is None:
-            return (
-                None if held is None else ClientTable.dealt(self.names, self.train, held.rows, None)
-            )
+            if held is None:
+                return None
+            return ClientTable.dealt(self.names, self.train, held.rows, None)
         return ClientTable(self.names, self.train, held.rows, np.zeros(len(self), bool), held.own)
 
     def without_validation(self) -> ClientTable:
@@ -198,7 +202,9 @@ def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.nda
 
 def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
     """The name of each client, in client order."""
-    return clients.names if isinstance(clients, ClientTable) else [c.name for c in clients]
+    if isinstance(clients, ClientTable):
+        return clients.names
+    return [c.name for c in clients]
 
 
 def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:

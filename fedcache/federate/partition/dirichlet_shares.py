@@ -64,7 +64,8 @@ class Rule:
         size = np.zeros((draws, self.clients), np.int64)
         total = np.zeros((draws, self.clients))
         for c, drawn in enumerate(shares):
-            share, quota = drawn, self.quota[c]
+            share = drawn
+            quota = self.quota[c]
             total += drawn
             if self.gate is not None:
                 share = gated(share, size < self.gate)
@@ -145,7 +146,8 @@ def search(
     short clients seen, P(nobody short) <= (1 - s)^M up to the error of s. When that bound allows less than
     ``HOPELESS`` acceptances within the cap, drawing on is a waste, and the search ends.
     """
-    classes, clients = len(rule.quota), rule.clients
+    classes = len(rule.quota)
+    clients = rule.clients
     cap = min(draws, max(LEAST_DRAWS, shares // (classes * clients)))
     done = short = 0
     largest = -1
@@ -169,7 +171,8 @@ def search(
 
 def _blocks(cap: int, largest: int) -> Iterator[int]:
     """Block sizes 1, 4, 16, ... that sum to ``cap``: most searches end at the first draw."""
-    done, size = 0, 1
+    done = 0
+    size = 1
     while done < cap:
         block = min(size, largest, cap - done)
         yield block
@@ -276,7 +279,9 @@ def _larger_alpha(
     """The smallest larger alpha that works with this seed; empty when none does."""
     alphas = alphas_above(number_of(args, "alpha"))
     place = _first(len(alphas), lambda i: _works(streams, rule_of({**args, "alpha": alphas[i]})))
-    return {} if place is None else {"alpha": alphas[place]}
+    if place is None:
+        return {}
+    return {"alpha": alphas[place]}
 
 
 def _fewer_clients(
@@ -292,7 +297,9 @@ def _fewer_clients(
         return {}
     most = min(count_of(args, "clients") - 1, at_most)
     place = _first(most, lambda i: _works(streams, rule_of({**args, "clients": most - i})))
-    return {} if place is None else {"clients": most - place}
+    if place is None:
+        return {}
+    return {"clients": most - place}
 
 
 def alphas_above(alpha: float) -> list[float]:
@@ -306,7 +313,8 @@ def _first(count: int, works: Callable[[int], bool]) -> int | None:
     """The first place below ``count`` that works, by bisection: later is easier. The place returned was tried."""
     if count < 1 or not works(count - 1):
         return None
-    low, high = 0, count - 1
+    low = 0
+    high = count - 1
     while low < high:
         middle = (low + high) // 2
         if works(middle):
@@ -328,7 +336,9 @@ def deal_by_rule(
     Raises as ``counts_or_error``; so are the other arguments.
     """
     dealt = deal_rows(rows, counts_or_error(scheme, args, streams, rule_of), streams("rows"))
-    return fill_up(dealt, rule_of(args).minimum, streams("fill")) if args.get("fill") else dealt
+    if args.get("fill"):
+        return fill_up(dealt, rule_of(args).minimum, streams("fill"))
+    return dealt
 
 
 def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> RowLists:

@@ -47,7 +47,9 @@ from fedcache.federate.partition.scheme import (
 def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """The first (or random) ``shots`` training rows of each class in each domain; the first ``tests`` test rows."""
     shots = count_of(args, "shots")
-    train, short, least = [], [], shots
+    train = []
+    short = []
+    least = shots
     for client, domain in enumerate(_domains(FEATURE_SHIFT, pool)):
         rows = pool.of_domain(pool.train, domain)
         if args["order"] == "random":
@@ -114,7 +116,8 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
         # ceil(ratio) rows are one training row and, as ratio > 1, at least one test row.
-        least, gate = math.ceil(ratio), len(source) / clients
+        least = math.ceil(ratio)
+        gate = len(source) / clients
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)
 
     quota = quota_of(args)

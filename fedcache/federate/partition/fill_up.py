@@ -34,7 +34,8 @@ def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
         return dealt
     kept = lowered(sizes, int(lack.sum()), least)
     # The rows of every list that gives, in random order; of each the first ones go.
-    owner, given = dealt.owner, sizes - kept
+    owner = dealt.owner
+    given = sizes - kept
     theirs = np.flatnonzero(given[owner] > 0)
     theirs = theirs[np.lexsort((rng.random(len(theirs)), owner[theirs]))]
     lengths = sizes[given > 0]
@@ -46,7 +47,8 @@ def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
 
 def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
     """int64 [M]: ``sizes`` after ``missing`` were taken one by one, each from the first of those that are largest."""
-    low, high = least, int(sizes.max())
+    low = least
+    high = int(sizes.max())
     while low < high:  # the highest level above which there are enough
         middle = (low + high + 1) // 2
         low, high = (

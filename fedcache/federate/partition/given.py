@@ -110,7 +110,10 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if not clients:
         raise UsageError("No client is given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}')
     rows = len(columns.label)
-    train, tests, notes, chosen_by = {}, {}, [], []
+    train = {}
+    tests = {}
+    notes = []
+    chosen_by = []
     ok = columns.ok.astype(bool)
     for name, held in clients.items():
         own, tested, choosing = _parts(str(name), held)

@@ -30,7 +30,8 @@ from fedcache.parsing import parse_json
 from fedcache.store.array_file import unpack
 from fedcache.store.files import canonical_json
 
-SCHEMA, WITH_VALIDATION = "fedcache.partition/1", "fedcache.partition/2"
+SCHEMA = "fedcache.partition/1"
+WITH_VALIDATION = "fedcache.partition/2"
 SCHEMAS = SCHEMA, WITH_VALIDATION
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
 LARGEST_ROW = 2**48
@@ -91,9 +92,12 @@ def decode(payload: object, *, origin: str) -> dict[str, Any]:
     payload = check_fields(payload, {**_WORDS, **_LISTS, **(_VALIDATION if shared else {})}, origin)
     test = row_list(payload["test"], "test")
     validation: Any = row_list(payload["validation"], "validation") if shared else None
-    keys, expected = {"name", "train", "test"}, "name, train and test"
+    keys = {"name", "train", "test"}
+    expected = "name, train and test"
     if payload["schema"] == WITH_VALIDATION and not shared:
-        validation, keys, expected = [], {*keys, "validation"}, "name, train, test and validation"
+        validation = []
+        keys = {*keys, "validation"}
+        expected = "name, train, test and validation"
     clients = []
     for place, client in enumerate(payload["clients"]):
         where = f"client {place}"
@@ -112,7 +116,8 @@ def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]
         raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
     if (schema := payload.get("schema")) not in SCHEMAS:
         raise corrupt(origin, f"schema should be {SCHEMA!r}, found {str(schema)[:60]!r}")
-    missing, extra = sorted(fields.keys() - payload.keys()), sorted(payload.keys() - fields.keys())
+    missing = sorted(fields.keys() - payload.keys())
+    extra = sorted(payload.keys() - fields.keys())
     if missing or extra:
         raise corrupt(
             origin,
@@ -226,7 +231,8 @@ _VALIDATION_of_array_form = {"validation", "validation_sizes"}
 def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
     """The arrays of a file, by name."""
     arrays = {"train": table.train.rows, "train_sizes": table.train_sizes, "test": table.common}
-    tests, held = table.tests, table.validation
+    tests = table.tests
+    held = table.validation
     if held is not None and held.own is not None:
         arrays |= {"validation": held.own.rows, "validation_sizes": held.own.sizes}
     elif held is not None:
@@ -267,7 +273,8 @@ def decode_arrays(raw: memoryview, origin: str) -> dict[str, Any]:
         or type(clients["count"]) is not int
     ):
         raise corrupt(origin, "clients should be count and names")
-    names, count = clients["names"], clients["count"]
+    names = clients["names"]
+    count = clients["count"]
     if names is not None and not (
         isinstance(names, list) and len(names) == count and all(map(is_name, names))
     ):
@@ -287,7 +294,8 @@ def decode_arrays(raw: memoryview, origin: str) -> dict[str, Any]:
     test = _rows(arrays, "test", origin)
     called = NumberedNames(count) if names is None else NumberedNames.recognise(names)
     if "own" in arrays:
-        own, shares = _lists(arrays, "own", count, origin), arrays["shares"].astype(bool)
+        own = _lists(arrays, "own", count, origin)
+        shares = arrays["shares"].astype(bool)
         if len(shares) != count or own.sizes[shares].any():
             raise corrupt(
                 origin,
@@ -309,7 +317,8 @@ def decode_arrays(raw: memoryview, origin: str) -> dict[str, Any]:
 
 def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
     """The rule of test rows, when it gives every client a set of them."""
-    order, classes = _rows(arrays, "order", origin), _lists(arrays, "classes", count, origin)
+    order = _rows(arrays, "order", origin)
+    classes = _lists(arrays, "classes", count, origin)
     starts, taken = (_rows(arrays, name, origin) for name in ("starts", "taken"))
     high = np.diff(starts)
     if not (len(starts) and starts[0] == 0 and starts[-1] == len(order) and (high >= 0).all()):
@@ -342,7 +351,8 @@ def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarra
 
 def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str) -> RowLists:
     """The rows of an array in lists of the sizes beside it."""
-    rows, sizes = _rows(arrays, name, origin), arrays[f"{name}_sizes"]
+    rows = _rows(arrays, name, origin)
+    sizes = arrays[f"{name}_sizes"]
     # Each below the sum before it is taken: what a file can hold is then too little to pass 2**63.
     if (
         len(sizes) != count
@@ -356,7 +366,8 @@ def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str)
 # The canonical JSON of a partition, of which its digest is taken, in parts of bounded size.
 
 
-PART, ROWS = 1 << 14, 1 << 20
+PART = 1 << 14
+ROWS = 1 << 20
 """Clients (or rows of one list), and rows of all of them, that are written at once."""
 
 
@@ -468,12 +479,15 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
     both = tested[is_among(tested, table.train.rows)]
     if len(both):
         return f"row {both[0]} is trained and tested on ({len(both)} such rows)"
-    return None if table.validation is None else _problem_of_validation(table, table.validation)
+    if table.validation is None:
+        return None
+    return _problem_of_validation(table, table.validation)
 
 
 def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     """As ``problem_of``, of the rows to choose by."""
-    rows, own = held.rows, held.own
+    rows = held.rows
+    own = held.own
     if not len(rows):
         return "there is no row among its validation rows"
     if own is not None and len(own) != len(table):
@@ -490,7 +504,9 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
 
 def _held(tests: TestLists) -> np.ndarray:
     """The array that holds the rows of the lists; a rule gives ascending lists of what is in it."""
-    return tests.rows if isinstance(tests, RowLists) else tests.order
+    if isinstance(tests, RowLists):
+        return tests.rows
+    return tests.order
 
 
 def _out_of_order(lists: RowLists) -> int | None:
@@ -498,7 +514,9 @@ def _out_of_order(lists: RowLists) -> int | None:
     wrong = np.diff(lists.rows, prepend=-1) <= 0
     starts = lists.ends[:-1][lists.sizes > 0]
     wrong[starts] = lists.rows[starts] < 0  # the difference there is to the list before
-    return int(np.searchsorted(lists.ends, wrong.argmax(), "right")) - 1 if wrong.any() else None
+    if wrong.any():
+        return int(np.searchsorted(lists.ends, wrong.argmax(), "right")) - 1
+    return None
 
 
 def beyond(table: ClientTable, rows: int) -> str | None:
@@ -517,6 +535,8 @@ def beyond(table: ClientTable, rows: int) -> str | None:
     ]
     if not found:
         rule = np.empty(0, np.int64) if isinstance(table.tests, RowLists) else table.tests.order
-        return f"the clients' tests hold {rule.max()}" if (rule >= rows).any() else None
+        if (rule >= rows).any():
+            return f"the clients' tests hold {rule.max()}"
+        return None
     client, _, held = min(found, key=lambda one: one[:2])
     return f"client {table.names[client]!r} holds {held[client][-1]}"

@@ -27,7 +27,10 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
     def __init__(
         self, order: np.ndarray, starts: np.ndarray, classes: RowLists, taken: np.ndarray
     ) -> None:
-        self.order, self.starts, self.classes, self.taken = order, starts, classes, taken
+        self.order = order
+        self.starts = starts
+        self.classes = classes
+        self.taken = taken
 
     @classmethod
     def of(cls, matched: MatchedTests, train: RowLists, label: np.ndarray) -> MatchedLists:

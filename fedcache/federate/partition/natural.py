@@ -86,7 +86,8 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         raise _two_test_sets(
             args["tests"]
         )  # a default cannot be told from within here, see ``with_column``
-    group, notes = pool.columns.sorted_by(by), []
+    group = pool.columns.sorted_by(by)
+    notes = []
     if args["unlabelled"] == "drop":
         known = pool.columns.label >= 0
         if lost := int((~known[pool.train]).sum() + (~known[pool.test]).sum()):
@@ -247,10 +248,8 @@ def _large_enough(
 ) -> tuple[Members, list[str]]:
     """Members with ``min_rows`` rows or more, and of these ``max_clients`` that are drawn."""
     notes = []
-    least, sizes = (
-        count_of(args, "min_rows"),
-        members.train.sizes + (members.test.sizes if within else 0),
-    )
+    least = count_of(args, "min_rows")
+    sizes = members.train.sizes + (members.test.sizes if within else 0)
     if not len(sizes):
         raise UsageError(
             f"Scheme natural: no value of {args['by']} has a row to train on and one to test on.",

@@ -134,7 +134,9 @@ class Partition:
     def validation(self) -> np.ndarray | None:
         """int64, ascending: all rows to choose by; None where there are none."""
         held = self.table.validation
-        return None if held is None else held.rows
+        if held is None:
+            return None
+        return held.rows
 
     def without_validation(self) -> Partition:
         """The partition as it is made without ``validation``: rows to choose by are trained on again."""
@@ -153,7 +155,9 @@ class Partition:
     def test_protocol(self) -> str:
         """matched or balanced: whose class shares the clients are tested on; of ``natural`` its ``tests``."""
         if self.scheme == NATURAL.name:
-            return "held-out" if self.args.get("hold_out") else str(self.args["tests"])
+            if self.args.get("hold_out"):
+                return "held-out"
+            return str(self.args["tests"])
         return str(self.args.get("test_protocol", "balanced"))
 
     def to_payload(self) -> dict[str, Any]:
@@ -284,25 +288,25 @@ class Partition:
     def default_name(self) -> str:
         """A file name that shows scheme, the arguments that matter and the seed: ``dirichlet-a0.1-m100-s0``."""
         scheme = SCHEMES.get(self.scheme)
-        return (
-            scheme.default_name(self.args, self.seed)
-            if scheme
-            else f"{self.scheme}-{self.digest[:8]}"
-        )
+        if scheme:
+            return scheme.default_name(self.args, self.seed)
+        return f"{self.scheme}-{self.digest[:8]}"
 
     def counts(self, columns: Columns, most: int | None = None) -> np.ndarray:
         """Training rows of each client and class, int64 [M, C]; rows without a label are not counted.
 
         ``most`` is how many clients are looked at, the first ones.
         """
-        train, classes = self.table.train.first(most), len(columns.classes)
+        train = self.table.train.first(most)
+        classes = len(columns.classes)
         label = columns.label[train.rows]
         place = train.owner.astype(np.int64)[label >= 0] * classes + label[label >= 0]
         return np.bincount(place, minlength=len(train) * classes).reshape(len(train), classes)
 
     def describe(self, columns: Columns, most: int | None = None) -> list[ClientRow]:
         """One line for each of the first ``most`` clients: rows, test rows, classes owned, rows of each class."""
-        t, counts = self.table, self.counts(columns, most)
+        t = self.table
+        counts = self.counts(columns, most)
         described = len(counts)
         chosen_by = (
             np.zeros(len(t), np.int64) if t.for_validation is None else t.for_validation.test_sizes
@@ -327,7 +331,8 @@ class Partition:
 
     def _validation_words(self) -> str:
         """The end of the summary, where there are rows to choose by."""
-        held, how = self.table.validation, self.args.get("validation")
+        held = self.table.validation
+        how = self.args.get("validation")
         if held is None:
             return ""
         of = (
@@ -387,7 +392,9 @@ def _tried(
             return other
         else:
             told = instead == error.instead and (not seed or SEED in error.hint)
-            return error if told else _advising(message, how, values, instead, seed)
+            if told:
+                return error
+            return _advising(message, how, values, instead, seed)
     if how is NATURAL and values["inside"] is not None:
         message = (
             f"{message} No other number was found that works for every value of {values['by']}."
@@ -415,11 +422,9 @@ def _tried(
     try:
         command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
     except FedcacheError as refused:
-        return (
-            refused
-            if refused.hint
-            else InfeasibleError(message, "See the counts per split:  fedcache inspect")
-        )
+        if refused.hint:
+            return refused
+        return InfeasibleError(message, "See the counts per split:  fedcache inspect")
     return InfeasibleError(message, f"{what}:  {command} {SEED} {seed}")
 
 
@@ -566,7 +571,8 @@ def _with_validation(
     clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool
 ) -> ClientTable:
     """The clients with the validation rows that are asked for."""
-    chosen_by, columns = values["validation"], pool.columns
+    chosen_by = values["validation"]
+    columns = pool.columns
     assert isinstance(chosen_by, float | str)
     by = columns.sorted_by(str(values["by"])) if how is NATURAL else None
     own = by is not None and values["inside"] is None and not clients.shares.any()
@@ -587,7 +593,8 @@ def from_payload(
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
     fields = json_file.decode(payload, origin=origin)
-    own, validation = fields.pop("validation"), None
+    own = fields.pop("validation")
+    validation = None
     if own is not None:
         validation = (
             Validation(own, None)

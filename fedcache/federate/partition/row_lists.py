@@ -53,7 +53,8 @@ class RowLists(MadeWhenAsked[np.ndarray]):
     """
 
     def __init__(self, rows: np.ndarray, ends: np.ndarray) -> None:
-        self.rows, self.ends = rows, ends
+        self.rows = rows
+        self.ends = ends
 
     @classmethod
     def of(cls, parts: Sequence[np.ndarray]) -> RowLists:
@@ -158,7 +159,8 @@ def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
     >>> in_decimal(np.array([7, 12]))
     ('7,12,', array([0, 2, 5]))
     """
-    said, lengths = [], np.zeros(len(numbers) + 1, np.int64)
+    said = []
+    lengths = np.zeros(len(numbers) + 1, np.int64)
     for start in range(0, len(numbers), BLOCK):
         left = numbers[start : start + BLOCK]
         width = len(str(int(left.max())))
@@ -195,7 +197,8 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """bool [n]: which of ``values`` are among ``others``."""
     if not len(others):
         return np.zeros(len(values), bool)
-    low, high = int(others.min()), int(others.max())
+    low = int(others.min())
+    high = int(others.max())
     if high - low < DENSE * len(
         others
     ):  # a place for each that could be, at a tenth of the time of sorting
@@ -215,7 +218,8 @@ class NumberedNames(MadeWhenAsked[str]):
     """``client-000`` to ``client-999``, each made when it is asked for."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._form = count, f"client-%0{len(str(count - 1))}d"
+        self._count = count
+        self._form = f"client-%0{len(str(count - 1))}d"
 
     def __len__(self) -> int:
         return self._count
@@ -231,4 +235,6 @@ class NumberedNames(MadeWhenAsked[str]):
     def recognise(cls, names: Sequence[str]) -> Sequence[str]:
         """These names as a rule where they are numbered so, else as a tuple."""
         numbered = cls(len(names))
-        return numbered if all(map(str.__eq__, names, numbered)) else tuple(names)
+        if all(map(str.__eq__, names, numbered)):
+            return numbered
+        return tuple(names)

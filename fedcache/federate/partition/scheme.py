@@ -64,11 +64,9 @@ class Argument:
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
         shown = shell_word(_shown(value)) if value is not None else "VALUE"
-        return (
-            f"--{_FLAGS[self.name]} {shown}"
-            if self.name in _FLAGS
-            else f"--option {self.name}={shown}"
-        )
+        if self.name in _FLAGS:
+            return f"--{_FLAGS[self.name]} {shown}"
+        return f"--option {self.name}={shown}"
 
     @property
     def range(self) -> str:
@@ -106,11 +104,17 @@ class Argument:
     def _typed(self, value: object) -> Value:
         match self.kind:
             case "bool":
-                return value if isinstance(value, bool) else None
+                if isinstance(value, bool):
+                    return value
+                return None
             case "choice":
-                return value if isinstance(value, str) and value in self.choices else None
+                if isinstance(value, str) and value in self.choices:
+                    return value
+                return None
             case "word":
-                return value if isinstance(value, str) and value.strip() else None
+                if isinstance(value, str) and value.strip():
+                    return value
+                return None
             case "names":
                 names = (
                     (value,) if isinstance(value, str | int) else value
@@ -121,9 +125,13 @@ class Argument:
                     or not all(isinstance(n, str | int) for n in names)
                 ):
                     return None
-                return None if any(isinstance(n, bool) for n in names) else tuple(map(str, names))
+                if any(isinstance(n, bool) for n in names):
+                    return None
+                return tuple(map(str, names))
             case "share":
-                return value if isinstance(value, str) and value in self.choices else _share(value)
+                if isinstance(value, str) and value in self.choices:
+                    return value
+                return _share(value)
         if isinstance(value, bool):  # True is an int to Python, but nobody means one client by it
             return None
         try:
@@ -131,11 +139,9 @@ class Argument:
         except (TypeError, ValueError, OverflowError):
             return None
         too_low = number <= self.low if self.above else number < self.low
-        return (
-            None
-            if isinstance(value, str) or not math.isfinite(number) or too_low or number > self.high
-            else number
-        )
+        if isinstance(value, str) or not math.isfinite(number) or too_low or number > self.high:
+            return None
+        return number
 
 
 @dataclass(frozen=True)
@@ -245,7 +251,9 @@ def _shown(value: Value) -> str:
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(value)
 
 
 def _share(value: object) -> float | None:
@@ -254,14 +262,18 @@ def _share(value: object) -> float | None:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
-    return number if 0.0 < number < 1.0 else None
+    if 0.0 < number < 1.0:
+        return number
+    return None
 
 
 def _default(argument: Argument) -> str:
     """The default in words; its help says how a derived one comes about."""
     if argument.default is not None:
         return _shown(argument.default)
-    return "all" if argument.kind == "names" else "derived"
+    if argument.kind == "names":
+        return "all"
+    return "derived"
 
 
 def _spelt(value: Value) -> str:
@@ -370,7 +382,9 @@ DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in t
 # chosen.
 
 
-TRAIN, TEST, VALIDATION = 0, 1, 2
+TRAIN = 0
+TEST = 1
+VALIDATION = 2
 SPLITS = {TRAIN: "training", TEST: "test"}
 
 

@@ -85,7 +85,9 @@ def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
 
 
 def _min_size(args: Values) -> Values:
-    return {**args, "min_size": 10 if args["gate"] else 1} if args["min_size"] is None else args
+    if args["min_size"] is None:
+        return {**args, "min_size": 10 if args["gate"] else 1}
+    return args
 
 
 DIRICHLET = Scheme(
@@ -137,7 +139,8 @@ FLESD = Scheme(
 def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Shuffle all rows and deal floor(N / M) to each client, the remainder one by one."""
     need_rows(pool.train, "train", IID.name)
-    clients, rows = count_of(args, "clients"), len(pool.train)
+    clients = count_of(args, "clients")
+    rows = len(pool.train)
     if clients > rows:
         why = f"Scheme iid with {clients} clients: {rows} rows; the largest number of clients that works is {rows}."
         raise IID.infeasible(args, why, {"clients": rows})
@@ -160,9 +163,11 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     need_rows(pool.train, "train", SHARDS.name)
     classes = present(pool, pool.train)
     sizes = np.array([len(rows) for rows in classes])
-    clients, each = count_of(args, "clients"), count_of(args, "shards")
+    clients = count_of(args, "clients")
+    each = count_of(args, "shards")
     # Fewer shards than classes would leave a class out; more than this and a shard of the smallest class is empty.
-    fewest, most = len(sizes), int(len(sizes) * sizes.min() + (sizes > sizes.min()).sum())
+    fewest = len(sizes)
+    most = int(len(sizes) * sizes.min() + (sizes > sizes.min()).sum())
     if not fewest <= clients * each <= most:
         raise _shards_infeasible(args, sizes, fewest, most)
     pieces_of = np.full(fewest, clients * each // fewest)
@@ -181,24 +186,22 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
 def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:
     """What works instead: another number of shards for as many clients, else another number of clients."""
-    clients, each = count_of(args, "clients"), count_of(args, "shards")
+    clients = count_of(args, "clients")
+    each = count_of(args, "shards")
     asked = clients * each
     few = asked < fewest
     instead: dict[str, Value]
     if -(-fewest // clients) <= most // clients:
         s = -(-fewest // clients) if few else most // clients
-        instead, works = (
-            {"shards": s},
-            f"the {'smallest' if few else 'largest'} s that works is {s}",
-        )
+        instead = {"shards": s}
+        works = f"the {'smallest' if few else 'largest'} s that works is {s}"
     elif -(-fewest // each) <= most // each:
         m = -(-fewest // each) if few else most // each
-        instead, works = (
-            {"clients": m},
-            f"the {'smallest' if few else 'largest'} number of clients that works is {m}",
-        )
+        instead = {"clients": m}
+        works = f"the {'smallest' if few else 'largest'} number of clients that works is {m}"
     else:
-        instead, works = {"clients": 1, "shards": fewest}, f"1 client with s = {fewest} works"
+        instead = {"clients": 1, "shards": fewest}
+        works = f"1 client with s = {fewest} works"
     why = (
         f"Scheme shards with {clients} clients of s = {each}: {asked} shards, but the {fewest} classes, the smallest "
         f"with {sizes.min()} rows, can be cut into {fewest} to {most} shards; {works}."
@@ -256,7 +259,9 @@ def deal_few_shot(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
 
 def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
-    clients, shots, count = count_of(args, "clients"), count_of(args, "shots"), len(classes)
+    clients = count_of(args, "clients")
+    shots = count_of(args, "shots")
+    count = len(classes)
     if clients > count:
         raise _few_shot_infeasible(
             args,
@@ -277,7 +282,8 @@ def _few_shot(
 ) -> Dealt:
     """Clients, with a note where classes have fewer than ``times`` x ``shots`` rows."""
     sizes = [len(rows) for rows in classes]
-    short, least = sum(size < times * shots for size in sizes), min(sizes)
+    short = sum(size < times * shots for size in sizes)
+    least = min(sizes)
     if not short:
         return Dealt(train)
     asked = f"{FEWER} the {times * shots} rows asked for (least {least})"
@@ -290,7 +296,9 @@ def _few_shot(
 
 def classes_per_client(classes: int, clients: int) -> list[int]:
     """round(C / M) classes for each client, the rest for the last, one at least left for each that is still to come."""
-    usual, left, shares = int(classes / clients + 0.5), classes, []
+    usual = int(classes / clients + 0.5)
+    left = classes
+    shares = []
     for waiting in range(clients - 1, 0, -1):
         shares.append(max(1, min(usual, left - waiting)))
         left -= shares[-1]
@@ -298,7 +306,8 @@ def classes_per_client(classes: int, clients: int) -> list[int]:
 
 
 def _few_shot_iid(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
-    clients, shots = count_of(args, "clients"), count_of(args, "shots")
+    clients = count_of(args, "clients")
+    shots = count_of(args, "shots")
     smallest = min(len(rows) for rows in classes)
     if args["sharing"]:
         if shots > smallest:

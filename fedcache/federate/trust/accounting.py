@@ -33,7 +33,9 @@ class Spent:
 
 def counted_share(cost: Mapping[str, Any]) -> float:
     """The share that the ``privacy`` part of a result is accounted for: 1 where it is told who took part."""
-    return 1.0 if cost["participants"] == "known" else float(cost["share"])
+    if cost["participants"] == "known":
+        return 1.0
+    return float(cost["share"])
 
 
 def short_privacy(cost: Mapping[str, Any]) -> str:
@@ -45,7 +47,9 @@ def short_privacy(cost: Mapping[str, Any]) -> str:
     found = together["epsilon_pld"] or together["epsilon_rdp"]
     said = "no bound" if found is None else f"epsilon {found:.3g}"
     said += "" if "composed" in cost else " a seed"
-    return f"simulation of {said}" if cost.get("simulation", True) else said
+    if cost.get("simulation", True):
+        return f"simulation of {said}"
+    return said
 
 
 def require_accounting() -> None:
@@ -90,7 +94,8 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
 
     # Losses are rounded up once a round: a coarse step is ten times as fast, and right to 0.1 % for few rounds.
     step = 1e-3 if sum(rounds for *_, rounds in spent) <= FEW_ROUNDS else 1e-4
-    by_renyi, by_losses = RdpAccountant(), PLDAccountant(value_discretization_interval=step)
+    by_renyi = RdpAccountant()
+    by_losses = PLDAccountant(value_discretization_interval=step)
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(

@@ -72,7 +72,8 @@ class Attack:
         if self.name == "label-flip" or not lying.any():
             return V  # its attackers train honestly on labels that lie
         honest = V[~lying] if (~lying).any() else V
-        mean, scale = honest.mean(0), float(self.scale or 0.0)
+        mean = honest.mean(0)
+        scale = float(self.scale or 0.0)
         if self.name == "sign-flip":
             lies = -scale * V[lying]
         elif self.name == "ipm":
@@ -122,7 +123,8 @@ def flipped_labels(
             "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
             "Use a partition without overlap, or another attack.",
         )
-    flipped, at = y.clone(), torch.from_numpy(theirs).to(y.device)
+    flipped = y.clone()
+    at = torch.from_numpy(theirs).to(y.device)
     flipped[at] = torch.where(y[at] >= 0, classes - 1 - y[at], y[at])
     return flipped
 

@@ -167,7 +167,9 @@ class UploadPipeline:
 
     def __init__(self, round_: UploadRound) -> None:
         self.round = round_
-        self.policy, self.method, self.expected = round_.policy, round_.method, round_.expected
+        self.policy = round_.policy
+        self.method = round_.method
+        self.expected = round_.expected
         self.validation = UpdateValidation(round_.expected, round_.number, round_.longest)
         self._pool = UploadPool(self.method.pool(round_.hp), max(1, round_.clients))
         self.rejected: list[RejectedUpload] = []
@@ -187,7 +189,9 @@ class UploadPipeline:
 
     def _scale(self, client: int, weight: float) -> float:
         rows = self.round.rows[client]
-        return weight / rows if weight != rows else 1.0
+        if weight != rows:
+            return weight / rows
+        return 1.0
 
     def _add(self, pool: UploadPool, up: Tree, client: int, weight: float) -> None:
         """Add an upload to a pool; counts that the server weighs stacked uploads by are as small as the weight."""
@@ -358,12 +362,14 @@ def capped_weights(rows: Sequence[float], share: float) -> list[float]:
     if share * len(rising) <= 1.0:
         return [float(w) for w in np.minimum(n, rising[0] if len(rising) else 0.0)]
     # With the k largest cut to t, and the others' sum b_k:  t = S (k t + b_k). The first k that leaves no one above t.
-    k, largest, below = 0, rising[::-1], np.cumsum(rising)[::-1]
+    k = 0
+    largest = rising[::-1]
+    below = np.cumsum(rising)[::-1]
     while largest[k] * (1.0 - k * share) > share * below[k] * (1.0 + ROUNDING):
         k += 1
-    return (
-        [float(w) for w in np.minimum(n, share * below[k] / (1.0 - k * share))] if k else list(rows)
-    )
+    if k:
+        return [float(w) for w in np.minimum(n, share * below[k] / (1.0 - k * share))]
+    return list(rows)
 
 
 def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int, float]:
@@ -388,7 +394,8 @@ def weight_warnings(
         rows: float64 [k], n_i of these.
         share: the cap on a client's share, None for none.
     """
-    whole, limit = float(rows.sum()), far_out_limit(rows)
+    whole = float(rows.sum())
+    limit = far_out_limit(rows)
     if share is not None:
         found = rows > share * whole
     else:
@@ -398,7 +405,8 @@ def weight_warnings(
     said = []
     places = np.flatnonzero(found)
     for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
-        c, n = int(clients[place]), float(rows[place])
+        c = int(clients[place])
+        n = float(rows[place])
         has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {n / whole:.0%} of all"
         if share is None:
             said.append(
@@ -480,11 +488,14 @@ class UploadLayout:
         for name in self.names:
             t = self.change(name, up[name].double())
             parts.append((t / rows if self.rules[name] == "sum" else t).flatten())
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        if parts:
+            return torch.cat(parts)
+        return torch.zeros(0, dtype=torch.float64)
 
     def tree(self, v: Tensor, rows: float, rest: Tree) -> Tree:
         """The upload that ``vector`` makes ``v`` of; counts and integers are those of ``rest``."""
-        out, start = dict(rest), 0
+        out = dict(rest)
+        start = 0
         for name in self.names:
             shape = self.expected[name].shape
             size = math.prod(shape)
@@ -498,7 +509,9 @@ class UploadLayout:
 
     def change(self, name: str, t: Tensor) -> Tensor:
         """A tensor of an upload, as its difference from the broadcast where the server puts it in that one's place."""
-        return t.double() - self.base[name] if name in self.base else t
+        if name in self.base:
+            return t.double() - self.base[name]
+        return t
 
     @property
     def size(self) -> int:
@@ -693,7 +706,8 @@ class BufferedUploads(UploadPipeline):
 
     def _aggregated(self) -> Tree:
         """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
-        rule, pool = self.policy.rule, UploadPool(self.method.pool(self.round.hp), len(self._kept))
+        rule = self.policy.rule
+        pool = UploadPool(self.method.pool(self.round.hp), len(self._kept))
         weights = [kept.rows for kept in self._kept]
         if self.policy.max_share is not None:  # of those that are left
             weights = capped_weights(weights, self.policy.max_share)
@@ -804,7 +818,8 @@ class BufferedUploads(UploadPipeline):
         m, C, width = P.shape
         V = torch.cat([(P * own.unsqueeze(-1)).reshape(m, -1), own], 1)
         total = privacy.noisy_sum(V, self.round.noise)
-        sums, owners = total[: C * width].view(C, width), total[C * width :]
+        sums = total[: C * width].view(C, width)
+        owners = total[C * width :]
         known = owners > max(0.5, privacy.deviation)
         return torch.where(
             known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0

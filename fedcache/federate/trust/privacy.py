@@ -203,8 +203,11 @@ class PrivateDraws:
         hp: Mapping[str, Any],
         clients: Sequence[ClientRows],
     ) -> None:
-        self._privacy, self._seed = privacy, seed
-        self._identity, self._hp, self._clients = tuple(identity), hp, clients
+        self._privacy = privacy
+        self._seed = seed
+        self._identity = tuple(identity)
+        self._hp = hp
+        self._clients = clients
         self._secret: tuple[int, NDArray[np.float64]] | None = None  # round, numbers
 
     def uniforms(self, round_: int, n: int) -> NDArray[np.float64]:

@@ -151,12 +151,11 @@ class RobustRule:
         A rule that takes each number by itself does not: a median of variances does not fit a median of means. Such a
         rule is followed by the mean of the rows nearest to its result.
         """
-        made, m = self(V, f), len(V)
-        return (
-            mean_of_nearest(V, made, m - max(f, self.left_out(m)))
-            if self.by_coordinate(m)
-            else made
-        )
+        made = self(V, f)
+        m = len(V)
+        if self.by_coordinate(m):
+            return mean_of_nearest(V, made, m - max(f, self.left_out(m)))
+        return made
 
     def __call__(self, V: Tensor, f: int) -> Tensor:
         """What the rows say together, each with one vote: [d].

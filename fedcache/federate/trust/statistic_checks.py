@@ -51,7 +51,9 @@ class _Checked:
     @property
     def counted(self) -> float:
         """Rows that the statistic is of: those that the upload counts, else all that the client has."""
-        return self.rows if self.count is None else float(self.count.sum())
+        if self.count is None:
+            return self.rows
+        return float(self.count.sum())
 
     def tolerance(self, width: int) -> float:
         """Relative error of a sum over the rows and of a product with so many columns."""
@@ -196,9 +198,12 @@ def _class_grams(s: _Checked) -> str | None:
 
 def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> str | None:
     """What is wrong with a sum of z z' [D, D] over so many rows, which their sums bound from below."""
-    width, trace = full.shape[-1], float(full.trace())
+    width = full.shape[-1]
+    trace = float(full.trace())
     if rows == 0.0:
-        return None if not full.any() else "is not 0, and the upload counts no rows"
+        if not full.any():
+            return None
+        return "is not 0, and the upload counts no rows"
     size = trace + s.ridge * width  # of what was added up and rounded
     tolerance = s.tolerance(width) * max(size, 0.0)
     smallest = float(full.diagonal().min())

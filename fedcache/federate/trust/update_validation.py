@@ -87,7 +87,9 @@ class UpdateValidation:
     """
 
     def __init__(self, expected: Uploads, number: int, longest: float | None = None) -> None:
-        self.expected, self.number, self.longest = expected, number, longest
+        self.expected = expected
+        self.number = number
+        self.longest = longest
         # Laid out once for the round, so that comparing an upload costs a few microseconds.
         self._layout = tuple((name, torch.Size(t.shape), t.dtype) for name, t in expected.items())
         self._counts = tuple(name for name, t in expected.items() if t.counts_rows)
@@ -235,7 +237,9 @@ def largest_to_train_from(dtype: torch.dtype) -> float:
 
 def largest_number(t: Tensor) -> float:
     """The largest absolute value in a tensor, 0 for an empty one."""
-    return float(t.abs().max()) if t.numel() else 0.0
+    if t.numel():
+        return float(t.abs().max())
+    return 0.0
 
 
 def is_bounded(t: Tensor) -> bool:

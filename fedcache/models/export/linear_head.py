@@ -78,7 +78,9 @@ def _in_double(model: DeployedModel) -> DeployedModel:
 
 
 def _double(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.double()
+    if t is None:
+        return None
+    return t.double()
 
 
 def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
@@ -89,7 +91,9 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
         with torch.no_grad():
             s = model.scores(x)
         # A class that is never predicted has one very low score; the mean is of the others.
-        return torch.where(live, s - s[:, live].mean(-1, keepdim=True), s) if centred else s
+        if centred:
+            return torch.where(live, s - s[:, live].mean(-1, keepdim=True), s)
+        return s
 
     with torch.no_grad():
         live = model.scores(torch.zeros(1, D, dtype=torch.float64))[0] > MASKED / 2
@@ -100,7 +104,8 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
     for length in LENGTHS:
         x = drawn * length
         wanted = scores(x)
-        gap, size = (x @ W + b - wanted).abs(), wanted[:, live].abs().max()
+        gap = (x @ W + b - wanted).abs()
+        size = wanted[:, live].abs().max()
         if not bool((gap <= AGREE * (1e-3 + size)).all()):  # False for NaN
             return None
     return LinearHead(W.T.numpy().copy(), b.numpy().copy(), centred)
@@ -134,11 +139,14 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
         coef = coef / scale
         intercept = intercept - coef @ mean
     if len(order) == 2:  # what scikit-learn keeps of two classes
-        coef, intercept = coef[1:] - coef[:1], intercept[1:] - intercept[:1]
+        coef = coef[1:] - coef[:1]
+        intercept = intercept[1:] - intercept[:1]
     last = LogisticRegression()
-    last.coef_, last.intercept_ = coef, intercept
+    last.coef_ = coef
+    last.intercept_ = intercept
     last.classes_ = np.array(facts.classes)[order]
-    last.n_features_in_, last.n_iter_ = facts.width, np.array([0])
+    last.n_features_in_ = facts.width
+    last.n_iter_ = np.array([0])
     return _after(facts.feat_post, facts.widths, last)
 
 

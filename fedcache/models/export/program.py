@@ -131,8 +131,10 @@ class ImageModel(nn.Module):
     ) -> None:
         super().__init__()
         (self.saved,), (self.made,) = predictor.members, predictor.deployed
-        self.client, self.temperature = predictor.client, predictor.softmax_temperature
-        self.encoders, self.reads = tuple(encoders), tuple(reads)
+        self.client = predictor.client
+        self.temperature = predictor.softmax_temperature
+        self.encoders = tuple(encoders)
+        self.reads = tuple(reads)
         live = () if predictor.encoders is None else (getattr(predictor.encoders, "encoder", None),)
         held = [e.module for e in (*encoders, *live) if isinstance(e, ModuleEncoder)]
         self.backbones = nn.ModuleList(held)  # so that their weights are the program's own

@@ -198,7 +198,8 @@ class BenchRun:
         """The settings with the highest accuracy on validation rows; what there is no choice of is not trained."""
         if treatment.points == 1:
             return {key: values[0] for key, values in treatment.search.items()}
-        deal, seeds = self.study.partitions[block.partition], self.study.search_seeds
+        deal = self.study.partitions[block.partition]
+        seeds = self.study.search_seeds
         sweeps = {
             f"set.{key}": values for key, values in treatment.search.items()
         }  # alpha is a scheme's too

@@ -102,7 +102,8 @@ SUMMARY = (
 
 def sentences(ranked: Mapping[str, Any]) -> list[str]:
     """What must be read with a ranking."""
-    count, blocks = len(ranked["standings"]), len(ranked["blocks"])
+    count = len(ranked["standings"])
+    blocks = len(ranked["blocks"])
     said = [
         f"{count} treatments, {blocks} block{'s' * (blocks != 1)} of data, backbone and partition."
     ]
@@ -196,7 +197,9 @@ def _value(score: Mapping[str, Any] | None) -> str:
 
 
 def _interval(found: Sequence[float] | None) -> str:
-    return "" if found is None else f" [{100 * found[0]:+.2f}, {100 * found[1]:+.2f}]"
+    if found is None:
+        return ""
+    return f" [{100 * found[0]:+.2f}, {100 * found[1]:+.2f}]"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

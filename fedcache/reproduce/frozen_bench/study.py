@@ -148,19 +148,24 @@ class Study:
             if (
                 not equals or ":" in label
             ):  # ``a=SPEC,b=SPEC`` is one data set of two domains: it needs a label too
-                label, spec = label_of(text), text
+                label = label_of(text)
+                spec = text
             if label in found:
                 raise UsageError(
                     f"Two data sets are called {label}.", f"Name them: --on {label}-2={spec}"
                 )
             found[label] = BenchData(spec)
-        return replace(self, data=found) if found else self
+        if found:
+            return replace(self, data=found)
+        return self
 
 
 def label_of(spec: str) -> str:
     """A short name of a dataset: the last part of its spec, without the ending of a file."""
     last = spec.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    return last.rsplit(".", 1)[0] if last.rsplit(".", 1)[0] else last
+    if last.rsplit(".", 1)[0]:
+        return last.rsplit(".", 1)[0]
+    return last
 
 
 @cache

@@ -142,11 +142,15 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
 
 
 def _mean(score: BenchScore | None) -> float:
-    return np.nan if score is None or not score.values else float(np.mean(score.values))
+    if score is None or not score.values:
+        return np.nan
+    return float(np.mean(score.values))
 
 
 def _friedman(ranked: Ranking | None) -> tuple[float | None, float | None, float | None]:
-    return (None, None, None) if ranked is None else (ranked.statistic, ranked.p, ranked.cd)
+    if ranked is None:
+        return (None, None, None)
+    return (ranked.statistic, ranked.p, ranked.cd)
 
 
 def _alike(

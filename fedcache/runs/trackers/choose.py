@@ -72,7 +72,8 @@ def tracker(spec: str, runs: Path) -> Tracker:
     for an unknown name; MachineError, with the line that installs it, for a missing package.
     """
     name, colon, place = spec.partition(":")
-    own, kind = find("trackers", name), TRACKERS.get(name)
+    own = find("trackers", name)
+    kind = TRACKERS.get(name)
     if kind is None and own is None:
         raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not place:
@@ -100,7 +101,9 @@ def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
     if kind.url is not None and ("://" in place or place == "databricks"):
         return None
     refuse_remote(place, "--track")
-    return Path(place).expanduser() if place else runs / kind.default
+    if place:
+        return Path(place).expanduser()
+    return runs / kind.default
 
 
 def look_at(spec: str, runs: Path) -> str | None:
@@ -110,11 +113,9 @@ def look_at(spec: str, runs: Path) -> str | None:
     folder = (
         None if kind is None or find("trackers", name) is not None else _folder(kind, place, runs)
     )
-    return (
-        None
-        if kind is None or folder is None
-        else kind.look.format(place=shell_word(folder.absolute()))
-    )
+    if kind is None or folder is None:
+        return None
+    return kind.look.format(place=shell_word(folder.absolute()))
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:

@@ -27,10 +27,13 @@ from fedcache.runs.trackers.seeds import (
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-KEY, GROUP = "fedcache.key", "fedcache.group"
+KEY = "fedcache.key"
+GROUP = "fedcache.group"
 """Tags by which the runs of seeds and of groups are found again."""
 
-FLUSH_SECONDS, FLUSH_METRICS, MOST_PARAMETERS = 1.0, 500, 100
+FLUSH_SECONDS = 1.0
+FLUSH_METRICS = 500
+MOST_PARAMETERS = 100
 """When figures that are gathered are written, and how many parameters one call takes."""
 
 
@@ -101,7 +104,9 @@ class MLflow(SeedTracker):
         found = self._client.search_runs(
             [self._experiment], f"tags.`{tag}` = '{value}'", max_results=1
         )
-        return str(found[0].info.run_id) if found else None
+        if found:
+            return str(found[0].info.run_id)
+        return None
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -129,10 +134,14 @@ class MLflowRun:
     """The run of one seed; ``told`` are the rounds that it has."""
 
     def __init__(self, client: MlflowClient, run: str, told: set[int]) -> None:
-        self._client, self._run, self._told = client, run, told
+        self._client = client
+        self._run = run
+        self._told = told
         self._gathered: list[Any] = []
         self._moment: int | None = None  # of all figures of a private run, in milliseconds
-        self._written, self._last, self._live = time.monotonic(), 0, not told
+        self._written = time.monotonic()
+        self._last = 0
+        self._live = not told
 
     def write(self, round_: Round) -> None:
         """Gather the figures of a round, and write what is gathered when it is time."""
@@ -172,7 +181,8 @@ class MLflowRun:
                 self._client.log_batch(
                     self._run, metrics=self._gathered[start : start + FLUSH_METRICS]
                 )
-        self._gathered, self._written = [], time.monotonic()
+        self._gathered = []
+        self._written = time.monotonic()
 
 
 @contextmanager

@@ -167,7 +167,9 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
 def _plain(value: Any) -> bool | int | float | str:
     if isinstance(value, bool | int | float | str):
         return value
-    return json.dumps(value, default=str) if isinstance(value, list | tuple | dict) else str(value)
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, default=str)
+    return str(value)
 
 
 def final_figures(path: Path, result: Mapping[str, Any], seed: int) -> dict[str, float]:

@@ -42,7 +42,8 @@ class EventFile:
     """The events of one seed."""
 
     def __init__(self, writer: SummaryWriter, first: Round) -> None:
-        self._writer, self._last = writer, first
+        self._writer = writer
+        self._last = first
         self._moment = time.time() if first.secret_times else None  # of all events of a private run
         rows = "\n".join(
             f"| {k} | {str(v).replace('|', '/')} |" for k, v in parameters_of(first).items()

@@ -63,7 +63,8 @@ class TrackioRun:
     """The run of one seed."""
 
     def __init__(self, run: object) -> None:
-        self._run, self._last = run, 0
+        self._run = run
+        self._last = 0
 
     def write(self, round_: Round) -> None:
         """The figures of a round, with its number as their step."""

@@ -39,7 +39,8 @@ class WandB(SeedTracker):
         """The run of a seed."""
         import wandb
 
-        name, mode = name_of(round_), os.environ.get("WANDB_MODE") or OFFLINE
+        name = name_of(round_)
+        mode = os.environ.get("WANDB_MODE") or OFFLINE
         if mode == OFFLINE:
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
             for left in (self.folder / "wandb").glob(f"offline-run-*-{name.key}"):
@@ -70,7 +71,8 @@ class WandBRun:
     """The run of one seed."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._told = run, run.step
+        self._run = run
+        self._told = run.step
 
     def write(self, round_: Round) -> None:
         """The figures of a round, with its number as their step."""

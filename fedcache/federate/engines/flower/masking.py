@@ -150,7 +150,8 @@ class Masking:
         self, total: Tensor, broadcast: Tree, rows: Sequence[float]
     ) -> dict[str, tuple[Tensor, torch.dtype]]:
         """What ``UploadPipeline.add_sum`` takes, from the sum of the vectors of sites with these numbers of rows."""
-        found, start = {}, 0
+        found = {}
+        start = 0
         for t in self.tensors:
             value = total[start : start + t.size].view(t.shape).double() / self._factor(t, 1.0)
             start += t.size

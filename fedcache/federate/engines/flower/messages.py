@@ -102,14 +102,16 @@ def unpack(packed: PackedMessage) -> SiteMessage:
     try:
         words = json.loads(packed.words)
         entries = words.pop("trees")
-        made, total = [], 0
+        made = []
+        total = 0
         for entry in entries:
             tree: Tree = {}
             for name, told in entry.items():
                 shape = tuple(told["shape"])
                 if not all(type(n) is int and n >= 0 for n in shape):
                     raise MalformedError(f"{name} has no shape")
-                raw, rows = packed.arrays[told["at"]], packed.arrays.get(f"{told['at']}/rows")
+                raw = packed.arrays[told["at"]]
+                rows = packed.arrays.get(f"{told['at']}/rows")
                 total += math.prod(shape) * _type(raw).itemsize
                 if total > MOST_BYTES:
                     raise MalformedError(f"its tensors are more than {MOST_BYTES:,} bytes")

@@ -53,7 +53,9 @@ class Address:
     ca: Path | None = None  # the certificate it is checked with; None without TLS
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @classmethod
     def parse(cls, text: str, ca: Path | None) -> Address:

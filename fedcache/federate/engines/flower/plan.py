@@ -111,7 +111,8 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             IN_PROCESS.format(method.name)
             + " --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
         )
-    plain, simulated = TrainConfig(), (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
+    plain = TrainConfig()
+    simulated = (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
     words = {n: value for n in simulated if (value := getattr(config, n)) != getattr(plain, n)}
     if options := {f"--{name.replace('_', '-')}": value for name, value in words.items()}:
         given = [f"{option} {shell_word(value)}" for option, value in options.items()]

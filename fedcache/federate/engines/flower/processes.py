@@ -29,7 +29,8 @@ from fedcache.federate.engines.flower import QUIET
 from fedcache.store.files import make_private
 from fedcache.store.outputs import write_output
 
-LOW, HIGH = (1, 41), (1, 42)
+LOW = (1, 41)
+HIGH = (1, 42)
 INSTALL = "pip install 'fedcache[flower]'"
 
 GRACE = 8.0
@@ -193,7 +194,8 @@ def descendants(pid: int) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         if fields := _stat(int(entry.name)):
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [pid]
+    found = []
+    todo = [pid]
     while todo:
         begun = parents.get(todo.pop(), [])
         found += begun
@@ -211,7 +213,9 @@ def _stat(pid: int) -> list[str]:
 
 def _since(pid: int) -> str:
     fields = _stat(pid)
-    return fields[19] if len(fields) > 19 else ""
+    if len(fields) > 19:
+        return fields[19]
+    return ""
 
 
 def free_port() -> int:
@@ -355,7 +359,8 @@ def read_keys(path: Path) -> Keys:
 def read_site_keys(path: Path) -> tuple[Path, Path]:
     """Certificate and node's key that a site was handed. Raises UsageError, when something is missing or no key."""
     need_flower()
-    ca, key = path.expanduser().resolve() / "ca.crt", path.expanduser().resolve() / "node.key"
+    ca = path.expanduser().resolve() / "ca.crt"
+    key = path.expanduser().resolve() / "node.key"
     hint = "Take it from the folder of keys: KEYS/sites/NAME has ca.crt and node.key (fedcache flower keys --out KEYS)"
     for file in (ca, key):
         if not file.exists():

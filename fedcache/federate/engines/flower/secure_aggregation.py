@@ -99,7 +99,8 @@ class _Polled:
     """A grid whose answers are looked for often, and whose errors and bytes are kept by node."""
 
     def __init__(self, transport: MessageExchange, grid: Grid) -> None:
-        self._transport, self._grid = transport, grid
+        self._transport = transport
+        self._grid = grid
         self.errors: dict[int, str] = {}
 
     @property
@@ -130,7 +131,9 @@ def _bytes_of(value: Any) -> int:
         return sum(map(_bytes_of, value))
     if isinstance(value, Array):
         return len(value.data)
-    return len(value) if isinstance(value, bytes | str) else NUMBER_BYTES
+    if isinstance(value, bytes | str):
+        return len(value)
+    return NUMBER_BYTES
 
 
 def secure_sum(
@@ -202,7 +205,9 @@ def _words(answer: FitRes) -> dict[str, Any]:
         found = parse_json(str(answer.metrics.get("words")))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def least_sites(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

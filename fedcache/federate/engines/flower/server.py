@@ -176,7 +176,8 @@ class Server:
     """
 
     def __init__(self, sites: Sites, secure_bound: float | None = None) -> None:
-        self.sites, self.secure_bound = sites, secure_bound
+        self.sites = sites
+        self.secure_bound = secure_bound
 
     def start(
         self,
@@ -259,7 +260,8 @@ class Server:
                 self.secure_bound,
             )
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
-        messages, about = {}, {}
+        messages = {}
+        about = {}
         for client, member in enumerate(self.sites.members):
             mine = [g for g, sample in enumerate(samples) if client in sample]
             if mine:
@@ -285,7 +287,8 @@ class Server:
     def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
         """An upload that update validation accepts, or why it does not."""
         try:
-            told, up = answer.words["jobs"][place], dict(answer.trees[place])
+            told = answer.words["jobs"][place]
+            up = dict(answer.trees[place])
             sent_in = job.answered(client, told)
         except ValueError as error:
             return str(error)
@@ -293,7 +296,9 @@ class Server:
             return f"its words are malformed ({type(error).__name__})"
         rows = float(self.sites.members[client].facts.train)
         why = job.run.update_validation().problem(up, rows, sent_in=sent_in)
-        return up if why is None else why
+        if why is None:
+            return up
+        return why
 
     def _merge(
         self,
@@ -303,13 +308,16 @@ class Server:
         got: Mapping[int, Tree | str] | SummedUploads,
     ) -> tuple[list[int], Any] | None:
         """Pool what came and end the round; None when that ended the job."""
-        run, number = job.run, job.run.round + 1
+        run = job.run
+        number = job.run.round + 1
         if isinstance(got, SummedUploads):
-            summed, ups = got, dict[int, Tree]()
+            summed = got
+            ups = dict[int, Tree]()
             ids = sorted(summed.clients)
             told = {client: f"{NO_ANSWER}{why}" for client, why in summed.missing.items()}
         else:
-            summed, ups = None, {c: up for c, up in got.items() if not isinstance(up, str)}
+            summed = None
+            ups = {c: up for c, up in got.items() if not isinstance(up, str)}
             ids = sorted(ups)
             told = {client: why for client, why in got.items() if isinstance(why, str)}
         reasons = {c: told.get(c, f"{NO_ANSWER}it was not heard") for c in sample if c not in ids}
@@ -365,7 +373,8 @@ class Server:
 
     def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
         """Note a site whose upload is not in a round; one that is refused ends a run that was not told otherwise."""
-        name, run = self.sites.members[client].facts.name, job.run
+        name = self.sites.members[client].facts.name
+        run = job.run
         if why.startswith(NO_ANSWER):
             entry = MissedSite(number, name, why.removeprefix(NO_ANSWER))
             if entry not in self.sites.missed:
@@ -445,7 +454,8 @@ class Server:
         return SiteJob(job.id, hp, job.run.seed, number, job.latest.get(client, 0)).to_words()
 
     def _join(self, jobs: Sequence[ServerJob], member: Member) -> None:
-        name, number = member.facts.name, jobs[0].run.round + 1
+        name = member.facts.name
+        number = jobs[0].run.round + 1
         for job in jobs:
             run = job.run
             wider = RunState(
@@ -467,8 +477,10 @@ class Server:
                     MissedSite(number, name, "came late, and the method has no place for it")
                 )
                 return
-            wider.server, wider.round = run.server, run.round
-            wider.warnings, wider.rejected = run.warnings, run.rejected
+            wider.server = run.server
+            wider.round = run.round
+            wider.warnings = run.warnings
+            wider.rejected = run.rejected
             wider.traffic.up[: len(run.traffic.up)] = run.traffic.up
             wider.traffic.down[: len(run.traffic.down)] = run.traffic.down
             wider.traffic.rounds = run.traffic.rounds
@@ -511,7 +523,9 @@ def _check_model_was_usable(
 def _sound(answer: SiteMessage | str) -> SiteMessage | str:
     """An answer that is no refusal, else why there is none."""
     refusal = None if isinstance(answer, str) else refusal_of(answer)
-    return answer if refusal is None else refusal.message
+    if refusal is None:
+        return answer
+    return refusal.message
 
 
 def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
@@ -538,7 +552,8 @@ def _server_model(run: RunState) -> DeployedModel | None:
 
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     """What the in-process engine returns of a run."""
-    run, evaluation = job.run, job.evaluation
+    run = job.run
+    evaluation = job.evaluation
     assert evaluation is not None
 
     def predict(_x: Tensor) -> Tensor:
@@ -637,7 +652,8 @@ def federate(
             continue
         assert job.dealt is not None
         # What a result reads of the rows that counts were dealt out as: their labels and domains.
-        y, domain = job.dealt.y, job.dealt.domain
+        y = job.dealt.y
+        domain = job.dealt.domain
         rows = replace(
             run.inputs.data, x=job.dealt.x.new_empty(len(y), 1, 0), y=y, domain=domain, text=None
         )
@@ -724,7 +740,8 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
 
 def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:
     """Store the result of all seeds, with who was missing and when, and what the server saw of uploads."""
-    sites, bound = server.sites, server.secure_bound
+    sites = server.sites
+    bound = server.secure_bound
     federation: Mapping[str, Any] = {
         "engine": "flower",
         "uploads": "one by one"

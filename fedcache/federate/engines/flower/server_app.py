@@ -58,7 +58,8 @@ def main(grid: Grid, context: Context) -> None:
     end_with_parent()
     try:
         plan = Plan.from_config(context.run_config)
-        home, names = Home.from_environment(), SiteNames.from_environment()
+        home = Home.from_environment()
+        names = SiteNames.from_environment()
         runs = federate(plan, FlowerTransport(grid), home, Logged(), names)
     except FedcacheError as error:
         tell(error=error_words(error))

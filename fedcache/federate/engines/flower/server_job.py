@@ -19,7 +19,8 @@ OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]]
 """(round, metrics, traffic of the round, snapshot) after each round of one point and seed; rounds count from 1."""
 
 
-MOST_TENSORS, MOST_NUMBERS = 10_000, 2**40
+MOST_TENSORS = 10_000
+MOST_NUMBERS = 2**40
 """Tensors that a client may say it holds, and the longest axis of one."""
 
 
@@ -56,7 +57,8 @@ class ServerJob:
         if not isinstance(told, dict) or told.get("id") != self.id:
             said = str(told.get("id"))[:12] if isinstance(told, dict) else "none"
             raise ValueError(f"it answers job {said}, and was asked for {self.id[:12]}")
-        number, outline = told.get("round"), told.get("outline")
+        number = told.get("round")
+        outline = told.get("outline")
         shapes = list(outline.values()) if isinstance(outline, dict) else [None]
         sound = all(
             isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s)

@@ -77,10 +77,12 @@ class SiteModels:
 
     def keep(self, run: RunState, job: str, seed: int, hp: Mapping[str, Any]) -> None:
         """Save what the site deploys now; nothing where all sites have the server's model."""
-        method, number = run.method, int(run.eligible[0])
+        method = run.method
+        number = int(run.eligible[0])
         if method.protocol(run.hp) == "global" or not has_model(run, number):
             return
-        down, arrays = run.down(), [self.store.arrays[key] for key in self.keys]
+        down = run.down()
+        arrays = [self.store.arrays[key] for key in self.keys]
         model = deployed_model(run, number, down)
         facts = ModelFacts(
             run=job,
@@ -172,10 +174,8 @@ class Site:
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError, when the site has lost what it held."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
-        where, dtype = (
-            (int(message.words["clients"]), int(message.words["client"])),
-            str(message.words["dtype"]),
-        )
+        where = (int(message.words["clients"]), int(message.words["client"]))
+        dtype = str(message.words["dtype"])
         trees: list[Tree] = []
         told: list[dict[str, Any]] = []
         seen: dict[Any, Tree] = {}
@@ -322,7 +322,8 @@ class ShardSite:
                     f"{self.path.name} holds features of another recipe than the run began with.",
                     "Start the run again.",
                 )
-            data, client = request.data(str(message.words["feat_post"])), request.client(self.name)
+            data = request.data(str(message.words["feat_post"]))
+            client = request.client(self.name)
             domains = len(request.store.samples.domains)
             memory = StoredClientMemory(
                 self.state, str(request.store.dataset["digest"]), client.name
@@ -375,7 +376,8 @@ class SiteRequest:
 
         Raises UsageError for rows to choose by, which sites do not score.
         """
-        shard, s = self.store.dataset.get("shard"), self.store.samples
+        shard = self.store.dataset.get("shard")
+        s = self.store.samples
         if shard is None and name is None:
             raise UsageError(
                 f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
@@ -394,9 +396,12 @@ class SiteRequest:
 
     def facts(self, name: str | None) -> SiteFacts:
         """What the site says of itself."""
-        store, keys, client = self.store, self.keys, self.client(name)
+        store = self.store
+        keys = self.keys
+        client = self.client(name)
         text, templates = text_of(self.method, self.hp, store, keys)
-        shard, s = store.dataset.get("shard"), store.samples
+        shard = store.dataset.get("shard")
+        s = store.samples
         label = s.label.astype(np.int64)
         if "labels" in self.method.needs and (label[client.train] < 0).any():
             raise UsageError(
@@ -439,7 +444,8 @@ class SiteRequest:
         """The site's rows as methods read them."""
         store = self.store
         arrays = [store.reader(key) for key in self.keys]
-        s, text = store.samples, self.text()
+        s = store.samples
+        text = self.text()
         return Data(
             x=prepare(arrays, feat_post, views=min(array.shape[1] for array in arrays)),
             y=torch.from_numpy(s.label.astype(np.int64)),

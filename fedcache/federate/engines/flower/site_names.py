@@ -49,7 +49,9 @@ class SiteNames:
                 f"{error.message} It says which key each site's name belongs to.",
                 "Restore it, or remove it: every name is then that of the next key that takes part under it.",
             ) from error
-        return {} if found is None else dict(found.content)
+        if found is None:
+            return {}
+        return dict(found.content)
 
     def bind(self, keys: Mapping[str, str]) -> None:
         """Keep names, with the keys of those who take part under them; a name that belongs to a key stays its."""
@@ -57,7 +59,8 @@ class SiteNames:
 
     def forget(self, names: Iterable[str]) -> None:
         """Let names go to the next keys that take part under them. Raises UsageError for a name that has no key."""
-        gone, known = list(names), self.known()
+        gone = list(names)
+        known = self.known()
         for name in gone:
             if name not in known:
                 raise unknown(

@@ -87,7 +87,8 @@ LISTS = {
 }
 """Fact -> the most texts that it may hold, and the most characters of each."""
 
-WIDTHS, WIDEST = 100, 1_000_000
+WIDTHS = 100
+WIDEST = 1_000_000
 """The most arrays of a site, and the most features of one."""
 
 
@@ -245,7 +246,9 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple):
         return " + ".join(_short(v) for v in value[:4]) + (" .." if len(value) > 4 else "")
     text = str(value) or "none"
-    return text[:12] if len(text) > 40 else text
+    if len(text) > 40:
+        return text[:12]
+    return text
 
 
 MOST_ROWS = 10_000_000
@@ -285,11 +288,9 @@ def compatible_sites(
 def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
     """Why a site cannot have its name, in words, and a hint; None when no other key has it."""
     name = member.facts.name
-    return (
-        None
-        if owners.get(name, member.key) == member.key
-        else (NAME_BOUND, BOUND_HINT.format(shell_word(name)))
-    )
+    if owners.get(name, member.key) == member.key:
+        return None
+    return (NAME_BOUND, BOUND_HINT.format(shell_word(name)))
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
@@ -435,12 +436,10 @@ class Sites:
         say: Callable[[str], None],
         names: SiteNames | None = None,
     ) -> None:
-        self.transport, self.terms, self.say, self.names = (
-            transport,
-            terms,
-            say,
-            names or SiteNames(),
-        )
+        self.transport = transport
+        self.terms = terms
+        self.say = say
+        self.names = names or SiteNames()
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites without which something was done
         self.joined: list[MissedSite] = []  # sites that came after the beginning
@@ -657,7 +656,9 @@ class Sites:
 
     def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
         """See ``Transport.ask``, with the terms' timeout."""
-        return self.transport.ask(kind, messages, self.terms.timeout) if messages else {}
+        if messages:
+            return self.transport.ask(kind, messages, self.terms.timeout)
+        return {}
 
 
 # The rows of sites as the server knows them: their numbers, widths, digests and counts, and no
@@ -674,7 +675,8 @@ class SiteRows:
     """A ``RowSource``: what sites say of themselves, in client order, and the class text features [C, D], if any."""
 
     def __init__(self, facts: Sequence[SiteFacts], text: torch.Tensor | None) -> None:
-        self.facts, self.text = list(facts), text
+        self.facts = list(facts)
+        self.text = text
         self._stores = digest_of([[f.name, f.dataset] for f in facts])
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
@@ -689,7 +691,8 @@ class SiteRows:
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
         """Every site is a client. One row stands for all of its own; the digest of the stores says which they are."""
-        one, none = np.zeros(1, np.int64), np.ones(1, np.int64)
+        one = np.zeros(1, np.int64)
+        none = np.ones(1, np.int64)
         partition = Partition(
             scheme="sites",
             args={"stores": self._stores},
@@ -735,7 +738,8 @@ class SiteRows:
 
     def dataset(self) -> dict[str, Any]:
         """The store that all shards were cut from, or all stores together."""
-        first, parents = self.facts[0], {f.parent for f in self.facts}
+        first = self.facts[0]
+        parents = {f.parent for f in self.facts}
         return {
             "slug": first.slug,
             "digest": first.parent if parents == {first.parent} and first.parent else self._stores,
@@ -762,9 +766,13 @@ def score_counts(
 
     ``counts`` are int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
     """
-    C, own = run.env.classes, run.method.protocol(run.hp) != "global"
+    C = run.env.classes
+    own = run.method.protocol(run.hp) != "global"
     names = domain_names(facts)
-    label, domain, guess, clients = [], [], [], []
+    label = []
+    domain = []
+    guess = []
+    clients = []
     first: dict[str, np.ndarray] = {}
     start = 0
     for i, known in enumerate(facts):
@@ -775,7 +783,8 @@ def score_counts(
         if key not in first:
             flat = counts[i].numpy().reshape(-1)
             cell = np.repeat(np.arange(len(flat)), flat)
-            place, taken = cell // (C + 1), cell % (C + 1)
+            place = cell // (C + 1)
+            taken = cell % (C + 1)
             label.append(place % C)
             domain.append(np.array([names.index(d) for d in known.domains], np.int64)[place // C])
             guess.append(np.where(taken == C, -1, taken))

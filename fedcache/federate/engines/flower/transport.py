@@ -53,7 +53,8 @@ def to_record(packed: PackedMessage) -> RecordDict:
 
 def from_record(record: RecordDict) -> PackedMessage:
     """The inverse of ``to_record``; ``unpack`` looks at what is in it. Raises MalformedError, for anything else."""
-    words, arrays = record.get("words"), record.get("arrays")
+    words = record.get("words")
+    arrays = record.get("arrays")
     if not isinstance(words, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise MalformedError("it lacks words or arrays")
     text = words.get("json")

@@ -88,7 +88,8 @@ def fit_slice(
 ) -> dict[str, Any]:
     """What each group of clients sends in round ``number`` (from 0), and what its clients keep afterwards."""
     job = held.job(seed)
-    job.round, job.states = number, ClientStates()
+    job.round = number
+    job.states = ClientStates()
     for client, state in states.items():
         job.states[client] = state
     ups = [fit_group(job, down, group) for group in groups]
@@ -105,7 +106,8 @@ class OverRay(Sequential):
     ) -> Iterator[tuple[Group, Tree]]:
         """As ``Sequential``; clients of later slices are trained while earlier ones are pooled."""
         pool = type(self).pool()
-        pieces, begun = slices(groups, AHEAD * pool.slots), 0
+        pieces = slices(groups, AHEAD * pool.slots)
+        begun = 0
         sent = pool.cluster.ray.put(down)  # once a round, whatever the number of slices
         answers: dict[int, dict[str, Any]] = {}
         for turn, piece in enumerate(pieces):
@@ -130,7 +132,8 @@ class OverRay(Sequential):
 def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
     """The groups in order, in at least so many pieces where there are as many, none of more than ``SLICE_CLIENTS``."""
     size = max(1, min(SLICE_CLIENTS, -(-len(groups) // at_least)))
-    waiting, made = deque(groups), []
+    waiting = deque(groups)
+    made = []
     while waiting:
         made.append([waiting.popleft() for _ in range(min(size, len(waiting)))])
     return made

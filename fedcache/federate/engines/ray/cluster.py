@@ -52,7 +52,8 @@ QUIET = {
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 """Of a local cluster: it listens on 127.0.0.1 and not on the machine's own address, and lets nobody else in."""
 
-PREFIX, HELD = "fedcache-ray-", "held.lock"
+PREFIX = "fedcache-ray-"
+HELD = "held.lock"
 """Of a local cluster's temporary folder, and the lock in it that its driver holds."""
 
 
@@ -98,7 +99,9 @@ class Cluster:
     """
 
     def __init__(self, ray: Any, words: str, home: str | None = None) -> None:
-        self.ray, self.words, self.home = ray, words, home
+        self.ray = ray
+        self.words = words
+        self.home = home
         self._looked = 0.0
         self._nodes: list[dict[str, float]] = []
 
@@ -175,10 +178,8 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
                 **common,
             )
     except (Exception, SystemExit) as error:
-        what, hint = (
-            "Ray could not be started",
-            "Free some memory and disk space, or leave --engine ray out.",
-        )
+        what = "Ray could not be started"
+        hint = "Free some memory and disk space, or leave --engine ray out."
         if address is not None:
             what = f"The Ray cluster at {address} could not be joined"
             hint = (

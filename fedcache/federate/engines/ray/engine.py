@@ -67,7 +67,8 @@ def open_pool(
         workers: at once; None is as many as the CPUs (or GPUs) allow.
         observer: told where they are.
     """
-    threads, on_gpus = spec.settings.threads, needs_gpus(spec.settings)
+    threads = spec.settings.threads
+    on_gpus = needs_gpus(spec.settings)
     gpus = _gpus() if on_gpus else 0
     cpus = cores() if gpus else (workers or max(1, cores() // threads)) * threads
     with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
@@ -277,7 +278,8 @@ class RayEngine:
             wants_encoders(find_method(name)) for name in names
         )
         gpus = _gpus() if live and torch.cuda.is_available() else 0
-        pieces, many = slices(request), len(request.points)
+        pieces = slices(request)
+        many = len(request.points)
         cpus = threads * jobs if jobs > 1 else max(cores(), threads)
         with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
             task = GridTask(request, threads)

@@ -72,7 +72,10 @@ class RayWorkerPool:
         gpus: int = 0,
         most: int | None = None,
     ) -> None:
-        self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
+        self.cluster = cluster
+        self.cpus = cpus
+        self.gpus = gpus
+        self.most = most or 1 << 20
         self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
         ray = cluster.ray
         # Sent with every call, small; the setup is stored once in the cluster and fetched by the workers.
@@ -96,7 +99,9 @@ class RayWorkerPool:
     @property
     def slots(self) -> int:
         """Calls that run at once."""
-        return self._slots if self.gpus else max(1, min(self.most, self.cluster.slots(self.cpus)))
+        if self.gpus:
+            return self._slots
+        return max(1, min(self.most, self.cluster.slots(self.cpus)))
 
     @property
     def waiting(self) -> int:

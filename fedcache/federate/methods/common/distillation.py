@@ -173,11 +173,14 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
     queue = _filled(w, every, ctx) if queued(hp, target.size) else None
-    projected, zeta, ema = hp["sim_at"] == "projection", float(ctx.number("zeta")), hp["ema"]
+    projected = hp["sim_at"] == "projection"
+    zeta = float(ctx.number("zeta"))
+    ema = hp["ema"]
     names = tuple(
         n for n in simclr.trained(hp) if projected or n.startswith("t.")
     )  # else the projection rests
-    one, by_batch = optimiser_step(_loss(target), names, {}), hp["key_mode"] == "train"
+    one = optimiser_step(_loss(target), names, {})
+    by_batch = hp["key_mode"] == "train"
 
     def follow(p: Tree) -> None:
         for n in names:
@@ -234,7 +237,9 @@ def _seen(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
     """BatchNorm's updates of a batch that takes no step."""
     encoder = simclr.encoder_of(ctx.hp)
     with torch.no_grad(), precision(ctx):
-        return encoder.trunk(p, batch["x"], training=True)[1] if encoder.buffers() else {}
+        if encoder.buffers():
+            return encoder.trunk(p, batch["x"], training=True)[1]
+        return {}
 
 
 def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, Tree]]:

@@ -137,7 +137,8 @@ def on_images(hp: Hp) -> bool:
 
 def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
     """How views of images of (height, width) are drawn."""
-    name, small = str(hp["augment"]), max(image) <= SMALL_IMAGE
+    name = str(hp["augment"])
+    small = max(image) <= SMALL_IMAGE
     if name == "auto":
         name = "cifar" if small else "imagenet"
     policy = POLICIES[name] if small or name != "supervised" else LARGE_SUPERVISED

@@ -44,7 +44,9 @@ def begins(ctx: Ctx) -> str:
     how = str(ctx.hp.get("init", "shared"))
     if how != "auto":
         return how
-    return "text" if ctx.hp["head"] == "linear" and ctx.env.text is not None else "shared"
+    if ctx.hp["head"] == "linear" and ctx.env.text is not None:
+        return "text"
+    return "shared"
 
 
 def by_text(ctx: Ctx) -> Callable[[Tensor], Tensor]:
@@ -54,12 +56,15 @@ def by_text(ctx: Ctx) -> Callable[[Tensor], Tensor]:
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
     """The zero-shot classifier, for a head that begins as it."""
-    return by_text(ctx) if begins(ctx) == "text" else None
+    if begins(ctx) == "text":
+        return by_text(ctx)
+    return None
 
 
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
-    head, env = head_of(ctx.hp), ctx.env
+    head = head_of(ctx.hp)
+    env = ctx.env
     how = begins(ctx)
     if how in ("text", "zero"):
         if how == "text":
@@ -77,12 +82,15 @@ def init(ctx: Ctx) -> Tree:
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     """What P makes of features, [.., N, dim]; the features themselves where the head is one linear map."""
     head = head_of(ctx.hp)
-    return x if head.kind == "linear" else projection.embed(head, {**down, **own}, x)[0]
+    if head.kind == "linear":
+        return x
+    return projection.embed(head, {**down, **own}, x)[0]
 
 
 def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse an ``init`` that the head or the features cannot serve."""
-    how, head = hp["init"], hp["head"]
+    how = hp["init"]
+    head = hp["head"]
     if how == "text" and ctx.env.text is None:
         raise StoreError(
             "init=text starts from class text features, but these features have none.",

@@ -27,7 +27,8 @@ from fedcache.heads.prompt import border, canvas, slots, square, weave
 PAPER_ROUNDS = 20
 """T_g of ATPFL, the period of its cosine."""
 
-PAPER_SIDE, PAPER_PROMPT = 224, 30
+PAPER_SIDE = 224
+PAPER_PROMPT = 30
 
 ENCODE_BYTES = 32 << 20
 """Normalised images that are encoded at once where no gradient is taken."""
@@ -141,17 +142,23 @@ def scheduled(ctx: Ctx) -> Ctx:
 
 def scale(ctx: Ctx) -> float | Tensor:
     """The factor of the cosines."""
-    return ctx.towers.scale if ctx.hp["scale"] is None else ctx.number("scale")
+    if ctx.hp["scale"] is None:
+        return ctx.towers.scale
+    return ctx.number("scale")
 
 
 def pull_temperature(ctx: Ctx) -> float | Tensor:
     """Gamma of ATPFL's eq 4: that of eq 2, whose cosines are multiplied by ``scale`` = 1/Gamma, unless it is set."""
-    return 1.0 / scale(ctx) if ctx.hp["gamma_aug"] is None else ctx.number("gamma_aug")
+    if ctx.hp["gamma_aug"] is None:
+        return 1.0 / scale(ctx)
+    return ctx.number("gamma_aug")
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
     """The prompts a gradient moves; without pixels there is no visual one."""
-    return ("ctx",) if hp.get("vp_size", 0) == 0 else ("ctx", "v")
+    if hp.get("vp_size", 0) == 0:
+        return ("ctx",)
+    return ("ctx", "v")
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,8 @@ def class_names(ctx: Ctx, n: int) -> Names:
     Raises:
         UsageError, when a prompt does not fit the text tower.
     """
-    tower, after = ctx.towers.text, ctx.towers.template.partition("{}")[2]
+    tower = ctx.towers.text
+    after = ctx.towers.template.partition("{}")[2]
     tokens, end = tower.embed([name + after for name in ctx.env.names])
     room = tower.context - 1 - int(end.max())
     if n > room:
@@ -197,13 +205,14 @@ def class_names(ctx: Ctx, n: int) -> Names:
 
 def init_context(ctx: Ctx) -> Tensor:
     """Context vectors [n, E], or [C, n, E] with ``csc``: one draw for all, or the template's words."""
-    tower, shape = ctx.towers.text, (ctx.count("n_ctx"), ctx.towers.text.width)
+    tower = ctx.towers.text
+    shape = (ctx.count("n_ctx"), ctx.towers.text.width)
     if ctx.hp["ctx_init"] == "words":
         tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
         words = tokens[0, 1 : int(end)].to(ctx.env.dtype)
-        return (
-            words.expand(ctx.env.classes, *words.shape).clone() if ctx.hp["csc"] else words.clone()
-        )
+        if ctx.hp["csc"]:
+            return words.expand(ctx.env.classes, *words.shape).clone()
+        return words.clone()
     whole = (ctx.env.classes, *shape) if ctx.hp["csc"] else shape
     return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(whole))
 
@@ -298,7 +307,8 @@ def frozen_text(vectors: Tensor, names: Names, ctx: Ctx) -> Tensor:
 
 def template_features(ctx: Ctx) -> Tensor:
     """Unit class features [C, D] of the backbone's template as it is, without a gradient."""
-    tower, template = ctx.towers.text, ctx.towers.template
+    tower = ctx.towers.text
+    template = ctx.towers.template
     with torch.no_grad():
         tokens, end = tower.embed([template.replace("{}", name) for name in ctx.env.names])
         return tower.encode(tokens, end).to(ctx.env.dtype)
@@ -331,9 +341,9 @@ def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
 
 def paint(p: Batch, ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor | None:
     """The visual prompt of parameters ``p`` as an image [3, H, W]; None when they have none."""
-    return (
-        canvas(p["v"], places(ctx, at), *cast(tuple[int, int], ctx.env.image)) if "v" in p else None
-    )
+    if "v" in p:
+        return canvas(p["v"], places(ctx, at), *cast(tuple[int, int], ctx.env.image))
+    return None
 
 
 def _at_once(ctx: Ctx) -> int:
@@ -375,7 +385,8 @@ def _batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batc
 
 def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     """A client's local epochs on its prompts ``p`` (and kept ``opt/`` state), at this round's learning rate."""
-    now, visual = scheduled(ctx), "v" in p
+    now = scheduled(ctx)
+    visual = "v" in p
     names = tuple(k for k in p if not k.startswith("opt/"))
     return train(
         p,

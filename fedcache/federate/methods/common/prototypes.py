@@ -88,7 +88,8 @@ def train_body(
     batches: Callable[[int], Iterator[tuple[int, Batch]]],
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
-    p, trained = body_of(state, ctx), body(ctx.hp).trained()
+    p = body_of(state, ctx)
+    trained = body(ctx.hp).trained()
     return train(
         p,
         trained,
@@ -123,11 +124,15 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
     Returns:
         z [.., L, P], y [.., L], w [.., L] and BatchNorm's updates.
     """
-    head, w, y = body(hp), batch["w"], batch["y"]
+    head = body(hp)
+    w = batch["w"]
+    y = batch["y"]
     z, updates = embed(head, p, batch["x"], w)
     if "x2" in batch:
         second, updates = embed(head, {**p, **updates}, batch["x2"], w)
-        z, y, w = torch.cat([z, second], -2), torch.cat([y, y], -1), torch.cat([w, w], -1)
+        z = torch.cat([z, second], -2)
+        y = torch.cat([y, y], -1)
+        w = torch.cat([w, w], -1)
     return z, y, w, updates
 
 
@@ -157,12 +162,15 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def cached_views(hp: Hp, views: int) -> str:
     """Two stored views stand in for live augmentation; the same image twice is what it is."""
-    return "cached_views" if hp["views"] == "2" and views > 1 else "exact"
+    if hp["views"] == "2" and views > 1:
+        return "cached_views"
+    return "exact"
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
-    C, dtype = ctx.env.classes, ctx.env.dtype
+    C = ctx.env.classes
+    dtype = ctx.env.dtype
     unit = ctx.hp.get("z_norm") == "l2" or bool(ctx.hp.get("proto_norm"))
     if ctx.hp.get("noise_on") == "proto":
         unit = False

@@ -133,7 +133,9 @@ def normal(x: Tensor, ctx: Ctx) -> Tensor:
 
     One normalisation for training and inference, where the released code has two (D-37).
     """
-    return 2.0 * unit_range(x, ctx) - 1.0 if ctx.env.image else x
+    if ctx.env.image:
+        return 2.0 * unit_range(x, ctx) - 1.0
+    return x
 
 
 def live(
@@ -178,7 +180,9 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
 
     if ctx.env.image:
         return live(data, ctx, views=("x", "x2"))
-    return stored if data.x.shape[1] > 1 else dropped
+    if data.x.shape[1] > 1:
+        return stored
+    return dropped
 
 
 def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -207,7 +211,9 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
         ctx = replace(
             ctx, hp={**ctx.hp, "bn": on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"}
         )
-        known, epochs, made = {**down, **state}, ctx.count("epochs"), pairs(data, ctx)
+        known = {**down, **state}
+        epochs = ctx.count("epochs")
+        made = pairs(data, ctx)
         p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
         now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
 
@@ -244,7 +250,8 @@ def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
 
 def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
-    p, width = {**down, **state}, encoder_of(ctx.hp).width
+    p = {**down, **state}
+    width = encoder_of(ctx.hp).width
     x = data.full()[0]
     if not len(x):  # no label, no probe: its scores are no numbers, and nothing is scored
         lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
@@ -260,7 +267,8 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
         "probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1]))
     )
     head = {"W": start, "b": start.new_zeros(len(start))}
-    epochs, rate = ctx.count("probe_epochs"), float(ctx.number("probe_lr"))
+    epochs = ctx.count("probe_epochs")
+    rate = float(ctx.number("probe_lr"))
     cuts = [0, epochs // 2, epochs * 5 // 6, epochs]
     hp = {
         **ctx.hp,
@@ -294,7 +302,9 @@ def fidelity(hp: Hp, views: int) -> str:
     """Live augmentation of images is exact; three stored views give two different augmentations."""
     if on_images(hp):
         return "exact"
-    return "cached_views" if views > 2 else "approx"
+    if views > 2:
+        return "cached_views"
+    return "approx"
 
 
 def trainable(server: Tree, state: Tree) -> int:

@@ -55,7 +55,8 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     counts = [len(k) for k in label]
     points = ctx.lead[0] if len(ctx.lead) == 2 else 1
     longest = max(counts)
-    k, w = np.zeros((len(counts), longest), np.int64), np.zeros((len(counts), longest))
+    k = np.zeros((len(counts), longest), np.int64)
+    w = np.zeros((len(counts), longest))
     for i, own in enumerate(label):
         k[i, : len(own)] = own
         w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
@@ -114,7 +115,8 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
     Returns:
         as ``synthetic``.
     """
-    C, R = ctx.env.classes, ctx.count("strata")
+    C = ctx.env.classes
+    R = ctx.count("strata")
     n = np.stack([np.bincount(own, minlength=C) for own in label]).astype(np.float64)
     whole = n.sum(1) if ctx.hp["tsamp_reduce"] == "mean" else np.asarray(steps, np.float64)
     weight = np.repeat(n / np.maximum(whole, 1.0)[:, None] / R, R, 1)
