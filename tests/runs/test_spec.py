@@ -149,7 +149,7 @@ def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another()
         client_set={"dim": 3},
         eval_every=2,
         dtype="float64",
-        execution="stack",
+        execution="batched",
     )
     made = replace(
         resolve_run(config, METHODS["fedavg"], {}, ["a"], 5),
