@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedcache.report.compare import Comparisons
     from fedcache.report.page import Report
     from fedcache.runs.events import OnRound
-    from fedcache.runs.personalise_run import Personalised
+    from fedcache.runs.predict_run import Personalised
     from fedcache.runs.run import Run
     from fedcache.store.store import Store
 

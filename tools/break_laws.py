@@ -906,7 +906,7 @@ TABLE = (
     B(
         "folders_that_are_all_named_like_splits_are_never_classes",
         "train and test are classes",
-        "extract/datasets/folder_labels.py",
+        "extract/datasets/folder.py",
         "if None in codes and not (",
         "if codes or not (",
     ),
@@ -1025,7 +1025,7 @@ TABLE = (
     B(
         "every_hint_can_be_typed_as_it_is_printed",
         "a hint names a script that the wheel does not have",
-        "runs/client_stores.py",
+        "runs/store_choice.py",
         "fedcache shard --partition NAME --out DIR   makes client stores.",
         "python tools/x.py makes client stores.",
     ),

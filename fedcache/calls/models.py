@@ -21,7 +21,7 @@ from fedcache.report.evaluation import check_asked, write_evaluations
 from fedcache.report.find_runs import find_one
 from fedcache.runs import predict_run
 from fedcache.runs.evaluate_run import evaluate_runs
-from fedcache.runs.personalise_run import Personalised, personalise_run
+from fedcache.runs.predict_run import Personalised, personalise_run
 from fedcache.runs.run import Run
 from fedcache.store.store import Store
 

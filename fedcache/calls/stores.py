@@ -14,8 +14,7 @@ from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import ingest_file
 from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
-from fedcache.runs.given_partition import given_partition, is_given
-from fedcache.runs.partitions import make_partition, write_shards
+from fedcache.runs.partitions import given_partition, is_given, make_partition, write_shards
 from fedcache.store.store import Store
 from fedcache.tables.roles import ColumnChoice
 

@@ -33,7 +33,7 @@ from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import CLIENTS, DATA, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
-from fedcache.store.sidecars import QUARANTINE
+from fedcache.store.manifest import QUARANTINE
 from fedcache.visible_text import visible
 
 SHOWN = 10

@@ -27,8 +27,7 @@ from fedcache.errors import (
     memory_error,
 )
 from fedcache.progress import Round
-from fedcache.store.files import FULL
-from fedcache.store.machine import full_disk
+from fedcache.store.files import FULL, full_disk
 from fedcache.visible_text import escape_json, visible
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw
-from fedcache.runs.given_partition import given_partition
-from fedcache.runs.partition_hints import hints_name_the_store
 from fedcache.runs.partitions import (
     columns_of,
+    given_partition,
+    hints_name_the_store,
     load_partition,
     make_partition,
     need_scheme,

@@ -30,7 +30,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
             "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
         )
     place = find_model(run, model)
-    from fedcache.runs.personalise_run import personalise_run
+    from fedcache.runs.predict_run import personalise_run
 
     home = Home.from_environment()
     stop = Stop()

@@ -30,7 +30,7 @@ from fedcache.runs.privacy_ledger import (
     totals_of_datasets,
 )
 from fedcache.store.groups import count_words
-from fedcache.store.sidecars import QUARANTINE, VANISHED
+from fedcache.store.manifest import QUARANTINE, VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store

@@ -22,9 +22,9 @@ from fedcache.runs.directory import (
     has_client_models,
     reads_embeddings,
 )
+from fedcache.runs.privacy_ledger import describe_trust, is_private
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import LEVEL, SCORES, rows_interval, score_of
-from fedcache.runs.trust_words import describe_trust, is_private
 
 
 def plan_answer(data: dict[str, Any]) -> CommandResult:

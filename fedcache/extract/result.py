@@ -12,7 +12,7 @@ from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.device import cores
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.plan import PlannedArray, describe_array
-from fedcache.store.sidecars import VANISHED
+from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
 
 

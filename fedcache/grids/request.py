@@ -24,8 +24,12 @@ from fedcache.grids.search_space import MOST_CHECKED, SearchPlan, search_of
 from fedcache.grids.unused import points_that_differ, refuse_unread, settings_for
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.score import check_score
-from fedcache.runs.settings import hyperparameters
-from fedcache.runs.spec import parse_participation, policy_from_config, timing_from_config
+from fedcache.runs.spec import (
+    hyperparameters,
+    parse_participation,
+    policy_from_config,
+    timing_from_config,
+)
 
 
 @dataclass(frozen=True)

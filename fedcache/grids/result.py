@@ -9,20 +9,22 @@ from typing import Any
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.runs.choice import (
+from fedcache.runs.directory import DamagedRunError
+from fedcache.runs.run import Run, spread, values_of
+from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,
     NOT_A_CHOICE,
     Order,
+    Score,
     choice_value,
     has_validation,
     order_of_run,
     order_of_settings,
+    score_for,
+    score_of,
     tie_sentence,
 )
-from fedcache.runs.directory import DamagedRunError
-from fedcache.runs.run import Run, spread, values_of
-from fedcache.runs.score import Score, score_for, score_of
 
 
 @dataclass

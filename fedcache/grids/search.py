@@ -25,11 +25,11 @@ from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop
 from fedcache.progress import VALIDATION_ACCURACY, EachOnce, Observer, Round, Silent, tell_ended
-from fedcache.runs.choice import choice_value
 from fedcache.runs.directory import mark_pruned
 from fedcache.runs.events import OnRound, with_hooks
 from fedcache.runs.loop import train_run
 from fedcache.runs.run import Run
+from fedcache.runs.score import choice_value
 from fedcache.store.files import sha256_hex
 from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 

@@ -28,7 +28,6 @@ from fedcache.grids.request import request_grid as request_grid  # with which a 
 from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
-from fedcache.runs.choice import choice_value, has_validation
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -39,6 +38,7 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
+from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
 

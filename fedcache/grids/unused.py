@@ -10,7 +10,7 @@ from fedcache.errors import UsageError, shell_word
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import combinations, split_key
-from fedcache.runs.settings import why_unread
+from fedcache.runs.spec import why_unread
 
 GridPoint = tuple[str, dict[str, str]]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, UsageError
 from fedcache.models.saved_model import SavedModel
-from fedcache.tables.file_rows import FileRows, blocks_of
+from fedcache.tables.words import FileRows, blocks_of
 
 BLOCK = 1 << 14
 """Rows that are read at once."""

@@ -46,7 +46,7 @@ from fedcache.models.check_facts import check_facts, check_format, check_tensors
 from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
 from fedcache.option_info import option
 from fedcache.optional import reason
-from fedcache.store.machine import explain_disk_errors
+from fedcache.store.files import explain_disk_errors
 from fedcache.store.outputs import write_output
 from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
 

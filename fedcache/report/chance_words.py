@@ -7,8 +7,8 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.report.drawing import percent
-from fedcache.runs.chance import at_chance
 from fedcache.runs.method_facts import usual_settings
+from fedcache.runs.score import at_chance
 
 LARGE_RATE = 0.1
 """A learning rate from which on a larger one is not what is missing."""

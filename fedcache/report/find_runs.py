@@ -25,10 +25,10 @@ from fedcache.runs.directory import (
     rounds_of,
     train_table,
 )
+from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.run import is_claimed
 from fedcache.runs.tags import OF_TAG, check_tag, tags_of
 from fedcache.runs.test_rows import TestRows, test_rows
-from fedcache.runs.trust_words import is_private
 from fedcache.store.files import digest_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.client_columns import ClientColumns
+from fedcache.runs.privacy_ledger import describe_trust
 from fedcache.runs.score import values_held_out
-from fedcache.runs.trust_words import describe_trust
 
 LEVEL = 0.95
 SHOWN = 20

@@ -18,9 +18,8 @@ from fedcache.report.merge_seeds import MergedRun
 from fedcache.report.paired_seeds import compact, depends_on_seed, same_partition
 from fedcache.report.run_names import by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
-from fedcache.runs.choice import validation_value
 from fedcache.runs.client_columns import ClientColumns
-from fedcache.runs.score import SCORES, score_for, score_of
+from fedcache.runs.score import SCORES, score_for, score_of, validation_value
 
 OVER = ("seeds", "clients", "settings")
 MOST_NAMED = 6

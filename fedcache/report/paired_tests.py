@@ -27,15 +27,17 @@ from fedcache.report.statistics import (
     p_value,
     ranking,
 )
-from fedcache.runs.choice import (
+from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,
     NOT_A_CHOICE,
+    SCORES,
+    WORDS,
     Order,
     order_of_run,
+    rows_interval,
     tie_sentence,
 )
-from fedcache.runs.score import SCORES, WORDS, rows_interval
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its

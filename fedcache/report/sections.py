@@ -24,8 +24,7 @@ from fedcache.report.run_origin import RunStore, command_of
 from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.table import table_of
 from fedcache.report.verdict import Verdict, ranked, verdict
-from fedcache.runs.choice import has_validation
-from fedcache.runs.score import WORDS, score_for, score_of
+from fedcache.runs.score import WORDS, has_validation, score_for, score_of
 
 MOST_SETTINGS = 12
 """Settings that get figures; the others get their table."""

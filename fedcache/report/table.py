@@ -10,8 +10,7 @@ from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.render import Column, HtmlCell
 from fedcache.report.verdict import seconds_of, sent_bytes, uncertainty
-from fedcache.runs.choice import has_validation, validation_value
-from fedcache.runs.score import score_of
+from fedcache.runs.score import has_validation, score_of, validation_value
 
 MOST_SHOWN = 6
 """Settings that differ and stand in the table from the start."""

@@ -21,8 +21,15 @@ from fedcache.report.statistics import (
     student_half,
     student_quantile,
 )
-from fedcache.runs.choice import DIGITS, has_validation, order_of_run, validation_value
-from fedcache.runs.score import LEVEL, rows_interval, score_of
+from fedcache.runs.score import (
+    DIGITS,
+    LEVEL,
+    has_validation,
+    order_of_run,
+    rows_interval,
+    score_of,
+    validation_value,
+)
 
 MOST_NAMED, MOST_LETTERS = 4, 90
 METRIC = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}

@@ -37,8 +37,8 @@ from fedcache.runs.open_run import prepare_run, row_source
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.spec import parse_participation, parse_seeds
 from fedcache.store.files import make_private
+from fedcache.store.manifest import read_text, text_of_array
 from fedcache.store.store import Store
-from fedcache.store.text_features import read_text, text_of_array
 
 Measured = tuple[dict[str, Value | None], list[str]]
 """Metric -> value, and departures that only showed while measuring."""

@@ -30,6 +30,7 @@ from fedcache.store.files import (
     Buffer,
     canonical_json,
     digest_of,
+    explain_disk_errors,
     file_sha256,
     make_private,
     read_lines,
@@ -37,7 +38,6 @@ from fedcache.store.files import (
     sha256_hex,
     write_atomic,
 )
-from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
 FORMAT = 1

@@ -41,8 +41,8 @@ from fedcache.runs.predict_run import (
     result_of,
     weights_of,
 )
+from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.trained_rows import warning_of_trained_rows
-from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import place_of_content, recall_last, remember_last
 from fedcache.store.store import Store
 

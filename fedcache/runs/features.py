@@ -31,8 +31,7 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.progress import Observer
-from fedcache.runs.settings import hyperparameters
-from fedcache.runs.spec import ResolvedRun, resolve_run
+from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
 from fedcache.runs.store_choice import images_for
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.reader import Reader

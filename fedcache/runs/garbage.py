@@ -15,8 +15,7 @@ from fedcache.errors import FedcacheError, MachineError
 from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.identity import code_digest
-from fedcache.runs.privacy_ledger import ROUNDS
-from fedcache.runs.trust_words import is_private
+from fedcache.runs.privacy_ledger import ROUNDS, is_private
 from fedcache.store.catalog import (
     DAY,
     folders_in,

@@ -29,10 +29,10 @@ from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.forecast import training_run
 from fedcache.runs.identity import Identity, code_of, code_with_plugins
-from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
 from fedcache.runs.privacy_ledger import (
     Release,
+    describe_privacy,
     forget_told_rounds,
     keep_told_rounds,
     read_releases,
@@ -46,15 +46,26 @@ from fedcache.runs.results import (
     seed_result,
     summarise,
 )
-from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
+from fedcache.runs.row_sources import (
+    Preparation,
+    RowSource,
+    ShardRows,
+    StoreRows,
+    check_text,
+    on_device,
+    training_device,
+)
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
 from fedcache.runs.running import owning
 from fedcache.runs.score import values_held_out
-from fedcache.runs.settings import hyperparameters, setting_notes
-from fedcache.runs.spec import ResolvedRun, check_participation, parse_seeds
-from fedcache.runs.training_device import on_device, training_device
-from fedcache.runs.trust_words import describe_privacy
+from fedcache.runs.spec import (
+    ResolvedRun,
+    check_participation,
+    hyperparameters,
+    parse_seeds,
+    setting_notes,
+)
 from fedcache.store.files import digest_of
 
 

@@ -8,32 +8,42 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import UsageError, shell_word, unknown
+from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.own import known_name
+from fedcache.extract.device import resolve_device
 from fedcache.extract.inputs import IMAGES, held_by
+from fedcache.extract.planning.find_store import more_features
 from fedcache.extract.planning.plan import say_templates
+from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.execution.memory_estimate import free_memory
 from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.client_table import ClientTable, Validation, all_train_rows
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.client_differences import check_named, client_overrides, named_backbones
-from fedcache.runs.client_stores import open_clients
+from fedcache.runs.directory import train_table
 from fedcache.runs.features import (
     RunFeatures,
+    RunInputs,
     encoders_of_run,
     read_client_stores,
     read_images,
     read_store,
 )
-from fedcache.runs.partition_hints import hints_name_the_store
-from fedcache.runs.partitions import need_labels, partition_seeds, single_class_warning
+from fedcache.runs.partitions import (
+    hints_name_the_store,
+    need_labels,
+    partition_seeds,
+    single_class_warning,
+)
+from fedcache.runs.spec import check_named, client_overrides, named_backbones
 from fedcache.runs.store_choice import (
     array_name,
     arrays_for,
@@ -41,7 +51,9 @@ from fedcache.runs.store_choice import (
     feat_post_for,
     find_or_extract,
     images_for,
+    open_clients,
 )
+from fedcache.store.manifest import find_text, text_of_array
 from fedcache.store.store import Store
 
 
@@ -443,3 +455,79 @@ class ShardRows:
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The arrays by name."""
         return {"backbones": [array_name(self.stores[0], key) for key in arrays]}
+
+
+# What belongs to the rows of a run: the store of a stored one, and text features of the same
+# weights as the images.
+
+
+def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
+    """The store of the dataset of a run with that result: the one that its configuration names, else one of the home
+    that its directory lies in; None where there is none any more.
+    """
+    digest = str(result["dataset"]["digest"])
+    named = train_table(run).get("store")
+    beside = run.parent.parent / "stores"
+    slug = f"*-{digest[:8]}.zarr"
+    for path in (
+        *([Path(named)] if named else []),
+        *sorted(beside.glob(slug)),
+        *sorted(beside.glob("*.zarr")),
+    ):
+        try:
+            store = Store.open(path)
+        except (FedcacheError, OSError):
+            continue
+        if store.dataset["digest"] == digest:
+            return store
+    return None
+
+
+def check_text(store: Store, key: str) -> None:
+    """Refuse the current text features of an array's backbone where other weights made them: they do not compare.
+
+    Raises StoreError, with the command that makes those of the array's weights the current ones.
+    """
+    recipe = store.arrays[key].recipe
+    name = str(recipe.get("backbone"))
+    current = find_text(store.manifest, name, None, None)
+    if current is None or current is text_of_array(store.manifest, key):
+        return
+    made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
+    raise StoreError(
+        f"The text features of {name} were made with weights {made}, those of the images ({key}) with {read}.",
+        more_features(store, name),
+    )
+
+
+# On which device a run trains, and its inputs there.
+
+
+def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
+    """``auto`` is the CPU, where the docs were measured, so that runs have the same bits with and without a GPU.
+
+    ``cuda`` never falls back. With ``live`` encoders ``auto`` takes a GPU when torch can use one. Raises UsageError for
+    an unknown device, MachineError for ``cuda`` without a usable GPU.
+    """
+    if requested == "auto" and not live:
+        if torch.cuda.is_available():
+            observer.note(
+                "Training on the CPU, although there is a GPU: --device cuda trains there, faster for many clients."
+            )
+        return "cpu"
+    return resolve_device(requested).kind
+
+
+def on_device(inputs: RunInputs, device: str) -> RunInputs:
+    """Inputs with their tensors where they are computed on. Raises MachineError for a GPU that they do not fit into."""
+    if device == "cpu":
+        return inputs
+    x = inputs.data.x
+    needed = x.stored.nbytes if isinstance(x, StoredRows) else x.nbytes
+    free = free_memory(device)
+    if needed > free:
+        raise MachineError(
+            f"The features take {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of the GPU are free.",
+            "Train where there is more memory (--device cpu reads them from the store), or on fewer backbones.",
+        )
+    return inputs.with_data(inputs.data.to(device))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
-from fedcache.runs.chance import at_chance
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import rounds_of
+from fedcache.runs.score import at_chance
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method

@@ -36,7 +36,6 @@ from fedcache.models.saved_model import (
     collect,
     computed_as,
 )
-from fedcache.runs.choice import DIGITS, Order, choice_value, order_of_run
 from fedcache.runs.directory import (
     INDEX,
     MODELS,
@@ -47,9 +46,9 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
-from fedcache.runs.score import values_held_out
+from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.score import DIGITS, Order, choice_value, order_of_run, values_held_out
 from fedcache.runs.spec import ResolvedRun
-from fedcache.runs.trust_words import is_private
 from fedcache.store.files import digest_of, file_sha256, make_private
 from fedcache.store.sealed import read_sealed, write_sealed
 
@@ -149,6 +148,10 @@ class KeptModels:
         digest = str(result["digest"])
         kind = (str(result["method"]), *values_held_out(result))
         best = self._best.get(kind)
+        if (
+            best is not None and path == best[1]
+        ):  # the run of another point: one of a single round has any --rounds
+            return
         # As ``Grid.ranked`` sorts.
         order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
         if mean is None or (best is not None and order >= best[0]):
@@ -333,7 +336,8 @@ def train_again(run: Path, result: Mapping[str, Any]) -> str:
 
 
 def drop(run: Path) -> None:
-    """Remove the models of a run."""
+    """Remove the models of a run, their list first: who reads beside it sees a run whose models were removed."""
+    (run / MODELS / INDEX).unlink(missing_ok=True)
     shutil.rmtree(run / MODELS, ignore_errors=True)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import unknown
+from fedcache.notebooks import percent
 
 SCORES = ("client-mean", "pooled")
 WORDS = {
@@ -146,3 +147,155 @@ def rows_interval(
     if found is None or rows is None:
         return None
     return (rows, *found)
+
+
+# Whether a result is better than a guess: what is asked of every accuracy before it is believed.
+
+
+ERRORS = 2.0
+"""Standard errors of a guess's accuracy within which a result is no better than it."""
+
+SHARE = 0.5
+POINTS = 0.05
+"""A result must be above a guess by this share of it, or by these points where that is less: of ten classes 15 %."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What a guess gives on the test rows of a run that is no better."""
+
+    accuracy: float  # of the run, mean over seeds
+    level: (
+        float  # of always the same class: 1 / C, or the share of the largest class of the test rows
+    )
+    least: float  # from which on a result would be better than a guess
+    classes: int
+    rows: int  # different test rows of a seed, at most
+
+
+def at_chance(result: Mapping[str, Any]) -> Chance | None:
+    """What a guess gives, for a ``result.json`` whose accuracy is no better; None for one that is, or was not scored.
+
+    Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
+    by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
+    """
+    accuracy, classes = (
+        result["accuracy"]["mean"],
+        int(result.get("classes") or 0),
+    )  # earlier releases had no number
+    if accuracy is None or classes < 2:
+        return None
+    counts = [
+        sum(row) for row in result.get("confusion") or []
+    ]  # test rows of each class, summed over seeds
+    total = sum(counts)
+    level = max(1 / classes, max(counts) / total) if total else 1 / classes
+    rows = distinct = int(result["partition"].get("test_rows") or 0)
+    if total:  # clients that are tested on the same rows are no more rows
+        rows = min(total // len(result["seeds"]), distinct or total)
+    if not rows:
+        return None
+    error = math.sqrt(level * (1 - level) / rows)
+    least = level + max(ERRORS * error, min(SHARE * level, POINTS))
+    if least >= 1.0:  # so few rows, or one class so large, that nothing could be told from a guess
+        return None
+    if accuracy <= least:
+        return Chance(accuracy, level, least, classes, rows)
+    return None
+
+
+# By what runs are chosen: accuracy on the rows to choose by; without such rows the highest is no
+# choice.
+
+
+NOT_A_CHOICE = "highest test accuracy (not a choice)"
+BY_VALIDATION = "chosen by validation accuracy"
+FIRST_OF_EQUALS = "the first by method and settings, numbers ascending, then words"
+"""Which of several runs with equal figures is taken."""
+DIGITS = 12
+"""Figures that are equal to so many decimals are: sums in another order differ in the last ones."""
+
+Order = tuple[tuple[str, int, float, str], ...]
+"""What settings are sorted by."""
+
+
+def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
+    """What runs are chosen by, mean over seeds: accuracy on the rows to choose by, else on test rows.
+
+    ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
+    """
+    if "validation" in result:
+        return validation_value(result, score)
+    return score_of(result, score).mean
+
+
+def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
+    """Accuracy on the rows to choose by, mean over seeds, by a word of ``runs.score``; None without such rows.
+
+    Where an earlier result has not that score it is their mean.
+    """
+    held = result.get("validation")
+    if held is None:
+        return None
+    key = "mean" if score == "own" else score.replace("-", "_")
+    mean: float | None = held.get(key, held["mean"])
+    return mean
+
+
+def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all of some results, one or more, have rows to choose by."""
+    held = ["validation" in result for result in results]
+    return bool(held) and all(held)
+
+
+def order_of_settings(settings: Mapping[str, Any]) -> Order:
+    """What sorts settings alike however they were written: by name, and of each name numbers ascending, then words.
+
+    >>> sorted([{"lr": "auto"}, {"lr": 1}, {"lr": "0.1"}], key=order_of_settings)
+    [{'lr': '0.1'}, {'lr': 1}, {'lr': 'auto'}]
+    """
+    return tuple((name, *_order_of_value(settings[name])) for name in sorted(settings))
+
+
+def order_of_run(result: Mapping[str, Any]) -> Order:
+    """What runs with equal figures are sorted by: the method, then its hyperparameters and all else that was asked."""
+    part = result.get("partition", {})
+    trust = result.get("trust", {})
+    rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
+    rest |= {f"partition.{key}": value for key, value in part.get("args", {}).items()}
+    rest |= {
+        f"trust.{key}": value for key, value in trust.items() if not isinstance(value, dict | list)
+    }
+    method = order_of_settings({"method": result.get("method")})
+    return (
+        *method,
+        *order_of_settings(result.get("hyperparameters", {})),
+        *order_of_settings(rest),
+    )
+
+
+def tie_sentence(
+    figures: Sequence[float | None], first: str, what: str, of: str = ""
+) -> str | None:
+    """That the first of some figures, the highest first, is not alone, and which is taken; None where it is.
+
+    ``what`` are the things that have the figures, and ``of`` what these are, where that is not plain.
+    """
+    if not figures or figures[0] is None:
+        return None
+    tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
+    if tied < 2:
+        return None
+    return f"{tied} {what} tie at {of}{percent(figures[0])}; {first} is taken, {FIRST_OF_EQUALS}."
+
+
+def _order_of_value(value: object) -> tuple[int, float, str]:
+    """Numbers before words, also those that are written as words (``0.1``, ``10%``)."""
+    if not isinstance(value, bool):
+        try:
+            number = float(str(value).removesuffix("%"))
+        except ValueError:
+            number = math.nan
+        if not math.isnan(number):
+            return 0, number, str(value).rpartition("%")[1]
+    return 1, 0.0, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedcache.config import SAMPLING, PartitionConfig, TrainConfig, to_table
+from fedcache.config import SAMPLING, Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import UsageError, unknown
+from fedcache.extract.backbones import lookup
 from fedcache.extract.device import known_device
-from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import Method, clients_per_round
+from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
+from fedcache.federate.engine.method import ClientOverrides, Method, check_mixed, clients_per_round
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
 from fedcache.federate.engine.simulated_time import (
     DURATIONS,
@@ -29,7 +31,144 @@ from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.plugins import Plugin, plugins, used
-from fedcache.runs.settings import hyperparameters
+from fedcache.runs.store_choice import chosen_arrays
+from fedcache.store.store import Store
+
+# In what single clients differ: ``--client-backbones``, ``--client-set``.
+
+
+def named_backbones(train: TrainConfig) -> tuple[str, ...]:
+    """The backbones of a run: ``--backbones``, else all that some client has."""
+    return train.backbones or tuple(
+        dict.fromkeys(name for entry in train.client_backbones for name in entry.split("+"))
+    )
+
+
+def check_named(train: TrainConfig, store: Store, home: Home) -> None:
+    """Refuse a name of ``--client-backbones`` that is neither in the store nor any backbone at all.
+
+    Raises UsageError with "did you mean".
+    """
+    have = {str(a.recipe.get("backbone", key)) for key, a in store.arrays.items()}
+    for name in (name for entry in train.client_backbones for name in entry.split("+")):
+        if name not in store.arrays and name.partition("@")[0] not in have:
+            lookup(name.partition("@")[0], home=home.root)
+
+
+def client_overrides(
+    method: Method,
+    train: TrainConfig,
+    store: Store,
+    keys: Sequence[str],
+    widths: Sequence[int],
+    clients: int,
+) -> dict[int, ClientOverrides]:
+    """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
+
+    Raises UsageError for a backbone the run does not read, or a difference the method cannot bear.
+
+    Args:
+        method: which says what may differ.
+        train: ``client_backbones``, entries like ``a`` or ``a+b``; ``client_set``, key to values.
+        store: whose arrays the entries name.
+        keys: arrays of the run, in the order they are concatenated.
+        widths: of each.
+        clients: their number.
+    """
+    stops = np.cumsum(widths)
+    place = {
+        key: (int(stop) - width, int(stop))
+        for key, stop, width in zip(keys, stops, widths, strict=False)
+    }
+    columns = []
+    for entry in train.client_backbones:
+        chosen = chosen_arrays(store, entry.split("+"))
+        other = [key for key in chosen if key not in place]
+        if other:
+            raise UsageError(
+                f"--client-backbones names {other[0]}, which is not among the run's backbones.",
+                "Leave --backbones out, or name all of them there.",
+            )
+        columns.append(tuple(place[key] for key in chosen))
+    values: Mapping[str, list[str]] = {
+        key: str(words).split(",") for key, words in train.client_set.items()
+    }
+    typed = {
+        key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()
+    }
+    own = {
+        i: ClientOverrides(
+            columns[i % len(columns)] if columns else (),
+            {key: words[i % len(words)] for key, words in typed.items()},
+        )
+        for i in range(clients)
+    }
+    check_mixed(method, own, int(stops[-1]), clients)
+    return own
+
+
+# The hyperparameters of a run: those of its preset, what was set, and what other options imply.
+
+
+TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
+    "momentum": ("opt=adam", lambda hp: hp.get("opt") == "adam"),
+    "dim": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    "z_norm": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    "bn": ("head=linear", lambda hp: hp.get("head") == "linear"),
+    "bn_mode": ("a model without BatchNorm", lambda hp: "bn" in hp and not has_batchnorm(hp)),
+    "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
+    "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
+}
+"""Hyperparameters -> the setting under which they are not read, in words and as a test of all of them."""
+
+
+def why_unread(name: str, hp: Mapping[str, Value]) -> str:
+    """Under which setting a hyperparameter is not read; "" for one that is."""
+    words, is_off = TURNED_OFF.get(name, ("", lambda _hp: False))
+    return words if is_off(hp) else ""
+
+
+def leaves_batchnorm_out(method: Method, config: TrainConfig) -> bool:
+    """Whether noise takes BatchNorm out of a model that has it, and nobody asked for it by name.
+
+    Running statistics travel with the weights, and noise on a variance near 0 makes it negative.
+    """
+    noisy = bool(config.dp_noise) and "bn" not in config.set
+    return noisy and has_batchnorm(method.resolve(config.preset, config.set))
+
+
+def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
+    """Every hyperparameter; a schedule of its own accord lasts as long as the run."""
+    settings = method.resolve(config.preset, config.set)
+    if leaves_batchnorm_out(method, config):
+        settings["bn"] = False
+    return with_schedule_rounds(settings, config.rounds or method.defaults.rounds)
+
+
+def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
+    """Hyperparameters whose schedule, where nobody says how long it is, is that of so many rounds."""
+    if "sched_rounds" in settings and settings["sched_rounds"] is None:
+        return {**settings, "sched_rounds": rounds}
+    return dict(settings)
+
+
+def setting_notes(method: Method, config: TrainConfig) -> list[str]:
+    """What is to say of the hyperparameters that were chosen, and of those that were set and are not read."""
+    notes = []
+    if leaves_batchnorm_out(method, config):
+        notes.append(
+            f"bn=false: {method.name} is trained without BatchNorm, as --dp-noise would make its variances negative."
+        )
+    if config.preset == "tuned" and not method.tuned:
+        notes.append(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
+    hp = hyperparameters(method, config)
+    unread = {name: why for name in config.set if (why := why_unread(name, hp))}
+    notes += [
+        f"{name}={config.set[name]} changes nothing: it is not read under {why}."
+        for name, why in unread.items()
+    ]
+    return notes
+
 
 DTYPES = ("float32", "float64")
 PARTICIPATION = "--participation"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.config import ExtractConfig, Home, TrainConfig
-from fedcache.errors import StoreError, UsageError, all_at_once, shell_word
+from fedcache.errors import StoreError, UsageError, all_at_once, closest, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.augment import described
@@ -30,16 +30,14 @@ from fedcache.federate.methods import wants_encoders
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
 from fedcache.store.files import digest_of
-from fedcache.store.manifest import ArrayInfo, match_arrays, names_of
+from fedcache.store.manifest import TEXT_ORDER, ArrayInfo, match_arrays, names_of
 from fedcache.store.own_names import bare_name
 from fedcache.store.store import Store
-from fedcache.store.text_features import TEXT_ORDER
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.hyperparameters import Hp
     from fedcache.federate.engine.method import Method
     from fedcache.process import Stop
-
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")
 """What determines an encoder's input image; normalisation happens after it."""
@@ -469,3 +467,71 @@ def find_or_extract(
         keep_text=True,  # what the user chose by extract --text stays
     )
     return done.store, time.perf_counter() - began
+
+
+# ``--clients-from DIR``: the stores of a directory, one for each client.
+
+
+def check_client_folder(folder: Path) -> None:
+    """Refuse what is no directory, with the name of one that is meant. Raises StoreError."""
+    if not folder.is_dir():
+        beside = (
+            [p.name for p in folder.parent.iterdir() if p.is_dir()]
+            if folder.parent.is_dir()
+            else []
+        )
+        near = closest(folder.name, beside)
+        raise StoreError(
+            f"There is no directory {folder}." + (f" Did you mean {near!r}?" if near else ""),
+            "fedcache shard --partition NAME --out DIR   makes client stores.",
+        )
+
+
+def open_clients(folder: Path) -> list[Store]:
+    """The stores of a directory in client order.
+
+    Raises StoreError, when there are none, or they are not shards of one dataset with the same classes.
+    """
+    check_client_folder(folder)
+    paths = sorted(folder.glob("*.zarr"))
+    if not paths:
+        raise StoreError(
+            f"{folder} holds no client stores.",
+            "fedcache shard --partition NAME --out DIR   makes them.",
+        )
+    stores = [Store.open(p) for p in paths]
+    for store in stores:
+        if "shard" not in store.dataset:
+            raise StoreError(
+                f"{store.path} is not a client's store.",
+                "fedcache shard --partition NAME --out DIR",
+            )
+    stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
+    first = stores[0]
+    numbers = [int(s.dataset["shard"]["number"]) for s in stores]
+    names = [str(s.dataset["shard"]["client"]) for s in stores]
+    for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
+            raise StoreError(
+                f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
+                "Remove or move away all but one of them.",
+            )
+    gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
+    if gone:
+        raise StoreError(
+            f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            "fedcache shard --partition NAME --out DIR   writes what is missing.",
+        )
+    for store in stores[1:]:
+        for what, a, b in (
+            ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),
+            ("classes", first.samples.classes, store.samples.classes),
+        ):
+            if a != b:
+                raise StoreError(
+                    f"{store.path.name} and {first.path.name} differ in {what}.",
+                    "Cut all client stores from one store, with one partition.",
+                )
+    return stores

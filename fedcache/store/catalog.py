@@ -15,10 +15,9 @@ from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock
-from fedcache.store.manifest import read_manifest, was_store
+from fedcache.store.manifest import read_history, read_manifest, was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.sealed import read_sealed, write_sealed
-from fedcache.store.sidecars import read_history
 from fedcache.store.store import Store
 from fedcache.store.verify import leftover_files
 

@@ -16,8 +16,7 @@ from filelock import FileLock, Timeout
 
 from fedcache.errors import MachineError, StoreError
 from fedcache.parsing import parse_json
-from fedcache.store.files import write_atomic
-from fedcache.store.machine import explain_disk_errors
+from fedcache.store.files import explain_disk_errors, write_atomic
 
 POLL = 0.1
 """Seconds between two attempts to take a lock that somebody else holds."""

@@ -28,8 +28,8 @@ from fedcache.store.chunks import (
     read_file,
     verify_payload,
 )
+from fedcache.store.files import memory_limit, threads_for
 from fedcache.store.journal import unfinished_arrays
-from fedcache.store.machine import memory_limit, threads_for
 from fedcache.store.manifest import ArrayInfo, Manifest
 
 MAPS = 128

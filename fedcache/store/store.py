@@ -19,40 +19,35 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.content import Content, arrange_arrays
-from fedcache.store.create import create_store, remove_partial_files
 from fedcache.store.files import Buffer
 from fedcache.store.groups import group_names, read_group
 from fedcache.store.journal import unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import (
+    VANISHED,
     ArrayInfo,
     Manifest,
+    append_event,
+    check_name,
+    current_text,
     describe_store,
+    find_text,
+    forgotten_arrays,
+    is_written,
+    no_text_features,
+    partition_parts,
+    partition_words,
     read_manifest,
+    read_partition,
+    read_quarantine,
     select_arrays,
     store_html,
+    write_partition,
+    write_text,
 )
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import Samples, read_column, read_samples, samples_frame, select_rows
-from fedcache.store.sidecars import (
-    VANISHED,
-    append_event,
-    forgotten_arrays,
-    is_written,
-    partition_parts,
-    partition_words,
-    read_partition,
-    read_quarantine,
-    write_partition,
-)
-from fedcache.store.text_features import (
-    check_name,
-    current_text,
-    find_text,
-    no_text_features,
-    write_text,
-)
-from fedcache.store.writer import ArrayWriter
+from fedcache.store.writer import ArrayWriter, create_store, remove_partial_files
 from fedcache.tables.groups import Group
 
 if TYPE_CHECKING:

@@ -9,14 +9,28 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.store import chunks as files
-from fedcache.store.create import sidecars_of
-from fedcache.store.files import file_sha256, sha256_hex, to_signed, write_atomic
+from fedcache.store.files import (
+    explain_disk_errors,
+    file_sha256,
+    sha256_hex,
+    to_signed,
+    write_atomic,
+)
 from fedcache.store.journal import chunk_line, header_line, journal_path, journals
 from fedcache.store.lock import hold_lock, lock_manifest
-from fedcache.store.machine import explain_disk_errors
-from fedcache.store.manifest import COLUMNS, NAME, Manifest, journal_header, read_manifest
-from fedcache.store.sidecars import HISTORY, QUARANTINE, read_history, read_quarantine
+from fedcache.store.manifest import (
+    COLUMNS,
+    HISTORY,
+    NAME,
+    QUARANTINE,
+    Manifest,
+    journal_header,
+    read_history,
+    read_manifest,
+    read_quarantine,
+)
 from fedcache.store.store import Store
+from fedcache.store.writer import sidecars_of
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import IO
 
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.tables.conversion import conversion
-from fedcache.tables.file_rows import ending_of, stem_of
+from fedcache.tables.words import ending_of, stem_of
 
 PIECE = 64 << 10
 """Bytes that are decoded at a time."""

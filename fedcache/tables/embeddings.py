@@ -17,15 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.tables.file_rows import (
-    DATA,
-    FileRows,
-    ending_of,
-    is_feature,
-    joined_rows,
-    last_level,
-    without_blanks,
-)
 from fedcache.tables.foreign_files import REFUSED
 from fedcache.tables.groups import Group
 from fedcache.tables.read import ENDINGS, read_columns
@@ -40,7 +31,20 @@ from fedcache.tables.roles import (
 )
 from fedcache.tables.splits import NO_SPLIT, by_split, refuse_one_split
 from fedcache.tables.table_files import TABLES
-from fedcache.tables.words import Unread, Words, joined_columns, shape_of, vector
+from fedcache.tables.words import (
+    DATA,
+    FileRows,
+    Unread,
+    Words,
+    ending_of,
+    is_feature,
+    joined_columns,
+    joined_rows,
+    last_level,
+    shape_of,
+    vector,
+    without_blanks,
+)
 
 
 @dataclass

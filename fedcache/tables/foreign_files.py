@@ -16,8 +16,7 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.conversion import conversion
-from fedcache.tables.file_rows import joined_rows, stem_of
-from fedcache.tables.words import Unread, Words, joined_columns
+from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
 """Column that says whose row it is, where a file has a part for each client."""

@@ -22,13 +22,21 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.optional import need_h5py
 from fedcache.parsing import parse_json
-from fedcache.tables.file_rows import FileRows, ending_of, explain_damage, some_names
 from fedcache.tables.foreign_files import ONE_OBJECT, end_to_end, joined_clients, pickled_dict
 from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.roles import CLASS_NAMES
 from fedcache.tables.table_files import TABLES
 from fedcache.tables.table_readers import read_others, read_table
-from fedcache.tables.words import Unread, Words, as_column, objects_of
+from fedcache.tables.words import (
+    FileRows,
+    Unread,
+    Words,
+    as_column,
+    ending_of,
+    explain_damage,
+    objects_of,
+    some_names,
+)
 
 Found = dict[str, Any]
 """Columns by name: numbers [N], ``Words``, ``FileRows`` of matrices of floats, and ``Unread``."""

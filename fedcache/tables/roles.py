@@ -19,16 +19,6 @@ from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.option_info import DATA, option
 from fedcache.parsing import in_a_list
 from fedcache.tables.equal_strings import numbered
-from fedcache.tables.file_rows import DATA as DATA_COLUMN
-from fedcache.tables.file_rows import (
-    FEATURES,
-    FileRows,
-    is_feature,
-    last_level,
-    some_names,
-    stem_of,
-    without_blanks,
-)
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (
     Coded,
@@ -45,7 +35,22 @@ from fedcache.tables.splits import (
     split_of_name,
     unused_flags,
 )
-from fedcache.tables.words import Unread, Words, as_words, shape_of, sorted_words, vector
+from fedcache.tables.words import DATA as DATA_COLUMN
+from fedcache.tables.words import (
+    FEATURES,
+    FileRows,
+    Unread,
+    Words,
+    as_words,
+    is_feature,
+    last_level,
+    shape_of,
+    some_names,
+    sorted_words,
+    stem_of,
+    vector,
+    without_blanks,
+)
 
 LABELS = (
     "labels",

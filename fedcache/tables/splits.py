@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.parsing import in_a_list
-from fedcache.tables.file_rows import FileRows, last_level
 from fedcache.tables.groups import RESERVED, Group
-from fedcache.tables.words import Unread, Words, shape_of, vector
+from fedcache.tables.words import FileRows, Unread, Words, last_level, shape_of, vector
 
 TRAIN = 0
 TEST = 1

@@ -15,8 +15,7 @@ from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
 from fedcache.tables.conversion import conversion
 from fedcache.tables.csv_files import dialect_of
-from fedcache.tables.file_rows import named_twice
-from fedcache.tables.words import Words, as_words, objects_of
+from fedcache.tables.words import Words, as_words, named_twice, objects_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""

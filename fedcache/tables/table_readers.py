@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.conversion import conversion
-from fedcache.tables.file_rows import FileRows, ending_of, is_feature, some_names, stem_of
 from fedcache.tables.labels import with_names
 from fedcache.tables.roles import TEXTS, has_a_meaning
 from fedcache.tables.table_files import (
@@ -37,7 +36,18 @@ from fedcache.tables.table_files import (
     list_kind,
     numbers_in,
 )
-from fedcache.tables.words import Column, Unread, Words, as_column, dates_of
+from fedcache.tables.words import (
+    Column,
+    FileRows,
+    Unread,
+    Words,
+    as_column,
+    dates_of,
+    ending_of,
+    is_feature,
+    some_names,
+    stem_of,
+)
 
 LONGEST = 4096
 """Characters of a word; what is longer is a text or a thumbnail, which sorts nothing."""

@@ -18,7 +18,6 @@ from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.find_runs import StoredRun, value_words
 from fedcache.report.run_names import setting_name
 from fedcache.report.run_origin import command_of
-from fedcache.runs.choice import choice_value, validation_value
 from fedcache.runs.directory import (
     WRITTEN,
     check_files,
@@ -28,10 +27,10 @@ from fedcache.runs.directory import (
     rounds_of,
     train_table,
 )
-from fedcache.runs.origin import store_behind
+from fedcache.runs.row_sources import store_behind
 from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
-from fedcache.runs.score import score_of, values_held_out
+from fedcache.runs.score import choice_value, score_of, validation_value, values_held_out
 from fedcache.store.files import at_once, parse_signed, read_whole
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.sealed import LONGEST_HEADER, SEAL

@@ -18,8 +18,8 @@ from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.report.galleries import SIDE, thumbnail_uri
 from fedcache.store.catalog import is_ingested, size_of
 from fedcache.store.groups import count_words
+from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
-from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
 
 PAGE = 24

@@ -15,8 +15,8 @@ from homes import Once
 from pictures import folder
 
 from fedcache.errors import Exit
-from fedcache.store import files, machine
-from fedcache.store.machine import full_disk
+from fedcache.store import files
+from fedcache.store.files import full_disk
 
 IID = ("--scheme", "iid", "--clients", 2)
 SAID = re.compile(
@@ -161,7 +161,7 @@ def test_what_a_full_disk_needs_is_the_file_and_never_nothing(
             raise OSError(errno.ENOSYS, "Function not implemented")
         return types.SimpleNamespace(free=free)
 
-    monkeypatch.setattr(machine.shutil, "disk_usage", usage)
+    monkeypatch.setattr(files.shutil, "disk_usage", usage)
     full = OSError(errno.ENOSPC, "No space left on device")
     a = tmp_path / "a"
     for error, size, needed in (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pictures import CLASSES, folder, picture
 
 from fedcache.runs.partitions import make_partition
-from fedcache.store.sidecars import VANISHED
+from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 

@@ -14,7 +14,7 @@ from refusal import refused
 from fedcache.errors import Exit
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.result import ExtractionStats
-from fedcache.store.sidecars import VANISHED
+from fedcache.store.manifest import VANISHED
 
 
 def test_batches_and_tasks_are_added_up() -> None:

@@ -72,7 +72,6 @@ KNOWN = {
     "commands/complete.py _schemes import_module": "written here",
     "commands/complete.py _partitions import_module": "written here",
     "commands/complete.py _runs import_module": "written here",
-    "commands/stores.py ls import_module": "written here",
     "commands/ui.py ui import_module": "written here",
     "extract/backbones/own_module.py _factory import_module": (
         "a module: name that derive lets through: one that the user named, or that an installed package declares"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedcache.runs.chance import at_chance
+from fedcache.runs.score import at_chance
 
 
 def result(

@@ -28,8 +28,8 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
+from fedcache.runs.row_sources import on_device
 from fedcache.runs.run import values_of
-from fedcache.runs.training_device import on_device
 from fedcache.store.own_code import ReachedCode
 
 

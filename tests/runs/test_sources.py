@@ -15,7 +15,7 @@ from pictures import folder
 
 import fedcache as fc
 from fedcache.errors import Exit, StoreError
-from fedcache.runs.client_stores import open_clients
+from fedcache.runs.store_choice import open_clients
 from fedcache.store.export import write_shards
 from fedcache.store.store import Store
 

@@ -11,15 +11,17 @@ import torch
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.methods import METHODS
-from fedcache.runs.settings import hyperparameters, leaves_batchnorm_out, with_schedule_rounds
 from fedcache.runs.spec import (
     check_config,
     check_participation,
+    hyperparameters,
+    leaves_batchnorm_out,
     non_default_options,
     parse_participation,
     parse_seeds,
     policy_from_config,
     resolve_run,
+    with_schedule_rounds,
 )
 
 

@@ -16,7 +16,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.store import catalog
 from fedcache.store.lock import hold_lock
-from fedcache.store.sidecars import append_event
+from fedcache.store.manifest import append_event
 from fedcache.store.store import Store
 
 

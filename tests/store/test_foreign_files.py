@@ -23,8 +23,8 @@ from fedcache.extract.datasets import open_dataset
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.torch_embeddings import open_any
 from fedcache.tables.embeddings import Embeddings
-from fedcache.tables.file_rows import FileRows
 from fedcache.tables.roles import ColumnChoice
+from fedcache.tables.words import FileRows
 
 N, D = 24, 5
 X = np.random.default_rng(0).normal(size=(N, D)).astype("f4").round(3)

@@ -15,8 +15,7 @@ from toy_store import BAD, KEYS, content, create, fill, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import sha256_hex
-from fedcache.store.manifest import read_manifest
-from fedcache.store.sidecars import read_quarantine
+from fedcache.store.manifest import read_manifest, read_quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
 

@@ -22,7 +22,7 @@ from tolerance import close
 from toy_store import KEYS, whole
 
 from fedcache.errors import Exit
-from fedcache.store import embedding_writers
+from fedcache.store import export as export_file
 from fedcache.store.content import Content, arrange
 from fedcache.store.export import export
 from fedcache.store.store import Store
@@ -98,7 +98,7 @@ def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
 def test_a_parquet_file_has_no_place_for_very_many_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding_writers, "MOST_TEXT", 40)
+    monkeypatch.setattr(export_file, "MOST_TEXT", 40)
     store = Store.from_arrays({"net": np.eye(4)}, text={"net": np.eye(4)}, path=tmp_path / "s.zarr")
     refused(lambda: export(store, tmp_path / "e.parquet", list(store.arrays)), "safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = whole(tmp_path / "s.zarr")
-    monkeypatch.setitem(embedding_writers.WRITERS, ".npz", full)
+    monkeypatch.setitem(export_file.WRITERS, ".npz", full)
     refused(lambda: export(store, tmp_path / "e.npz", KEYS), "disk", code=Exit.ENVIRONMENT)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
 

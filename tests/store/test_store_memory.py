@@ -14,9 +14,9 @@ from toy_store import KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import prepare
-from fedcache.store import machine as limit
+from fedcache.store import files as limit
 from fedcache.store import reader as reading
-from fedcache.store.machine import memory_limit
+from fedcache.store.files import memory_limit
 from fedcache.store.store import Store
 
 

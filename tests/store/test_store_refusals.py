@@ -22,7 +22,7 @@ from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreE
 from fedcache.store import chunks, lock, manifest, mapped_rows
 from fedcache.store import samples as columns
 from fedcache.store.export import export
-from fedcache.store.sidecars import read_quarantine
+from fedcache.store.manifest import read_quarantine
 from fedcache.store.store import Store
 from fedcache.tables.read import read_columns
 

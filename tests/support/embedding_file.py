@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedcache.tables.embeddings import Embeddings, open_embeddings
-from fedcache.tables.file_rows import FileRows
+from fedcache.tables.words import FileRows
 
 
 def read_embeddings(path: Path) -> Embeddings:

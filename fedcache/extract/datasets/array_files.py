@@ -29,10 +29,10 @@ from fedcache.extract.datasets.row_sources import (
 )
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_h5py
-from fedcache.tables.file_rows import explain_damage
 from fedcache.tables.foreign_files import clients_of, pickled_dict, refuse_client_images
 from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.read import h5_class_names, h5_items
+from fedcache.tables.words import explain_damage
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 MOST_COLUMN = 1 << 30

@@ -28,11 +28,10 @@ from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.row_sources import RowLayout, layout_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.inputs import IMAGES
-from fedcache.tables.file_rows import refuse_empty
 from fedcache.tables.foreign_files import ONE_OBJECT
 from fedcache.tables.roles import CLASS_NAMES, find_column, words_in
 from fedcache.tables.splits import NO_SPLIT, by_split, refuse_one_split
-from fedcache.tables.words import Column, Unread, as_column
+from fedcache.tables.words import Column, Unread, as_column, refuse_empty
 
 _Columns = Mapping[str, FileArray]
 

@@ -25,7 +25,6 @@ from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Datas
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
-from fedcache.tables.file_rows import some_names, stem_of
 from fedcache.tables.roles import (
     ColumnChoice,
     Roles,
@@ -33,7 +32,7 @@ from fedcache.tables.roles import (
     read_roles,
     unused_sentence,
 )
-from fedcache.tables.words import Column, Unread, joined_columns, objects_of
+from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
 READING = 5
 """Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read

@@ -24,7 +24,7 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import canonical_json
-from fedcache.store.sidecars import VANISHED
+from fedcache.store.manifest import VANISHED
 from fedcache.tables.groups import Group, joined
 from fedcache.tables.roles import ONE_DOMAIN
 from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS

@@ -24,7 +24,6 @@ from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Sha
 from fedcache.extract.digests import stat_key
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import parse_json
-from fedcache.tables.file_rows import explain_damage
 from fedcache.tables.roles import find_column
 from fedcache.tables.splits import SPLIT_WORDS, split_named
 from fedcache.tables.table_files import (
@@ -34,7 +33,7 @@ from fedcache.tables.table_files import (
     usable_features,
 )
 from fedcache.tables.table_readers import read_others
-from fedcache.tables.words import Column, Unread
+from fedcache.tables.words import Column, Unread, explain_damage
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

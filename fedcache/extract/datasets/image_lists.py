@@ -21,8 +21,7 @@ from fedcache.extract.datasets.tree import name_of
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.parsing import parse_json
 from fedcache.tables.csv_files import decoded
-from fedcache.tables.file_rows import named_twice, some_names
-from fedcache.tables.words import Column, Words, objects_of
+from fedcache.tables.words import Column, Words, named_twice, objects_of, some_names
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
 """Lists that are read."""

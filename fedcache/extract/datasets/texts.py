@@ -28,11 +28,11 @@ from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import TEXTS
-from fedcache.tables.file_rows import ending_of, explain_damage
 from fedcache.tables.roles import TEXTS as USUAL_TEXTS
 from fedcache.tables.roles import find_column, find_names, read_roles
 from fedcache.tables.table_files import TABLES, Table, are_words, arrow
 from fedcache.tables.table_readers import BATCH, read_others
+from fedcache.tables.words import ending_of, explain_damage
 
 HOLDS = TEXTS
 MOST = 4 << 30

@@ -36,10 +36,9 @@ from fedcache.extract.datasets.dataset import Dataset, RowsSource, content_diges
 from fedcache.progress import Observer
 from fedcache.store.catalog import is_ingested
 from fedcache.store.chunks import chunk_path
+from fedcache.store.manifest import VANISHED, read_text
 from fedcache.store.samples import Samples
-from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import ArrayWriter, Store
-from fedcache.store.text_features import read_text
 
 OTHERS = 8
 """Stores of other names that are looked at: the names and digests of all their rows are read."""

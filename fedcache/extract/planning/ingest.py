@@ -30,8 +30,7 @@ from fedcache.store.catalog import (
     resolve_path,
     store_option,
 )
-from fedcache.store.content import Content, arrange, usable_name
-from fedcache.store.content_array import NOT_FINITE_HINT
+from fedcache.store.content import NOT_FINITE_HINT, Content, arrange, usable_name
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.groups import put_groups
 from fedcache.store.lock import hold_lock

@@ -14,10 +14,9 @@ import numpy as np
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones.checkpoints import load_torch
 from fedcache.tables.embeddings import Embeddings, assemble, open_embeddings
-from fedcache.tables.file_rows import ending_of
 from fedcache.tables.foreign_files import ONE_OBJECT, refuse_torch
 from fedcache.tables.roles import ColumnChoice
-from fedcache.tables.words import Unread, as_column, objects_of
+from fedcache.tables.words import Unread, as_column, ending_of, objects_of
 
 ENDINGS = (".pt", ".pth")
 

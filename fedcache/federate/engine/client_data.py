@@ -21,8 +21,7 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows
-from fedcache.store.files import make_private
-from fedcache.store.machine import explain_disk_errors, memory_limit
+from fedcache.store.files import explain_disk_errors, make_private, memory_limit
 from fedcache.store.mapped_rows import map_rows, mapped_bytes
 from fedcache.store.reader import Reader
 

@@ -26,8 +26,8 @@ from filelock import FileLock, Timeout
 from fedcache.errors import CorruptionError, StoreError
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.heads.linear import Tree
+from fedcache.store.files import explain_disk_errors
 from fedcache.store.lock import try_lock
-from fedcache.store.machine import explain_disk_errors
 
 Kind = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Names, dtypes and shapes of a client's tensors."""

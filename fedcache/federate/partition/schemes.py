@@ -14,15 +14,17 @@ from functools import partial
 
 import numpy as np
 
-from fedcache.federate.partition.dirichlet_shares import (
+from fedcache.federate.partition.domain_shift import (
+    FEATURE_LABEL_SHIFT,
+    FEATURE_SHIFT,
+    FILL,
+    LABEL_SHIFT,
     Rule,
     counts_or_error,
     deal_by_rule,
     deal_rows,
     present,
 )
-from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
-from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.scheme import (
     DOMAIN,

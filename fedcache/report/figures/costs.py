@@ -10,8 +10,7 @@ import numpy as np
 from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, settings_of, shortened, size
 from fedcache.report.figures.runs import Named
 from fedcache.report.find_runs import StoredRun
-from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation
-from fedcache.runs.score import score_of
+from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
 
 ON_FRONT = 20
 """Letters of a run's name at a point."""

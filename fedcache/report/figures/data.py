@@ -13,7 +13,7 @@ from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below
 from fedcache.report.figures.grids import squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
-from fedcache.store.text_features import read_text, text_of_array
+from fedcache.store.manifest import read_text, text_of_array
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600

@@ -21,8 +21,13 @@ from fedcache.report.drawing import (
 )
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.run_names import differing
-from fedcache.runs.choice import BY_VALIDATION, NOT_A_CHOICE, has_validation, validation_value
-from fedcache.runs.score import score_of
+from fedcache.runs.score import (
+    BY_VALIDATION,
+    NOT_A_CHOICE,
+    has_validation,
+    score_of,
+    validation_value,
+)
 
 MOST_SIDE = 24
 Cells = dict[tuple[str, ...], tuple[float, StoredRun]]

@@ -31,7 +31,7 @@ from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.sizes import Sizes
-from fedcache.runs.settings import with_schedule_rounds
+from fedcache.runs.spec import with_schedule_rounds
 
 CLIENTS = 3
 MOST_CLIENTS = 10

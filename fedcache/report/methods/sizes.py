@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.store.catalog import last_store
+from fedcache.store.manifest import TEXT_ORDER
 from fedcache.store.store import Store
-from fedcache.store.text_features import TEXT_ORDER
 
 
 @dataclass(frozen=True)

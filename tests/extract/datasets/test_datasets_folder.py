@@ -18,7 +18,7 @@ from refusal import refused
 from fedcache.errors import Exit
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
-from fedcache.extract.datasets.folder_labels import enter_top_folder, infer
+from fedcache.extract.datasets.folder import enter_top_folder, infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import decode

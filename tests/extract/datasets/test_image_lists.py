@@ -17,7 +17,7 @@ from make_images import encoded, pixels, png, write_directory, write_tar, write_
 
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.datasets import open_dataset
-from fedcache.extract.datasets.folder_labels import infer
+from fedcache.extract.datasets.folder import infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.tables.conversion import BEGIN, MARK
 from fedcache.tables.splits import SPLIT_WORDS

@@ -23,7 +23,7 @@ from fedcache.federate.execution.memory_estimate import (
     refuse_too_much,
 )
 from fedcache.federate.methods import METHODS
-from fedcache.runs import training_device
+from fedcache.runs import row_sources
 from fedcache.testing.federation import make_federation
 
 SMALL = Load(
@@ -93,27 +93,27 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
     x = torch.zeros(3 << 18, 1, 4)  # 12 MiB, or 6 in float16
     data = Data(StoredRows(x.half()) if stored else x, torch.zeros(3 << 18, dtype=torch.int64), 2)
     monkeypatch.setattr(
-        training_device, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60
+        row_sources, "free_memory", lambda device: 5 << 20 if device == "cuda" else 1 << 60
     )
 
     inputs = Inputs(data)
     refused(
-        lambda: training_device.on_device(inputs, "cuda"),
+        lambda: row_sources.on_device(inputs, "cuda"),
         f"{6 if stored else 12} MiB",
         "--device cpu",
         code=Exit.ENVIRONMENT,
     )
-    assert training_device.on_device(inputs, "cpu") is inputs
+    assert row_sources.on_device(inputs, "cpu") is inputs
 
 
 def test_features_that_fit_are_moved_to_the_gpu(monkeypatch):
     monkeypatch.setattr(
-        training_device, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0
+        row_sources, "free_memory", lambda device: 1 << 30 if device == "cuda" else 0
     )
     data, _ = make_federation()
 
     with pretended_gpu():
-        moved = training_device.on_device(Inputs(data), "cuda").data
+        moved = row_sources.on_device(Inputs(data), "cuda").data
         assert [t.device.type for t in (moved.x, moved.y, moved.text, moved.domain)] == ["cuda"] * 4
         assert torch.equal(moved.x.cpu(), data.x)
 
@@ -123,13 +123,13 @@ def test_training_is_on_the_cpu_unless_a_gpu_is_asked_for_or_encoders_are_live(m
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     said = Heard()
-    assert training_device.training_device("auto", said) == "cpu"
+    assert row_sources.training_device("auto", said) == "cpu"
     assert [("--device cuda" in text) for text in said.notes] == [True] * there
-    assert training_device.training_device("cpu", said) == "cpu"
-    assert training_device.training_device("auto", said, live=True) == ("cuda" if there else "cpu")
+    assert row_sources.training_device("cpu", said) == "cpu"
+    assert row_sources.training_device("auto", said, live=True) == ("cuda" if there else "cpu")
     if there:
-        assert training_device.training_device("cuda", said) == "cuda"
+        assert row_sources.training_device("cuda", said) == "cuda"
     else:
         with pytest.raises(FedcacheError, match="--device cuda"):
-            training_device.training_device("cuda", said)
+            row_sources.training_device("cuda", said)
     assert len(said.notes) == there, "nothing is said of what was asked for"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import even_columns
 
-from fedcache.federate.partition.dirichlet_shares import draw, draw_by_class
-from fedcache.federate.partition.fill_up import fill_up, lowered
+from fedcache.federate.partition.domain_shift import draw, draw_by_class, fill_up, lowered
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
 from fedcache.federate.partition.row_lists import RowLists
 
@@ -112,9 +111,9 @@ def test_more_clients_than_rows_are_refused_with_a_number_that_fits(scheme):
 
 
 def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
-    monkeypatch.setattr("fedcache.federate.partition.dirichlet_shares.TRIAL_SHARES", 100)
+    monkeypatch.setattr("fedcache.federate.partition.domain_shift.TRIAL_SHARES", 100)
     monkeypatch.setattr(
-        "fedcache.federate.partition.dirichlet_shares.search",
+        "fedcache.federate.partition.domain_shift.search",
         lambda *_, **__: pytest.fail("drew shares"),
     )
     with pytest.raises(InfeasibleError, match="200 clients") as error:

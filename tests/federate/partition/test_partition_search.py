@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from partition_rows import columns_from, even_columns
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.federate.partition import dirichlet_shares as module
-from fedcache.federate.partition.dirichlet_shares import Rule, draw, search
+from fedcache.federate.partition import domain_shift as module
+from fedcache.federate.partition.domain_shift import Rule, draw, search
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
 from fedcache.federate.partition.scheme import Streams
 

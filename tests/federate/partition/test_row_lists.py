@@ -22,7 +22,7 @@ from fedcache.federate.partition.client_table import (
     names_of,
     train_sizes,
 )
-from fedcache.federate.partition.dirichlet_shares import deal_rows
+from fedcache.federate.partition.domain_shift import deal_rows
 from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
 from fedcache.federate.partition.row_lists import (

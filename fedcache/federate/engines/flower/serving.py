@@ -35,7 +35,7 @@ from fedcache.federate.engines.flower.processes import (
 )
 from fedcache.federate.engines.flower.site import state_of
 from fedcache.federate.engines.flower.site_names import server_folder
-from fedcache.runs.client_stores import check_client_folder
+from fedcache.runs.store_choice import check_client_folder
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
 
