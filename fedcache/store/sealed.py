@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def content_beside_tensors(path: Path) -> Any:
 def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
     """As ``read_sealed``, with the errors of whatever reads the bytes; ValueError in words for what the seal says."""
     tensors: dict[str, Tensor] = {}
-    if not path.is_file():
+    if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("is no file")
     if path.suffix != TENSORS:
         seal = parse_signed(read_whole(path))

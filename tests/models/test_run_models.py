@@ -22,8 +22,10 @@ import fedcache as fc
 from fedcache.errors import CorruptionError
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
-from fedcache.runs import open_run
-from fedcache.runs.run_models import model_file
+from fedcache.runs import directory, open_run
+from fedcache.runs.directory import check_models, read_result
+from fedcache.runs.run_models import drop, model_file
+from fedcache.store.files import file_sha256
 
 IID = ("--scheme", "iid", "--clients", 3)
 FED3R = ("train", "--method", "fed3r", *IID)
@@ -234,6 +236,28 @@ def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left
     assert [p["path"] for p in again if (Path(p["path"]) / "models").exists()] == [
         p["path"] for p in kept
     ]
+
+
+def test_a_grid_keeps_the_model_of_a_run_that_is_two_points(store: Path) -> None:
+    """A method of one round has one run for every number of rounds."""
+    points = ok("grid", "--method", "fed3r", "--sweep", "rounds=1,2", *IID).data["points"]
+    (path,) = {p["path"] for p in points}
+    assert (Path(path) / "models" / "models.json").is_file()
+
+
+def test_models_that_are_removed_while_a_run_is_checked_are_no_damage(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(*FED3R)
+
+    def removed(path: Path) -> str:
+        drop(run)
+        return file_sha256(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "file_sha256", removed)
+        check_models(run, read_result(run / "result.json"))
+    assert not (run / "models").exists()
 
 
 def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(

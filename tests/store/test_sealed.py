@@ -126,3 +126,17 @@ def test_files_with_tensors_are_called_so(tmp_path: Path) -> None:
     for name, tensors in (("a.json", {}), ("a.safetensors", None)):
         with pytest.raises(ValueError, match="hold tensors"):
             write_sealed(tmp_path / name, WHAT, 1, tensors)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
+def test_a_file_that_is_removed_while_it_is_read_is_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def there_and_gone(path: Path) -> bool:
+        path.unlink()
+        return True
+
+    path = tmp_path / name
+    write_sealed(path, WHAT, 1, None if name.endswith("json") else {"t": torch.ones(2)})
+    monkeypatch.setattr(Path, "exists", there_and_gone)
+    assert read_sealed(path, WHAT) is None
