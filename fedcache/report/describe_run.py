@@ -43,7 +43,7 @@ class RunFilter:
                 raise unknown("--state", state, STATES)
 
     def takes(self, entry: Mapping[str, Any]) -> bool:
-        """Whether an entry of ``listed`` is one of them."""
+        """Whether an entry of ``entry_of`` is one of them."""
         return (
             _fits(entry["method"], self.methods)
             and _fits(entry["dataset"], self.datasets)
@@ -72,7 +72,7 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     Raises UsageError for a name that is no run.
     """
     found = every_run(asked, root)
-    pairs = [(one, _entry(one)) for one in found]
+    pairs = [(one, entry_of(one)) for one in found]
     kept = [(one, entry) for one, entry in pairs if wanted.takes(entry)]
     finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
@@ -101,7 +101,8 @@ def state_of(one: StoredRun | LeftOut) -> str:
     return DAMAGED if one.exit is Exit.CORRUPT else UNFINISHED
 
 
-def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
+def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
+    """A run in a list, as plain JSON values."""
     common = {
         "name": one.path.name,
         "path": str(one.path),

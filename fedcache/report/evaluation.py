@@ -28,8 +28,7 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.galleries import gallery, lost_of
-from fedcache.report.gallery import Gallery
+from fedcache.report.galleries import Gallery, gallery, lost_of
 from fedcache.report.render import Column, HtmlCell, Section, render_page
 from fedcache.store.outputs import write_output
 from fedcache.visible_text import sheet_cell

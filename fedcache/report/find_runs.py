@@ -220,7 +220,7 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
     found: dict[Path, StoredRun | LeftOut] = {}
     for path in _paths(asked, root):
         if path.resolve() not in found:
-            found[path.resolve()] = _open(path)
+            found[path.resolve()] = open_run(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
     if all(
@@ -289,7 +289,7 @@ def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     paths = [p for name in asked for p in _named(name, root, LISTED)] if asked else _inside(root)
-    return [_open(path) for path in {p.resolve(): p for p in paths}.values()]
+    return [open_run(path) for path in {p.resolve(): p for p in paths}.values()]
 
 
 def names_in(root: Path) -> list[str]:
@@ -375,7 +375,7 @@ def _named(
         )
     path = Path(name)
     if path.is_dir():
-        return [path] if _is_run(path) else _inside(path)
+        return [path] if is_run(path) else _inside(path)
     if path.name in ("result.json", "config.toml") and path.exists():
         return [path.parent]
     matches = [p for p in _inside(root) if p.name.startswith(str(name))] if str(name) else []
@@ -401,7 +401,8 @@ def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
                 yield path, read_result(path / "result.json")
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a directory is that of a run, whole or not."""
     return any((path / name).exists() for name in ("result.json", "config.toml", WRITTEN))
 
 
@@ -410,7 +411,7 @@ def _inside(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     inside = [
-        p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and _is_run(p)
+        p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and is_run(p)
     ]
     return sorted(inside, key=lambda p: (_begun(p), p))
 
@@ -420,7 +421,8 @@ def _begun(path: Path) -> float:
     return config.stat().st_mtime if config.exists() else 0.0
 
 
-def _open(path: Path) -> StoredRun | LeftOut:
+def open_run(path: Path) -> StoredRun | LeftOut:
+    """What lies in the directory of a run."""
     if not (path / "result.json").exists():
         config = path / "config.toml"
         if not config.exists():

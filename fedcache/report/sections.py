@@ -15,7 +15,7 @@ from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
 from fedcache.report.find_runs import CLAIMED, StoredRun, facts
-from fedcache.report.gallery import Gallery, ToShow
+from fedcache.report.galleries import Gallery, ToShow, galleries_of
 from fedcache.report.paired_blocks import merged_notes, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
@@ -70,8 +70,6 @@ def section_of(
         tables += [] if tests is None else [_tests_table(tests)]
         details, notes = _detail_plots(ident, named, source, asked.embed)
         if asked.images is not None:
-            from fedcache.report.galleries import galleries_of  # decodes images, with a model
-
             galleries, told = galleries_of(
                 ident, every_method_first(named), source, asked.images, asked.found
             )

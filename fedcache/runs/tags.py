@@ -9,6 +9,7 @@ from pathlib import Path
 from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.parsing import parse_json
 from fedcache.runs.directory import name_of_run
+from fedcache.store.files import read_whole
 from fedcache.store.sealed import read_sealed, write_sealed
 
 TAGS = "tags.json"
@@ -70,7 +71,7 @@ def _what(run: Path) -> dict[str, str]:
 def _plain_words(path: Path) -> list[str]:
     """The words of a plain JSON list of tags; [] for any other file."""
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_whole(path))
     except (OSError, ValueError):
         return []
     known = isinstance(found, list) and all(
