@@ -220,7 +220,7 @@ TOKENS = {
     "fedcache/store": 37_700,
     "fedcache/tables": 27_980,
     "fedcache/testing": 11_700,
-    "fedcache/ui": 10_400,
+    "fedcache/ui": 8_100,
     "tests": 556_000,
     "tools": 57_000,
     "benchmarks": 24_000,

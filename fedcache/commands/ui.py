@@ -40,10 +40,10 @@ def ui(
 
     Example: fedcache ui
     """
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    missing = [name for name in ("matplotlib", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise MachineError(
-            f"`fedcache ui` needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
+            f"`fedcache ui` needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
             "pip install 'fedcache[ui]'",
         )
     shown = Home.from_environment() if home is None else Home(home.expanduser(), offline=True)

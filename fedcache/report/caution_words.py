@@ -30,7 +30,8 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     drawn = result["accuracy"].get("eval_clients", ())
     if not drawn:
         return None
-    scored, trained = drawn[0]["scored"], drawn[0].get("trained")
+    scored = drawn[0]["scored"]
+    trained = drawn[0].get("trained")
     who = (
         f"{scored:,} of {result['partition']['clients']:,} clients "
         f"{'was' if scored == 1 else 'were'} drawn and scored"
@@ -61,7 +62,8 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
 
 def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
     """That class texts alone, without any training, are more accurate."""
-    untrained, trained = result["accuracy"].get("zero_shot"), result["accuracy"]["mean"]
+    untrained = result["accuracy"].get("zero_shot")
+    trained = result["accuracy"]["mean"]
     if untrained is None or trained is None or untrained - trained < HALF_A_POINT:
         return []
     return [
@@ -72,7 +74,8 @@ def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
 
 def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
     """That clients' own models are scored on classes that most of them have no training row of."""
-    asked, owned = result["partition"].get("args", {}), result.get("classes_owned", {})
+    asked = result["partition"].get("args", {})
+    owned = result.get("classes_owned", {})
     if result.get("protocol") != "personalised" or asked.get("test_protocol") != "balanced":
         return []
     each = owned.get("per_client")

@@ -39,7 +39,8 @@ def next_step(result: Mapping[str, Any]) -> str:
             "no client sent anything in any round: the same command with more clients a round (--participation), or "
             "fewer that are away or lost (--availability, --client-dropout)"
         )
-    method, hp = str(result["method"]), result["hyperparameters"]
+    method = str(result["method"])
+    hp = result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):
         words = " ".join(
@@ -59,7 +60,8 @@ def next_step(result: Mapping[str, Any]) -> str:
 def _tuned_values(method: str) -> dict[str, Any]:
     """The hyperparameters that preset ``tuned`` sets; {} for none, and for a method that is not there any more."""
     try:
-        usual, tuned = usual_settings(method, "paper"), usual_settings(method, "tuned")
+        usual = usual_settings(method, "paper")
+        tuned = usual_settings(method, "tuned")
     except FedcacheError:
         return {}
     return {name: value for name, value in tuned.items() if value != usual[name]}

@@ -27,7 +27,8 @@ from fedcache.runs.run import Run
 from fedcache.visible_text import visible
 
 PAIRS = ("best", "all")
-LOWEST, HIGHEST = 0.5, 0.999
+LOWEST = 0.5
+HIGHEST = 0.999
 
 
 @dataclass(frozen=True)

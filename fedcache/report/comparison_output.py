@@ -146,7 +146,8 @@ def _over_rows(c: Comparison) -> tuple[str, str]:
 
 def one_sheet(c: Comparison) -> Sheet:
     """``values`` and, when all pairs are with the reference, ``differences`` beside them."""
-    left, right = values(c), differences(c)
+    left = values(c)
+    right = differences(c)
     if right is None or right.columns[0] == "pair":
         return left
     beside = {row[0]: row[1:] for row in right.rows}
@@ -281,7 +282,11 @@ def as_html(c: Comparison) -> str:
 
 def show_p(p: float | None) -> str:
     """Three digits; nothing for no test."""
-    return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3g}"
+    if p is None:
+        return ""
+    if p < 0.001:
+        return "<0.001"
+    return f"{p:.3g}"
 
 
 def _tested(pair: Pair) -> tuple[str, ...]:
@@ -297,7 +302,9 @@ def points(difference: float) -> str:
 
 
 def _interval(found: tuple[float, float] | None) -> str:
-    return "" if found is None else f"{100 * found[0]:.2f} to {100 * found[1]:.2f}"
+    if found is None:
+        return ""
+    return f"{100 * found[0]:.2f} to {100 * found[1]:.2f}"
 
 
 def _level(c: Comparison) -> str:
@@ -372,7 +379,8 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             ),
             f"Leave --plot out, or name {'more' if few else 'other'} runs.",
         )
-    ranking, count = c.ranking, len(c.treatments)
+    ranking = c.ranking
+    count = len(c.treatments)
     bars = stacked([_span(ranking.ranks, group) for group in ranking.groups])
     names = [f"{plain(t.name, LONGEST)}  {t.rank:.2f}" for t in c.treatments]
     lines = -(-count // 2) + 0.55 * (max((level for *_, level in bars), default=-1) + 1)
@@ -394,7 +402,8 @@ def fill_ranks(
 ) -> None:
     """Draw the diagram of a comparison that has a ranking on some axes."""
     assert c.ranking is not None  # nosec B101
-    ranks, count = c.ranking.ranks, len(c.treatments)
+    ranks = c.ranking.ranks
+    count = len(c.treatments)
     bars = stacked([_span(ranks, group) for group in c.ranking.groups])
     _scale(axes, count, c.ranking.cd, ink)
     for low, high, level in bars:

@@ -22,7 +22,10 @@ from fedcache.runs.running import is_running
 from fedcache.runs.score import SCORES, score_of, values_held_out
 from fedcache.runs.tags import tags_of
 
-FINISHED, RUNNING, UNFINISHED, DAMAGED = "finished", "running", "unfinished", "damaged"
+FINISHED = "finished"
+RUNNING = "running"
+UNFINISHED = "unfinished"
+DAMAGED = "damaged"
 STATES = (FINISHED, RUNNING, UNFINISHED, DAMAGED)
 NO_SETTING = {*PLACES, "method", "set", "backbones", "device"}
 """Words of ``config.toml`` that are said elsewhere, or of which results do not depend."""
@@ -43,7 +46,7 @@ class RunFilter:
                 raise unknown("--state", state, STATES)
 
     def takes(self, entry: Mapping[str, Any]) -> bool:
-        """Whether an entry of ``listed`` is one of them."""
+        """Whether an entry of ``entry_of`` is one of them."""
         return (
             _fits(entry["method"], self.methods)
             and _fits(entry["dataset"], self.datasets)
@@ -72,7 +75,7 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     Raises UsageError for a name that is no run.
     """
     found = every_run(asked, root)
-    pairs = [(one, _entry(one)) for one in found]
+    pairs = [(one, entry_of(one)) for one in found]
     kept = [(one, entry) for one, entry in pairs if wanted.takes(entry)]
     finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
@@ -98,10 +101,13 @@ def state_of(one: StoredRun | LeftOut) -> str:
         return RUNNING
     if isinstance(one, StoredRun):
         return FINISHED
-    return DAMAGED if one.exit is Exit.CORRUPT else UNFINISHED
+    if one.exit is Exit.CORRUPT:
+        return DAMAGED
+    return UNFINISHED
 
 
-def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
+def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
+    """A run in a list, as plain JSON values."""
     common = {
         "name": one.path.name,
         "path": str(one.path),
@@ -110,7 +116,8 @@ def _entry(one: StoredRun | LeftOut) -> dict[str, Any]:
     }
     if isinstance(one, LeftOut):
         asked = train_table(one.path)
-        backbones, store = list(asked.get("backbones", ())), str(asked.get("store", ""))
+        backbones = list(asked.get("backbones", ()))
+        store = str(asked.get("store", ""))
         return {
             **common,
             "method": asked.get("method", ""),
@@ -156,12 +163,15 @@ def finished_run(name: str, root: Path) -> StoredRun:
 
 def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     """The settings of a run that are not those of its method's preset or the defaults: name, value, default."""
-    method, preset = entry.method, str(entry.result["preset"])
+    method = entry.method
+    preset = str(entry.result["preset"])
     made: list[tuple[str, Any, Any]] = [("preset", preset, "paper")]
     try:
-        usual, own = usual_settings(method, preset), usual_run(method)
+        usual = usual_settings(method, preset)
+        own = usual_run(method)
     except FedcacheError:  # a method of somebody's own that is not here: nothing to compare with
-        usual, own = {}, {}
+        usual = {}
+        own = {}
     asked = train_table(entry.path)
     for item in fields(TrainConfig):
         if item.name in asked and item.name not in NO_SETTING and item.name != "preset":
@@ -180,7 +190,8 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
 
 def figures_of(entry: StoredRun) -> dict[str, float | None]:
     """What a run came to, by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
-    r, exact = entry.result, entry.result["traffic"]["exact"]
+    r = entry.result
+    exact = entry.result["traffic"]["exact"]
     scores = {name: score_of(r, name).mean for name in SCORES}
     return {
         "accuracy": r["accuracy"]["mean"],
@@ -201,12 +212,15 @@ def figures_of(entry: StoredRun) -> dict[str, float | None]:
 def _largest_error(result: Mapping[str, Any]) -> float | None:
     """The standard error of the mean over drawn clients (``--eval-clients``), the largest of all seeds."""
     drawn = drawn_clients(result)
-    return None if drawn is None else max(drawn[1], default=None)
+    if drawn is None:
+        return None
+    return max(drawn[1], default=None)
 
 
 def settings_of(entry: StoredRun) -> dict[str, str]:
     """Everything that was asked of a run, as words."""
-    r, asked = entry.result, train_table(entry.path)
+    r = entry.result
+    asked = train_table(entry.path)
     made = {
         "dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}",
         "features": " ".join(r["arrays"]),
@@ -268,4 +282,6 @@ def _said(value: object) -> str:
         return ",".join(map(_said, value))
     if isinstance(value, Mapping):
         return " ".join(f"{k}={_said(v)}" for k, v in value.items())
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    return str(value)

@@ -25,8 +25,12 @@ from fedcache.optional import needed_library
 from fedcache.store.outputs import write_output
 from fedcache.visible_text import visible
 
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-INK, MUTED, LINE, PAPER = "#0f0001", "#0f0002", "#0f0003", "#0f0004"
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
+INK = "#0f0001"
+MUTED = "#0f0002"
+LINE = "#0f0003"
+PAPER = "#0f0004"
 SERIES = tuple(f"#0f00{10 + i}" for i in range(10))
 _LIGHT = (
     "#2563eb",
@@ -47,7 +51,8 @@ NAMES = {
     PAPER: "var(--paper, #ffffff)",
     **{colour: f"var(--s{i}, {_LIGHT[i]})" for i, colour in enumerate(SERIES)},
 }
-WIDTH, HEIGHT = 4.8, 3.4
+WIDTH = 4.8
+HEIGHT = 3.4
 """Inches of 72 units. A phone of 390 px shows a drawing in 350, so one unit is a pixel there and not less elsewhere."""
 LETTERS = 12.6
 """Units of the smallest letters: twelve pixels and more on every screen."""
@@ -257,7 +262,9 @@ def settings_of(names: Sequence[str], longest: int) -> str:
     fit = all(len(visible(v)) <= longest + 4 for v in values) and len(set(values)) == len(
         set(names)
     )
-    return ", ".join(told.pop()) if fit else ""
+    if fit:
+        return ", ".join(told.pop())
+    return ""
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
@@ -284,7 +291,9 @@ def short(name: object, longest: int = LONGEST) -> str:
 
 def percent(value: float | None) -> str:
     """A fraction as percent with two decimals; a dash for none."""
-    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.2f}"
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{100 * value:.2f}"
 
 
 def size(scalars: float | None) -> str:
@@ -408,8 +417,11 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
     Raises:
         FedcacheError: as ``check_file``.
     """
-    fill, width = made.fill, COLUMNS[columns]
-    ink, muted, line = "#1b1f24", "#3c444d", "#d8dee4"
+    fill = made.fill
+    width = COLUMNS[columns]
+    ink = "#1b1f24"
+    muted = "#3c444d"
+    line = "#d8dee4"
     style = {
         "font.size": _POINTS,
         "legend.fontsize": _POINTS,
@@ -454,7 +466,9 @@ def _recolour(figure: Any) -> None:
 
     def light(colour: Any) -> Any:
         known = shown.get(to_hex(colour))
-        return colour if known is None else to_rgba(known, to_rgba(colour)[3])
+        if known is None:
+            return colour
+        return to_rgba(known, to_rgba(colour)[3])
 
     boxes = [
         box
@@ -476,4 +490,6 @@ def _recolour(figure: Any) -> None:
 def plain(name: str, longest: int = 24) -> str:
     """A name from a dataset or a run as a label: ``visible``, and not too long."""
     text = visible(name)
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    if len(text) <= longest:
+        return text
+    return text[: longest - 3] + "..."

@@ -28,8 +28,7 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.galleries import gallery, lost_of
-from fedcache.report.gallery import Gallery
+from fedcache.report.galleries import Gallery, gallery, lost_of
 from fedcache.report.render import Column, HtmlCell, Section, render_page
 from fedcache.store.outputs import write_output
 from fedcache.visible_text import sheet_cell
@@ -109,7 +108,9 @@ def _plain(value: Any) -> Any:
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _table(found: Sequence[RunEvaluation]) -> str:
@@ -127,7 +128,8 @@ def _table(found: Sequence[RunEvaluation]) -> str:
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
     whose = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
-    m, best = e.measures, e.measures.temperature
+    m = e.measures
+    best = e.measures.temperature
     yield {
         **whose,
         "scope": "all",
@@ -208,14 +210,13 @@ def evaluation_page(
 
 
 def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[HtmlCell]]]:
-    texts, numbers = (
-        ("method", "run", "model", "trained on"),
-        ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL", "best temperature", "NLL there"),
-    )
+    texts = ("method", "run", "model", "trained on")
+    numbers = ("rows", "accuracy %", "macro F1 %", "ECE %", "NLL", "best temperature", "NLL there")
     columns = [*map(Column, texts), *(Column(n, True) for n in numbers), Column("95 % interval")]
     rows = []
     for e in found:
-        m, best = e.measures, e.measures.temperature
+        m = e.measures
+        best = e.measures.temperature
         interval = (
             "-" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
         )
@@ -298,7 +299,8 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
         axes.set(xlabel="% right", xlim=(0, 100), ylim=(len(shown) - 0.4, -0.6))
 
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
-    title, height = f"Classes of {e.label}", 1.4 + 0.17 * len(shown)
+    title = f"Classes of {e.label}"
+    height = 1.4 + 0.17 * len(shown)
     return Plot(
         ident, title, says, ("class", "rows", "right", "predicted", "F1"), rows, fill, height=height
     )

@@ -78,15 +78,21 @@ def _confusion(i: FigureInput) -> Plot | None:
 def _confusion_difference(i: FigureInput) -> Plot | None:
     firsts = first_of_each(i.named)
     pair = firsts if len(firsts) > 1 else list(i.named)
-    return confusion_difference("figure", pair[0], pair[1]) if len(pair) > 1 else None
+    if len(pair) > 1:
+        return confusion_difference("figure", pair[0], pair[1])
+    return None
 
 
 def _ranks(i: FigureInput) -> Plot | None:
-    return None if (found := i.tests) is None else paired.ranks("figure", found)
+    if (found := i.tests) is None:
+        return None
+    return paired.ranks("figure", found)
 
 
 def _differences(i: FigureInput) -> Plot | None:
-    return None if (found := i.tests) is None else paired.differences("figure", found, i.keys)
+    if (found := i.tests) is None:
+        return None
+    return paired.differences("figure", found, i.keys)
 
 
 KINDS = {

@@ -131,7 +131,9 @@ class StoredRun:
         value = self.measured.get("seconds", {}).get(
             "train"
         )  # of a file without a digest: anything may stand there
-        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+        return None
 
     @property
     def private(self) -> bool:
@@ -220,7 +222,7 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
     found: dict[Path, StoredRun | LeftOut] = {}
     for path in _paths(asked, root):
         if path.resolve() not in found:
-            found[path.resolve()] = _open(path)
+            found[path.resolve()] = open_run(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
     if all(
@@ -289,7 +291,7 @@ def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     paths = [p for name in asked for p in _named(name, root, LISTED)] if asked else _inside(root)
-    return [_open(path) for path in {p.resolve(): p for p in paths}.values()]
+    return [open_run(path) for path in {p.resolve(): p for p in paths}.values()]
 
 
 def names_in(root: Path) -> list[str]:
@@ -375,7 +377,9 @@ def _named(
         )
     path = Path(name)
     if path.is_dir():
-        return [path] if _is_run(path) else _inside(path)
+        if is_run(path):
+            return [path]
+        return _inside(path)
     if path.name in ("result.json", "config.toml") and path.exists():
         return [path.parent]
     matches = [p for p in _inside(root) if p.name.startswith(str(name))] if str(name) else []
@@ -401,7 +405,8 @@ def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
                 yield path, read_result(path / "result.json")
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a directory is that of a run, whole or not."""
     return any((path / name).exists() for name in ("result.json", "config.toml", WRITTEN))
 
 
@@ -410,17 +415,20 @@ def _inside(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     inside = [
-        p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and _is_run(p)
+        p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".") and is_run(p)
     ]
     return sorted(inside, key=lambda p: (_begun(p), p))
 
 
 def _begun(path: Path) -> float:
     config = path / "config.toml"
-    return config.stat().st_mtime if config.exists() else 0.0
+    if config.exists():
+        return config.stat().st_mtime
+    return 0.0
 
 
-def _open(path: Path) -> StoredRun | LeftOut:
+def open_run(path: Path) -> StoredRun | LeftOut:
+    """What lies in the directory of a run."""
     if not (path / "result.json").exists():
         config = path / "config.toml"
         if not config.exists():
@@ -461,10 +469,8 @@ def value_words(value: object) -> str:
     """A setting as labels and tables show it."""
     if value is None:
         return "auto"
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -9,24 +9,66 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.planning.find_images import read_images
 from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.models.evaluate import Mistakes
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.gallery import Gallery, Thumbnail, ToShow
 from fedcache.report.run_origin import RunStore
 from fedcache.store.store import Store
+
+if TYPE_CHECKING:  # it imports torch, and thumbnails of a store need none
+    from fedcache.models.evaluate import Mistake, Mistakes
 
 SIDE = 64
 """Pixels of the longer side of a thumbnail; a smaller image keeps its size."""
 MOST_GALLERIES = 4
 """Runs of a section whose mistakes are shown."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One mistake with its image."""
+
+    uri: str  # data:image/...
+    mistake: Mistake
+    probability: str  # per cent
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The mistakes of one run."""
+
+    ident: str
+    title: str
+    says: str
+    images: tuple[Thumbnail, ...]
+    lost: int = 0  # mistakes whose images are not there any more
+
+
+def refuse_private(entries: Sequence[StoredRun]) -> None:
+    """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
+    private = [e.digest[:8] for e in entries if e.private]
+    if private:
+        raise UsageError(
+            f"{', '.join(private[:5])}{', ...' if len(private) > 5 else ''} promises differential privacy, and its "
+            "epsilon does not cover the rows that images show.",
+            "Leave --with-images out, or name other runs.",
+        )
+
+
+@dataclass
+class ToShow:
+    """What a page was to show, for the terminal."""
+
+    mistakes: int = 0  # of whose rows images were looked for
+    missing: list[str] = field(default_factory=list)  # sentences on those that are not there
 
 
 def galleries_of(
@@ -63,7 +105,8 @@ def galleries_of(
                 ("its own test rows", "its own rows"),
                 places,
             )
-            found, asked.missing = found + own, asked.missing + lost_of(label, own)
+            found = found + own
+            asked.missing = asked.missing + lost_of(label, own)
         except FedcacheError as error:
             note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
             asked.missing += [note] if note not in notes else []

@@ -67,7 +67,9 @@ def value_of(entry: StoredRun) -> str:
 def mean_over_values(accuracy: Mapping[str, float | None]) -> float | None:
     """The mean over held-out values; None where the accuracy on one of them is missing."""
     known = [value for value in accuracy.values() if value is not None]
-    return float(np.mean(known)) if known and len(known) == len(accuracy) else None
+    if known and len(known) == len(accuracy):
+        return float(np.mean(known))
+    return None
 
 
 def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:

@@ -73,7 +73,9 @@ def _comparison(group: HeldOutGroup, score: str) -> Comparison | None:
 
 def _falling(value: float | None) -> float:
     """What sorts accuracies from the highest to the lowest, missing ones last."""
-    return 1.0 if value is None else -value
+    if value is None:
+        return 1.0
+    return -value
 
 
 def _cell(value: float | None, *, best: bool = False) -> HtmlCell:

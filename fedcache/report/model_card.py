@@ -114,7 +114,8 @@ def _held_rows(predictor: Predictor) -> list[str]:
 def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
     if result is None:
         return [f"Dataset {saved.facts.dataset}."]
-    data, part = result["dataset"], result["partition"]
+    data = result["dataset"]
+    part = result["partition"]
     args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
     held = values_held_out(result)
     column = part["args"].get("by") or "domain"
@@ -131,7 +132,9 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
 
 def _words(value: object) -> str:
     """An argument of a partition; of several values each."""
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return str(value)
 
 
 def _backbones(saved: SavedModel, home: Home) -> list[str]:
@@ -166,7 +169,8 @@ def accuracy_lines(
     result: Mapping[str, Any], client: str | None = None, clients: ClientColumns | None = None
 ) -> list[str]:
     """Accuracy of every seed, with a Wilson interval where one model met a known number of rows."""
-    a, protocol = result["accuracy"], result["protocol"]
+    a = result["accuracy"]
+    protocol = result["protocol"]
     over = {
         "global": "one model on the global test rows",
         "personalised": "each client's model on its own test rows",
@@ -201,8 +205,11 @@ def test_rows(result: Mapping[str, Any]) -> int | None:
     confusion = result.get("confusion")
     if result["protocol"] != "global" or confusion is None:
         return None
-    total, seeds = sum(sum(row) for row in confusion), len(result["seeds"])
-    return total // seeds if total and total % seeds == 0 else None
+    total: int = sum(sum(row) for row in confusion)
+    seeds = len(result["seeds"])
+    if total and total % seeds == 0:
+        return total // seeds
+    return None
 
 
 def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
@@ -236,14 +243,14 @@ def _privacy(result: Mapping[str, Any] | None) -> list[str]:
         return ["Not known: the run is not at hand."]
     trust = result.get("trust", {})
     lines = describe_trust(trust)
-    return (
-        lines
-        if trust.get("privacy")
-        else [*lines, "No noise was added, so no epsilon bounds what uploads tell."]
-    )
+    if trust.get("privacy"):
+        return lines
+    return [*lines, "No noise was added, so no epsilon bounds what uploads tell."]
 
 
 def run_result(place: Path) -> Path | None:
     """The result beside a model, None for a file whose run is not at hand."""
     found = place / "result.json" if place.is_dir() else place.parent.parent / "result.json"
-    return found if found.is_file() else None
+    if found.is_file():
+        return found
+    return None

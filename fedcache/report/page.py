@@ -14,7 +14,7 @@ from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import need_matplotlib, short
 from fedcache.report.figures import data, grids
 from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
-from fedcache.report.gallery import ToShow, refuse_private
+from fedcache.report.galleries import ToShow, refuse_private
 from fedcache.report.held_out import held_out_groups
 from fedcache.report.held_out_section import held_out_section
 from fedcache.report.merge_seeds import merge_seeds
@@ -110,7 +110,8 @@ def write_report(
     settings = sorted(
         by_setting(merged.entries), key=lambda entries: entries[0].digest in in_groups
     )
-    titles, shown = setting_names(settings), ToShow()
+    titles = setting_names(settings)
+    shown = ToShow()
     observer.start("comparing", len(settings), "settings")
     try:
         sections: list[Section] = []

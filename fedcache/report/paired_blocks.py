@@ -101,7 +101,9 @@ def scored_by(entries: Sequence[StoredRun], metric: str, over: str) -> str:
     if metric != "accuracy" or over == "clients":
         return metric
     chosen = score_for(e.result for e in entries)
-    return "accuracy" if chosen == "own" else chosen.replace("-", "_")
+    if chosen == "own":
+        return "accuracy"
+    return chosen.replace("-", "_")
 
 
 def within(
@@ -116,7 +118,8 @@ def within(
     Raises UsageError, when fewer than two runs have values, no two runs share a seed, or no client is common to all.
     """
     check_metric(metric, over)
-    take, one = METRICS[over][metric], over.removesuffix("s")
+    take = METRICS[over][metric]
+    one = over.removesuffix("s")
     runs = dict(zip(names or labels(entries), entries, strict=True))
     rows: Mapping[str, tuple[Sequence[str], Floats]]
     if over == "clients":
@@ -272,7 +275,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     Raises UsageError, for fewer than two treatments or settings, and for two runs that would be one value.
     """
     check_metric(metric, "settings")
-    groups, facts = by_setting(entries), differing(entries)
+    groups = by_setting(entries)
+    facts = differing(entries)
     wheres = setting_names(groups)
     taken: dict[str, dict[str, StoredRun]] = {}
     for where, group in zip(wheres, groups, strict=True):
@@ -390,10 +394,12 @@ def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]
 
     Whatever lacks the largest share goes first; of equals a treatment, and the last of them.
     """
-    names, left = list(cells), list(blocks)
+    names = list(cells)
+    left = list(blocks)
     while names and left:
         holes = np.array([[cells[n].get(b) is None for b in left] for n in names])
-        by_name, by_block = holes.mean(1), holes.mean(0)
+        by_name = holes.mean(1)
+        by_block = holes.mean(0)
         if not holes.any():
             break
         if by_name.max() >= by_block.max():
@@ -456,18 +462,18 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
         drawn = accuracy.get("eval_clients")
         kinds.setdefault(f"{drawn[0]['scored']:,} drawn" if drawn else "all", []).append(name)
     told = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
-    return [f"Scored over different numbers of clients. {told}."] if len(kinds) > 1 else []
+    if len(kinds) > 1:
+        return [f"Scored over different numbers of clients. {told}."]
+    return []
 
 
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
     counts = sorted({len(seeds) for seeds in held})
     spread = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return (
-        []
-        if len(held) < 2
-        else [f"Values are means over seeds that differ between runs ({spread} of them)."]
-    )
+    if len(held) < 2:
+        return []
+    return [f"Values are means over seeds that differ between runs ({spread} of them)."]
 
 
 def _seeded(entry: StoredRun) -> str:

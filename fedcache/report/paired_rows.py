@@ -84,7 +84,9 @@ def row_difference(
         if found is None:
             return None
         per_seed.append(found)
-    return _tested(per_seed, level) if per_seed else None
+    if per_seed:
+        return _tested(per_seed, level)
+    return None
 
 
 Rows = tuple[np.ndarray, Floats, Floats]
@@ -162,7 +164,8 @@ def rows_of_run(
 
 def sign_test(gained: int, lost: int) -> float:
     """Two-sided p of ``gained`` among ``gained + lost`` fair throws: twice the smaller tail, at most 1."""
-    fewer, throws = min(gained, lost), gained + lost
+    fewer = min(gained, lost)
+    throws = gained + lost
     if throws > MOST_EXACT:
         return min(1.0, 2.0 * float(scipy.special.bdtr(fewer, throws, 0.5)))
     ways = tail = 1  # of choosing none; then C(n, i) = C(n, i - 1) (n - i + 1) / i
@@ -176,7 +179,9 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
     adds, weights = _joined(seeds)
     count = len(adds)
     adds = np.where(np.abs(adds) < 10.0**-DIGITS / count, 0.0, adds)
-    difference, gained, lost = float(adds.sum()), int((adds > 0).sum()), int((adds < 0).sum())
+    difference = float(adds.sum())
+    gained = int((adds > 0).sum())
+    lost = int((adds < 0).sum())
     sizes = np.abs(adds[adds != 0])
     if count < 2:
         return RowDifference(count, gained, lost, difference, None, 1.0, "mcnemar")

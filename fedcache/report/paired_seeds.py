@@ -63,7 +63,9 @@ def common_seeds(one: StoredRun, other: StoredRun) -> list[int]:
     pairs = paired_seeds(one, other)
     ours = [mine for mine, _ in pairs]
     theirs = [its for _, its in pairs]
-    return ours if len(set(ours)) >= len(set(theirs)) else theirs
+    if len(set(ours)) >= len(set(theirs)):
+        return ours
+    return theirs
 
 
 def same_partition(one: StoredRun, other: StoredRun) -> bool:
@@ -92,11 +94,9 @@ def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
     seeds = run.result["seeds"]
     digests = run.result.get("partition", {}).get("digests", ())
-    return (
-        dict(zip(map(int, seeds), map(str, digests), strict=True))
-        if len(seeds) == len(digests)
-        else {}
-    )
+    if len(seeds) == len(digests):
+        return dict(zip(map(int, seeds), map(str, digests), strict=True))
+    return {}
 
 
 def _draws_nothing(result: Mapping[str, Any]) -> bool:
@@ -112,4 +112,6 @@ def _draws_nothing(result: Mapping[str, Any]) -> bool:
 def compact(seeds: Sequence[object]) -> str:
     """Seeds in words: their numbers, and of many how many they are."""
     many = len(seeds) > MOST_NAMED
-    return f"{len(seeds)} seeds" if many else ", ".join(map(str, seeds))
+    if many:
+        return f"{len(seeds)} seeds"
+    return ", ".join(map(str, seeds))

@@ -145,11 +145,9 @@ class Comparison:
         """What stands out in words: chosen by validation accuracy, or highest, which is no choice."""
         if self.chosen is not None:
             return BY_VALIDATION
-        return (
-            NOT_A_CHOICE
-            if self.metric in ("accuracy", *SCORE_WORDS)
-            else f"highest {self.metric} (not a choice)"
-        )
+        if self.metric in ("accuracy", *SCORE_WORDS):
+            return NOT_A_CHOICE
+        return f"highest {self.metric} (not a choice)"
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -224,7 +222,8 @@ def compared(
     order = sorted(
         range(len(means)), key=lambda i: (-round(float(means[i]), DIGITS), *_place(found, i))
     )
-    names, values = [found.names[i] for i in order], found.values[order]
+    names = [found.names[i] for i in order]
+    values = found.values[order]
     known = ~np.isnan(values)
     whole = values[:, known.all(0)]  # what ranks are of: blocks of which all have a value
     ranks = list(map(float, mean_ranks(whole))) if whole.size else [None] * len(names)
@@ -342,7 +341,9 @@ def _tied(c: Comparison) -> list[str]:
         return []
     highest_first = sorted(held.values(), reverse=True)
     told = tie_sentence(highest_first, c.chosen, "runs", "a validation accuracy of ")
-    return [] if told is None else [told]
+    if told is None:
+        return []
+    return [told]
 
 
 def _test_rows(
@@ -383,7 +384,9 @@ def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
     """p of a pair; None for one block, and for two treatments that do not vary over seeds or clients."""
     if len(one) < 2:
         return None
-    return None if _repeated(np.stack([one, other]), over) else p_value(test, one - other)
+    if _repeated(np.stack([one, other]), over):
+        return None
+    return p_value(test, one - other)
 
 
 def _repeated(values: Floats, over: str) -> bool:
@@ -400,7 +403,8 @@ def _repeated(values: Floats, over: str) -> bool:
 
 def _notes(c: Comparison, *, chose: bool) -> list[str]:
     """What these numbers cannot say."""
-    count, alpha = len(c.blocks), 1.0 - c.level
+    count = len(c.blocks)
+    alpha = 1.0 - c.level
     if count == 1:
         more = {
             "seeds": "More seeds (--seeds 0-4) or --over clients give both.",

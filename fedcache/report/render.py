@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fedcache
 from fedcache.report.drawing import Plot
-from fedcache.report.gallery import Gallery
+from fedcache.report.galleries import Gallery
 from fedcache.report.verdict import Verdict
 from fedcache.visible_text import sheet_cell, visible
+
+if TYPE_CHECKING:
+    import jinja2
 
 VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
 
@@ -107,21 +110,11 @@ def render_page(
         recipes: array -> its recipe in words.
         trained: versions of torch.
     """
-    import jinja2
-
     place = files("fedcache.report")
     style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
-    env = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
+    template = html_environment().from_string(
+        place.joinpath("page.html.j2").read_text(encoding="utf-8")
     )
-    env.filters["csv"] = _csv
-    env.filters["code"] = _code
-    env.globals["markup"] = _safe
-    template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,
         style=style,
@@ -143,6 +136,24 @@ def render_page(
     )
 
 
+def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environment:
+    """The Jinja environment of all pages: every text is escaped and visible, and a name that is not known an error."""
+    import jinja2
+
+    env = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    env.filters["csv"] = _csv
+    env.filters["code"] = _code
+    env.globals["markup"] = _safe
+    return env
+
+
 def _versions() -> list[tuple[str, str]]:
     known = []
     for name in VERSIONS:
@@ -155,7 +166,9 @@ def _versions() -> list[tuple[str, str]]:
 
 def _shown(value: Any) -> Any:
     """What the template shows: text as ``visible``; drawings and code, which are markup, were made so before."""
-    return visible(value, lines=True) if type(value) is str else value
+    if type(value) is str:
+        return visible(value, lines=True)
+    return value
 
 
 def _safe(svg: str) -> Any:

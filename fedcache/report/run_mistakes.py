@@ -27,7 +27,8 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
     Raises StoreError for a run without models, and UsageError for one of a method of somebody's own.
     """
     members = predict_run.open_members(entry.path, ModelOptions(), Silent())
-    facts, partition = members[0].facts, source.partition
+    facts = members[0].facts
+    partition = source.partition
     if not facts.personal:
         one = predict_run.predictor_of(members, ModelOptions(), places.home, "auto")
         return find_mistakes(source.store, [(None, one, np.asarray(partition.test, np.int64))])

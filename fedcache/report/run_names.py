@@ -87,7 +87,8 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
     for name in differing(entries):
         tried = [label_of(e, [*used, name]) for e in entries]
         if len(set(tried)) > len(set(made)):
-            used, made = [*used, name], tried
+            used = [*used, name]
+            made = tried
     counts = Counter(made)
     return [
         f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)

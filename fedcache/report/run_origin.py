@@ -148,7 +148,9 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
     for key, value in args.items():
         words += ["--option", f"{key}={option_value(value)}"]
     words += ["--partition-seed", str(made["seed"])] if made["seed"] else []
-    return [*words, "--repartition"] if len(set(made["digests"])) > 1 else words
+    if len(set(made["digests"])) > 1:
+        return [*words, "--repartition"]
+    return words
 
 
 def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:

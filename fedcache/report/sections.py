@@ -15,7 +15,7 @@ from fedcache.report.figures import costs, data, grids, paired, runs
 from fedcache.report.figures.confusions import confusion_difference
 from fedcache.report.figures.hyperparameters import hyperparameters
 from fedcache.report.find_runs import CLAIMED, StoredRun, facts
-from fedcache.report.gallery import Gallery, ToShow
+from fedcache.report.galleries import Gallery, ToShow, galleries_of
 from fedcache.report.paired_blocks import merged_notes, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.render import Section
@@ -69,8 +69,6 @@ def section_of(
         tables += [] if tests is None else [_tests_table(tests)]
         details, notes = _detail_plots(ident, named, source, asked.embed)
         if asked.images is not None:
-            from fedcache.report.galleries import galleries_of  # decodes images, with a model
-
             galleries, told = galleries_of(
                 ident, every_method_first(named), source, asked.images, asked.found
             )
@@ -138,7 +136,8 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
     None where nothing pairs them.
     """
     first = [pair for pair in named if not pair[1].pooled_rows][:MOST_COMPARED]
-    names, entries = [n for n, _ in first], [e for _, e in first]
+    names = [n for n, _ in first]
+    entries = [e for _, e in first]
     if len(entries) < 2:
         return None
     seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
@@ -154,7 +153,9 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
         return None
     against = names[0] if names[0] in blocks.names else None
     found = compared(blocks, over=over, metric=metric, against=against)
-    return found if any(p.interval or p.p is not None or p.rows for p in found.pairs) else None
+    if any(p.interval or p.p is not None or p.rows for p in found.pairs):
+        return found
+    return None
 
 
 def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
@@ -266,7 +267,8 @@ def drawn_notes(named: runs.Named) -> list[str]:
         if not errors:
             notes.append(f"{names}: {who}; there is no standard error.")
             continue
-        low, high = percent(min(errors)), percent(max(errors))
+        low = percent(min(errors))
+        high = percent(max(errors))
         span = low if low == high else f"{low} to {high}"
         notes.append(f"{names}: {who}; the standard error of their mean is {span} points.")
     return notes

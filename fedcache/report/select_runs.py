@@ -34,11 +34,9 @@ def name_without_hold_out(result: Mapping[str, Any]) -> str:
 def partition_words(result: Mapping[str, Any]) -> str:
     """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
     held = values_held_out(result)
-    return (
-        f"{name_without_hold_out(result)}, hold_out={','.join(held)}"
-        if held
-        else partition_name(result)
-    )
+    if held:
+        return f"{name_without_hold_out(result)}, hold_out={','.join(held)}"
+    return partition_name(result)
 
 
 OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(

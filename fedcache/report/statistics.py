@@ -45,7 +45,8 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
     if count < LEAST_BLOCKS or constant(values):
         return None
     if count < FEW_BLOCKS:
-        mean, half = float(values.mean()), student_half(values, level)
+        mean = float(values.mean())
+        half = student_half(values, level)
         return mean - half, mean + half
     found = scipy.stats.bootstrap(
         (np.sort(values),),
@@ -73,7 +74,9 @@ def student_quantile(level: float, freedom: int) -> float:
 
 def interval_words(count: int) -> str:
     """What ``interval`` of so many values is called."""
-    return "Student's t intervals" if count < FEW_BLOCKS else "percentile bootstrap intervals"
+    if count < FEW_BLOCKS:
+        return "Student's t intervals"
+    return "percentile bootstrap intervals"
 
 
 def constant(values: Floats) -> bool:
@@ -96,12 +99,16 @@ def p_value(test: str, differences: Floats) -> float | None:
         return 1.0
     if test == "wilcoxon":
         return float(scipy.stats.wilcoxon(d).pvalue)
-    return None if constant(d) else float(scipy.stats.ttest_1samp(d, 0.0).pvalue)
+    if constant(d):
+        return None
+    return float(scipy.stats.ttest_1samp(d, 0.0).pvalue)
 
 
 def lowest_p(test: str, blocks: int) -> float:
     """The lowest two-sided p that a test of so many differences can give; 0 for a test without such a bound."""
-    return 2.0 ** (1 - blocks) if test == "wilcoxon" else 0.0
+    if test == "wilcoxon":
+        return 2.0 ** (1 - blocks)
+    return 0.0
 
 
 def holm(found: Sequence[float | None]) -> list[float | None]:

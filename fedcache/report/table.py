@@ -61,10 +61,8 @@ def table_of(
             numbers=False,
         )
     _rest(put, entries, score, said_by)
-    columns, rows = (
-        [c for c, _ in made],
-        [list(row) for row in zip(*(cells for _, cells in made), strict=True)],
-    )
+    columns = [c for c, _ in made]
+    rows = [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
     for place, column in enumerate(columns):
         if column.name.removesuffix(said_by) in MARKED:
             _mark(rows, place, [e.digest == chosen for e in entries] if held else None)

@@ -31,7 +31,8 @@ from fedcache.runs.score import (
     validation_value,
 )
 
-MOST_NAMED, MOST_LETTERS = 4, 90
+MOST_NAMED = 4
+MOST_LETTERS = 90
 METRIC = {"own": "accuracy", "client-mean": "client_mean", "pooled": "pooled"}
 Named = Sequence[tuple[str, StoredRun]]
 
@@ -90,7 +91,9 @@ def sent_bytes(entry: StoredRun) -> float:
 
 def seconds_of(entry: StoredRun) -> float | None:
     """Seconds of one seed's training."""
-    return None if entry.seconds is None else entry.seconds / max(1, len(entry.result["seeds"]))
+    if entry.seconds is None:
+        return None
+    return entry.seconds / max(1, len(entry.result["seeds"]))
 
 
 def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
@@ -127,7 +130,9 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     if of_clients is not None and of_clients[1] <= found.mean <= of_clients[2]:
         return Estimate(found.mean, of_clients[1], of_clients[2], f"{of_clients[0]:,} test rows")
     values = _client_scores(entry, found.mean)
-    return None if values is None else _student(values, level, "clients")
+    if values is None:
+        return None
+    return _student(values, level, "clients")
 
 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
@@ -152,10 +157,12 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         return Estimate(over_rows.difference, *over_rows.interval, f"{over_rows.rows:,} test rows")
     held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
     if held[0] is not None and held[1] is not None:
-        rows, gap = min(held[0][0], held[1][0]), a.mean - b.mean
+        rows = min(held[0][0], held[1][0])
+        gap = a.mean - b.mean
         half = _normal(level) * math.sqrt(sum(p * (1 - p) for p in (a.mean, b.mean)) / rows)
         return Estimate(gap, gap - half, gap + half, f"{rows:,} test rows")
-    mine, theirs = _client_scores(one, a.mean), _client_scores(other, b.mean)
+    mine = _client_scores(one, a.mean)
+    theirs = _client_scores(other, b.mean)
     if mine is None or theirs is None or list(one.clients.names) != list(other.clients.names):
         return None
     return _student(one.clients.accuracy - other.clients.accuracy, level, "clients")
@@ -164,7 +171,9 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
 def _over_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats | None:
     """[S] differences over paired seeds; None of fewer than three, or where all are equal."""
     gaps = differences_of_seeds(one, other, score)
-    return gaps if len(gaps) >= LEAST_BLOCKS and not constant(gaps) else None
+    if len(gaps) >= LEAST_BLOCKS and not constant(gaps):
+        return gaps
+    return None
 
 
 def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
@@ -172,14 +181,17 @@ def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
     values = np.asarray(entry.clients.accuracy, np.float64)
     if len(values) < LEAST_BLOCKS or np.isnan(values).any() or constant(values):
         return None
-    return values if math.isclose(float(values.mean()), mean, abs_tol=1e-6) else None
+    if math.isclose(float(values.mean()), mean, abs_tol=1e-6):
+        return values
+    return None
 
 
 def _student(values: Floats, level: float, over: str) -> Estimate | None:
     """Student's interval of the mean of [B] values; None where they do not vary."""
     if np.isnan(values).any() or constant(values):
         return None
-    mean, half = float(values.mean()), student_half(values, level)
+    mean = float(values.mean())
+    half = student_half(values, level)
     return Estimate(mean, mean - half, mean + half, f"{len(values)} {over}")
 
 
@@ -203,7 +215,8 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     if not field:
         return Verdict(title, "", "", False, "No run here was scored on test rows.")
     chosen = has_validation(e.result for e in field)
-    best, name = field[0], label[field[0].digest]
+    best = field[0]
+    name = label[field[0].digest]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
     same = {e.digest for e in equals}
     # The same settings with other seeds are no other run to take.
@@ -212,9 +225,9 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     undecided = _not_told_apart(best, rivals, score) if rivals else []
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
-        word, sure = (
-            "Level",
-            "All runs here reached the very same figures; it is the first by method and settings.",
+        word = "Level"
+        sure = (
+            "All runs here reached the very same figures; it is the first by method and settings."
         )
     if chosen and (unlike := unlike_tests(e.result for e in field)) is not None:
         sure = f"{sure} {unlike}"
@@ -292,25 +305,26 @@ def price(entry: StoredRun) -> str:
     """What a client of a run sends, and how long training takes, in words."""
     if entry.pooled_rows:
         return "it needs all rows in one place"
-    sent, seconds = sent_bytes(entry), seconds_of(entry)
+    sent = sent_bytes(entry)
+    seconds = seconds_of(entry)
     words = f"a client sends {_bytes(sent)}" if sent else "a client sends nothing"
     return words + ("" if seconds is None else f" and training takes {_seconds(seconds)}")
 
 
 def _bytes(count: float) -> str:
-    return f"{size(count)}B" if count >= 1000 else f"{count:.0f} B"
+    if count >= 1000:
+        return f"{size(count)}B"
+    return f"{count:.0f} B"
 
 
 def _seconds(value: float) -> str:
     if value < 0.1:
         return "less than 0.1 s"
-    return (
-        f"{value / 60:.3g} min"
-        if value >= 120
-        else f"{value:.2g} s"
-        if value < 10
-        else f"{value:.0f} s"
-    )
+    if value >= 120:
+        return f"{value / 60:.3g} min"
+    if value < 10:
+        return f"{value:.2g} s"
+    return f"{value:.0f} s"
 
 
 def _sure(
@@ -395,7 +409,8 @@ def _cost(
 ) -> str:
     if best.pooled_rows:
         return "It is no federation: nothing travels because all rows lie in one place."
-    rounds, sent = int(best.result.get("rounds") or 1), sent_bytes(best)
+    rounds = int(best.result.get("rounds") or 1)
+    sent = sent_bytes(best)
     each = f"{_bytes(sent)} in {rounds} rounds" if rounds > 1 else f"{_bytes(sent)}, once"
     words = f"Each client sends {each}" if sent else "Clients send nothing"
     down = best.result["traffic"]["exact"]["down_bytes"] / max(1, len(best.result["seeds"]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.parsing import parse_json
 from fedcache.runs.directory import name_of_run
+from fedcache.store.files import read_whole
 from fedcache.store.sealed import read_sealed, write_sealed
 
 TAGS = "tags.json"
@@ -51,7 +52,9 @@ def tags_of(run: Path) -> tuple[str, ...]:
             error.message,
             f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}",
         ) from error
-    return () if found is None else tuple(sorted(set(found.content)))
+    if found is None:
+        return ()
+    return tuple(sorted(set(found.content)))
 
 
 def write_tags(run: Path, tags: Iterable[str]) -> None:
@@ -70,10 +73,12 @@ def _what(run: Path) -> dict[str, str]:
 def _plain_words(path: Path) -> list[str]:
     """The words of a plain JSON list of tags; [] for any other file."""
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_whole(path))
     except (OSError, ValueError):
         return []
     known = isinstance(found, list) and all(
         isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found
     )
-    return list(found) if known else []
+    if known:
+        return list(found)
+    return []

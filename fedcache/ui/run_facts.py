@@ -1,4 +1,4 @@
-"""One run's directory as the page shows it: its figures where it is finished, how far it is where it is not.
+"""One run's directory as the page shows it: what ``runs list`` knows of it, and how far it is where it is at work.
 
 A run at work is read from what it keeps for itself: finished seeds, and the head of its last checkpoint, whose tensors
 are left alone. So watching costs a training nothing. Nothing here imports torch.
@@ -7,256 +7,165 @@ are left alone. So watching costs a training nothing. Nothing here imports torch
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.report.find_runs import StoredRun, value_words
-from fedcache.report.run_names import setting_name
+from fedcache.report.describe_run import DAMAGED, FINISHED, entry_of, figures_of, settings_of
+from fedcache.report.drawing import need_matplotlib
+from fedcache.report.figures.runs import curves
+from fedcache.report.find_runs import StoredRun, is_run, open_run, value_words
 from fedcache.report.run_origin import command_of
-from fedcache.runs.directory import (
-    WRITTEN,
-    check_files,
-    has_model,
-    measured_of,
-    read_result,
-    rounds_of,
-    train_table,
-)
+from fedcache.runs.directory import WRITTEN, has_model, train_table
 from fedcache.runs.row_sources import store_behind
-from fedcache.runs.run import is_claimed
 from fedcache.runs.running import is_running
-from fedcache.runs.score import choice_value, score_of, validation_value, values_held_out
+from fedcache.runs.score import choice_value, score_of, validation_value
 from fedcache.store.files import at_once, parse_signed, read_whole
-from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.sealed import LONGEST_HEADER, SEAL
 
 LAST = 20
 """Rounds from whose duration the time left is taken."""
 
-Curve = list[tuple[int, float]]
-"""(round, accuracy) of the rounds of a seed that were scored."""
+SEARCHED = ("name", "state", "method", "dataset", "backbones", "partition", "hold_out", "tags")
+"""What of a run is searched for words, with its settings."""
+
+RUNNING = "running"
+STOPPED = "stopped"
+"""What the page calls a run without a result: its process is there, or it is not."""
+
+WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading raises of a file that holds something else than fedcache wrote."""
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
-    """What a run's line in a table holds; None for a folder that is no run.
+    """What a run's line in a table holds: ``entry_of`` and, of a finished run, ``figures_of``; None for no run.
 
-    ``state`` is finished, running, stopped or damaged; a damaged one has ``problem`` and ``hint``. What is not known is
-    None. Accuracies are fractions, sizes bytes, ``seconds`` of training over all seeds, ``changed`` seconds since 1970.
+    ``state`` is finished, running, stopped or damaged; a damaged one has ``problem`` and ``hint``. ``changed`` are
+    seconds since 1970, and ``settings`` what was set, in words.
     """
-    base = {"name": path.name, "changed": _changed(path)}
-    if (path / "result.json").exists():
-        try:
-            return {**base, **_finished(path)}
-        except FedcacheError as error:
-            return {**base, "state": "damaged", "problem": error.message, "hint": error.hint}
-        except (KeyError, TypeError, AttributeError):
-            problem = f"{path / 'result.json'} lacks what a result holds."
-            return {
-                **base,
-                "state": "damaged",
-                "problem": problem,
-                "hint": f"Remove {path}, and train it again.",
-            }
-    if not ((path / "config.toml").exists() or (path / WRITTEN).exists()):
+    if not is_run(path):
         return None
     try:
-        return {**base, **_unfinished(path)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        problem, hint = (
-            "The run is not finished, and its config.toml cannot be read.",
-            "Run its command again.",
-        )
-        return {**base, "state": "damaged", "problem": problem, "hint": hint}
+        one = open_run(path)
+        line = {**entry_of(one), "changed": _changed(path)}
+        if isinstance(one, StoredRun):
+            return {**line, **_finished(one)}
+        if line["state"] == DAMAGED:
+            return {**line, "problem": one.sentence, "hint": one.hint, "settings": {}}
+        return {**line, **_unfinished(path)}
+    except WRONG:
+        return {
+            "name": path.name,
+            "state": DAMAGED,
+            "changed": _changed(path),
+            "settings": {},
+            "problem": f"The files in {path} are not what a run writes.",
+            "hint": f"Run its command again, or remove it: fedcache runs rm {shell_word(path.name)}",
+        }
 
 
 def read_details(path: Path) -> dict[str, Any]:
-    """What the page of one run shows besides its line: curves, settings, the commands, seeds, and what is wrong."""
-    if not (path / "result.json").exists():
-        table = train_table(path)
-        curves = (
-            {str(seed): curve for seed, curve in _state(path, table)["curves"].items()}
-            if table
-            else {}
-        )
-        config = path / "config.toml"
-        again = (
-            [["Go on with it", f"fedcache train --config {shell_word(config)}"]] if table else []
-        )
-        options = {k: v for k, v in table.items() if k != "set"}
+    """What the page of one run shows besides its line: a drawing, settings, its command, and the score of each seed.
+
+    Raises FedcacheError for a damaged run, and where there is nothing to draw with.
+    """
+    need_matplotlib()
+    one = open_run(path)
+    if isinstance(one, StoredRun):
+        scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
+        store = store_behind(path, one.result)
+        name = "" if store is None else store.path.stem
         return {
-            "curves": curves,
-            "settings": _flat(table.get("set", {})),
-            "options": _flat(options),
-            "commands": again,
+            "drawing": _draw(one.rounds),
+            "settings": settings_of(one),
+            "command": command_of(one, name),
+            "rows": f"--store {shell_word(name)} --split test" if name else "--dataset DATASET",
+            "model": has_model(path),
+            "seeds": list(scores),
         }
-    try:
-        result = read_result(path / "result.json")
-        check_files(path, result)
-        curves, validation = _curves(path)
-        run = StoredRun(path, result, measured_of(path, result) or {})
-        store = store_behind(path, result)
-        command = command_of(run, store.path.stem if store is not None else "")
-    except (FedcacheError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = (
-            (error.message, error.hint)
-            if isinstance(error, FedcacheError)
-            else (f"{path} cannot be read.", "")
-        )
-        return {"curves": {}, "settings": {}, "commands": [], "problem": said[0], "hint": said[1]}
-    name = path.name
-    commands = [["Train it again", command]] if command else []
-    commands += [["Report of it", f"fedcache report {shell_word(name)} -o report.html"]]
-    if has_model(path):
-        rows = (
-            "--dataset DATASET"
-            if store is None
-            else f"--store {shell_word(store.path.stem)} --split test"
-        )
-        commands += [
-            ["Predict with it", f"fedcache predict {shell_word(name)} IMAGES"],
-            ["Measure it", f"fedcache evaluate {shell_word(name)} {rows}"],
-        ]
+    table = train_table(path)
+    if not table:
+        raise FedcacheError(one.exit, one.sentence, one.hint)
+    records = [{**r, "seed": seed} for seed, kept in _kept(path, table).items() for r in kept]
     return {
-        "curves": curves,
-        "validation_curves": validation,
-        "settings": _flat(result["hyperparameters"]),
-        "commands": commands,
-        "per_seed": [
-            [s, a] for s, a in zip(result["seeds"], result["accuracy"]["per_seed"], strict=False)
-        ],
-        "fairness": result.get("fairness", {}),
-        "macro_f1": result.get("macro_f1", {}).get("mean"),
-        "setting_name": setting_name(run),
-        "options": _flat({k: v for k, v in train_table(path).items() if k != "set"}),
+        "drawing": _draw(records),
+        "settings": _words(table),
+        "command": f"fedcache train --config {shell_word(path / 'config.toml')}",
+        "seeds": [],
     }
 
 
-def _finished(path: Path) -> dict[str, Any]:
-    result = read_result(path / "result.json")
-    measured = measured_of(path, result) or {}
-    accuracy, traffic, partition = (
-        result["accuracy"],
-        result["traffic"]["exact"],
-        result["partition"],
-    )
-    seeds, rounds = list(result["seeds"]), int(result["rounds"])
+def _finished(run: StoredRun) -> dict[str, Any]:
+    facts = {k.removeprefix("set."): v for k, v in run.facts.items()}
     return {
-        "state": "finished",
-        "method": str(result["method"]),
-        "dataset": result["dataset"]["slug"],
-        "backbones": " + ".join(map(str, result["backbones"])),
-        "partition": partition["name"] or partition["scheme"],
-        "hold_out": ", ".join(values_held_out(result)),
-        "clients": partition.get("clients"),
-        "rounds": rounds,
-        "seeds": len(seeds),
-        "done": rounds * len(seeds),
-        "total": rounds * len(seeds),
-        "accuracy": accuracy["mean"],
-        "std": accuracy.get("std"),
-        "validation": result["validation"]["mean"] if "validation" in result else None,
-        "choice": choice_value(result),
-        "protocol": result.get("protocol"),
+        **figures_of(run),
+        "state": FINISHED,
+        "settings": {k: v for k, v in facts.items() if k not in ("method", "backbones")},
+        "choice": choice_value(run.result),
+        "protocol": run.result.get("protocol"),
         "client_mean": {
-            "accuracy": score_of(result, "client-mean").mean,
-            "validation": validation_value(result, "client-mean"),
-            "choice": choice_value(result, "client-mean"),
-            "std": None,
+            "accuracy": score_of(run.result, "client-mean").mean,
+            "validation": validation_value(run.result, "client-mean"),
+            "choice": choice_value(run.result, "client-mean"),
+            "std over seeds": None,
         },
-        "claimed": is_claimed(result),
-        "sent": traffic["up_bytes"],
-        "received": traffic["down_bytes"],
-        "seconds": measured.get("seconds", {}).get("train"),
-        "changed": measured.get("time") or _changed(path),
-        "set": _flat(result["hyperparameters"]),
     }
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    table = train_table(path)
-    if not table:
-        raise ValueError("no table")
-    now = _state(path, table)
-    latest = max((_changed(file) for file in path.iterdir()), default=0.0)
-    running = is_running(path)
-    left = (
-        now["pace"] * (now["total"] - now["done"]) if running and now["pace"] is not None else None
-    )
-    return {
-        "state": "running" if running else "stopped",
-        "method": str(table["method"]),
-        "dataset": table.get("dataset") or _store_name(table),
-        "backbones": " + ".join(map(str, table.get("backbones", []))),
-        "partition": _partition_name(table),
-        "rounds": int(table["rounds"]),
-        "seeds": len(_seeds(table)),
-        "accuracy": now["accuracy"],
-        "at_round": now["at_round"],
-        "validation": now["validation"],
-        "sent": now["sent"],
-        "received": now["received"],
-        "done": now["done"],
-        "total": now["total"],
-        "left": left,
-        "changed": latest,
-        "begun": _changed(path / WRITTEN),
-        "set": _flat(table.get("set", {})),
-        "swept": _flat(table),
-    }
-
-
-def _state(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     """How far a run is, from the seeds that ended and the checkpoints of those under way."""
-    rounds = int(table["rounds"])
-    seeds = _seeds(table)
-    records = {}
-    for seed in seeds:
-        for file in (path / f"seed-{seed}.json", path / f"checkpoint-{seed}.safetensors"):
-            if (found := _kept(file)) is not None:
-                records[seed] = found
-                break
-    scored = [
-        (seed, r) for seed, every in records.items() for r in every if r["accuracy"] is not None
-    ]
-    last = scored[-1][1] if scored else None
-    timed = [
-        r["seconds"] for every in records.values() for r in every if r.get("seconds") is not None
-    ][-LAST:]
-    return {
-        "done": sum(len(every) for every in records.values()),
-        "total": rounds * len(seeds),
-        "accuracy": last["accuracy"] if last else None,
-        "at_round": last["round"] if last else None,
-        "validation": last.get("diagnostics", {}).get(VALIDATION_ACCURACY) if last else None,
-        "sent": sum(r["traffic"]["up_bytes"] for every in records.values() for r in every),
-        "received": sum(r["traffic"]["down_bytes"] for every in records.values() for r in every),
-        "pace": sum(timed) / len(timed) if timed else None,
-        "curves": {
-            s: [(r["round"], r["accuracy"]) for r in every if r["accuracy"] is not None]
-            for s, every in records.items()
-        },
+    table = train_table(path)
+    records = [r for kept in _kept(path, table).values() for r in kept]
+    scored = [r for r in records if r["accuracy"] is not None]
+    times = [r["seconds"] for r in records if r.get("seconds") is not None][-LAST:]
+    total = int(table["rounds"]) * len(_seeds(table))
+    running = is_running(path)
+    made = {
+        "state": RUNNING if running else STOPPED,
+        "rounds": int(table["rounds"]),
+        "seeds": _seeds(table),
+        "done": len(records),
+        "total": total,
+        "bytes up": sum(r["traffic"]["up_bytes"] for r in records),
+        "bytes down": sum(r["traffic"]["down_bytes"] for r in records),
+        "changed": max((_changed(file) for file in path.iterdir()), default=0.0),
+        "begun": _changed(path / WRITTEN),
+        "settings": _words(table),
     }
+    if running and times:
+        made["left"] = sum(times) / len(times) * (total - len(records))
+    if scored:
+        made["accuracy"] = scored[-1]["accuracy"]
+        made["at_round"] = scored[-1]["round"]
+        made["validation"] = _validation(scored[-1])
+    return made
 
 
-def _kept(file: Path) -> list[dict[str, Any]] | None:
-    """The rounds that a finished seed or a checkpoint holds; None where there is none, or it is damaged."""
-    try:
-        return _kept_at(str(file), file.stat().st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+def _kept(path: Path, table: Mapping[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """The rounds of each seed of a run that is not finished, as far as they were kept."""
+    found = {}
+    for seed in _seeds(table):
+        for file in (path / f"seed-{seed}.json", path / f"checkpoint-{seed}.safetensors"):
+            try:
+                found[seed] = _records(str(file), file.stat().st_mtime_ns)
+                break
+            except WRONG:  # none, or damaged: the run begins this seed again
+                continue
+    return found
 
 
 @lru_cache(maxsize=1024)
-def _kept_at(file: str, _changed_at: int) -> list[dict[str, Any]]:
+def _records(file: str, _changed_at: int) -> list[dict[str, Any]]:
+    """The rounds that a finished seed or a checkpoint holds."""
     if file.endswith(".json"):
         content = parse_signed(read_whole(Path(file)))["content"]
-        kept: list[dict[str, Any]] = content["rounds"]
         times = content.get("measured", {}).get("rounds", [])
+        kept: list[dict[str, Any]] = content["rounds"]
         return [{**r, "seconds": times[i] if i < len(times) else None} for i, r in enumerate(kept)]
     with open(file, "rb", opener=at_once) as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -269,17 +178,60 @@ def _kept_at(file: str, _changed_at: int) -> list[dict[str, Any]]:
     ]
 
 
-def _curves(path: Path) -> tuple[dict[str, Curve], dict[str, Curve]]:
-    """Accuracy, and accuracy on the rows to choose by, of every seed."""
-    made: tuple[dict[str, Curve], dict[str, Curve]] = ({}, {})
-    for record in rounds_of(path):
-        figures = record["accuracy"], record.get("diagnostics", {}).get(VALIDATION_ACCURACY)
-        for curves, figure in zip(made, figures, strict=True):
-            if figure is not None:
-                curves.setdefault(str(record["seed"]), []).append(
-                    (int(record["round"]), float(figure))
-                )
-    return made
+def _draw(records: Sequence[Mapping[str, Any]]) -> str:
+    """The report's curves, a line for each seed and one for its rows to choose by; "" where no line has two rounds."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        scores = {"": record["accuracy"], ", validation": _validation(record)}
+        for of, score in scores.items():
+            if score is not None:
+                line = lines.setdefault(f"seed {record['seed']}{of}", [])
+                line.append({**record, "accuracy": score})
+    # The figure asks a run for its rounds and a key, which a seed has too.
+    seeds: list[tuple[str, Any]] = [
+        (name, SimpleNamespace(rounds=line, key=name)) for name, line in lines.items()
+    ]
+    plot = curves("curve", seeds)
+    if plot is None:
+        return ""
+    return plot.svg
+
+
+def matches(run: Mapping[str, Any], words: str) -> bool:
+    """Whether each of some words is part of what is known of a run: its name, method, data, state, settings."""
+    said = [str(run.get(name)) for name in SEARCHED]
+    said += [f"{key}={value}" for key, value in run["settings"].items()]
+    text = "\n".join(said).lower()
+    return all(word in text for word in words.lower().split())
+
+
+def differing(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name of each run -> the settings, four at most, that are not the same in all runs of its method."""
+    values: dict[object, set[str]] = defaultdict(set)
+    for run in runs:
+        for key, value in run["settings"].items():
+            values[run.get("method"), key].add(value)
+    return {
+        run["name"]: " ".join(
+            [
+                f"{k}={v}"
+                for k, v in run["settings"].items()
+                if len(values[run.get("method"), k]) > 1
+            ][:4]
+        )
+        for run in runs
+    }
+
+
+def _validation(record: Mapping[str, Any]) -> float | None:
+    found: float | None = record.get("diagnostics", {}).get(VALIDATION_ACCURACY)
+    return found
+
+
+def _words(table: Mapping[str, Any]) -> dict[str, str]:
+    """A configuration's settings in words, those of the method beside the others."""
+    table = {**table, **table.get("set", {})}
+    return {k: value_words(v) for k, v in table.items() if k != "set"}
 
 
 def _seeds(table: Mapping[str, Any]) -> list[int]:
@@ -287,39 +239,9 @@ def _seeds(table: Mapping[str, Any]) -> list[int]:
     seeds: dict[int, None] = {}
     for part in str(table.get("seeds", "0")).split(","):
         first, _, last = part.partition("-")
-        seeds.update(
-            dict.fromkeys(range(int(first), min(int(last or first), int(first) + 10_000) + 1))
-        )
+        end = min(int(last or first), int(first) + 10_000)
+        seeds.update(dict.fromkeys(range(int(first), end + 1)))
     return list(seeds)
-
-
-def _store_name(table: Mapping[str, Any]) -> str:
-    return re.sub(
-        "-[0-9a-f]{8}$", "", Path(str(table.get("store") or "")).name.removesuffix(".zarr")
-    )
-
-
-def _partition_name(table: Mapping[str, Any]) -> str:
-    """As the configuration of a run that is not finished names it; the one in its own directory has no name."""
-    if table.get("clients_from"):
-        return f"the stores of {Path(str(table['clients_from'])).name}"
-    name = str(table.get("partition") or "")
-    return "dealt for it" if not name or name.endswith(PARTITION_SUFFIXES) else name
-
-
-def _flat(table: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as words; those of the method stand beside the others."""
-    flat: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value)
-        else:
-            flat[str(key)] = (
-                ", ".join(map(value_words, value))
-                if isinstance(value, list)
-                else value_words(value)
-            )
-    return flat
 
 
 def _changed(path: Path) -> float:

@@ -7,6 +7,7 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,7 +48,8 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
         the address it had.
     """
     with open_socket(port) as sock, TemporaryDirectory(prefix="fedcache-ui-") as folder:
-        token, pages = secrets.token_urlsafe(24), Pages(home)
+        token = secrets.token_urlsafe(24)
+        pages = Pages(home, Path(folder))
         address = f"http://{LOOPBACK}:{sock.getsockname()[1]}/{token}/"
         sock.listen(128)
         config = uvicorn.Config(
@@ -56,19 +58,17 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
             access_log=False,
             lifespan="off",
             server_header=False,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=5,
             proxy_headers=False,
             ws="none",
         )
+        server = uvicorn.Server(config)
+        pages.ended = lambda: server.should_exit
         say(address)
         if show:
             open_in_browser(address, Path(folder))
-        try:
-            uvicorn.Server(config).run(sockets=[sock])
-        except KeyboardInterrupt:  # uvicorn gives the signal back once it has ended
-            pass
-        finally:
-            pages.reports.close()
+        with suppress(KeyboardInterrupt):  # uvicorn gives the signal back once it has ended
+            server.run(sockets=[sock])
     return address
 
 

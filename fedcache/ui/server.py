@@ -8,59 +8,77 @@ nothing.
 
 from __future__ import annotations
 
-import json
-import math
+import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from importlib.resources import files
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import PackageLoader
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import fedcache
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.grids.record import FOLDER
+from fedcache.report.comparison_output import caption, sentences, sheets
+from fedcache.report.drawing import percent, size
+from fedcache.report.render import html_environment
+from fedcache.store.manifest import VANISHED
+from fedcache.store.samples import SPLITS
 from fedcache.ui.answers import ReportShelf, comparison
 from fedcache.ui.grids import GridIndex
-from fedcache.ui.run_facts import read_details
+from fedcache.ui.run_facts import differing, matches, read_details
 from fedcache.ui.run_index import RunIndex
-from fedcache.ui.stores import StoreIndex
-from fedcache.visible_text import escape_json
+from fedcache.ui.stores import PAGE, StoreIndex
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """As which a browser on this machine, or at the end of an ssh tunnel to it, calls the server; any port."""
-STATIC = {
-    "ui.css": "text/css",
-    "page.js": "text/javascript",
-    "views.js": "text/javascript",
-    "draw.js": "text/javascript",
-}
-MOST_CHOSEN = 1000
-"""Runs of a comparison or a report."""
 OFTEN = 0.3
 """Seconds between looks at the home, however many windows ask."""
 
 OWN_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts allow-downloads"
 )
 """A report is one file with its script inside, which its own policy names by digest; it may not ask this server."""
+HEADERS = {
+    "content-security-policy": OWN_POLICY,
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every answer that does not say another."""
 
-Scope = MutableMapping[str, Any]
-App = Callable[
-    [Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
-]
+PAGES = (
+    "overview",
+    "runs",
+    "run",
+    "grids",
+    "grid",
+    "stores",
+    "store",
+    "images",
+    "compare",
+    "report",
+)
+"""Templates of the same name; the first is at the root."""
 
 
 class Guard:
@@ -71,222 +89,215 @@ class Guard:
         token: of the address.
     """
 
-    def __init__(self, app: App, token: str) -> None:
-        self.app, self.token = app, token
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app = app
+        self.token = token
 
-    async def __call__(
-        self,
-        scope: Scope,
-        receive: Callable[[], Awaitable[Any]],
-        send: Callable[[Any], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":  # no websocket, and no part in the server's life
             return
-        refused = self._refused(scope)
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-        path = scope["path"].removeprefix(f"/{self.token}")
 
-        async def with_headers(message: Any) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                named = {name for name, _ in message["headers"]}
-                extra = [h for h in _headers(OWN_POLICY) if h[0] not in named]
-                message = {**message, "headers": [*message["headers"], *extra]}
+                named = {name.decode(): value for name, value in message["headers"]}
+                kept = {k: v.encode() for k, v in HEADERS.items()} | named
+                message = {**message, "headers": [(k.encode(), v) for k, v in kept.items()]}
             await send(message)
 
-        await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, with_headers)
+        path = scope["path"].removeprefix(f"/{self.token}")
+        inside = {**scope, "path": path, "raw_path": path.encode()}
+        await (self._refused(scope) or self.app)(inside, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
         headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+        if not port.isdigit():
+            name = f"{name}:{port}" if name else port
         if name.lower() not in HOSTS:
-            return _refusal("This page is for a browser on this machine.", 403)
-        first = (
-            scope["path"].lstrip("/").partition("/")[0]
-        )  # `OPTIONS *` has a path without a slash
+            return PlainTextResponse("This page is for a browser on this machine.\n", 403)
+        # The path of `OPTIONS *` has no slash.
+        first = scope["path"].lstrip("/").partition("/")[0]
         if not secrets.compare_digest(first.encode(), self.token.encode()):
-            return _refusal(
-                "The address of this page has a token, which `fedcache ui` prints.", 403
-            )
+            words = "The address of this page has a token, which `fedcache ui` prints.\n"
+            return PlainTextResponse(words, 403)
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-            return _refusal("Another page asked for this.", 403)
+            return PlainTextResponse("Another page asked for this.\n", 403)
         if scope["method"] not in ("GET", "HEAD"):
-            return _refusal("This page only reads.", 405)
+            return PlainTextResponse("This page only reads.\n", 405)
         return None
 
 
-def _refusal(text: str, code: int) -> Response:
-    return PlainTextResponse(
-        text + "\n", code, headers={k.decode(): v.decode() for k, v in _headers(OWN_POLICY)}
-    )
-
-
-def _headers(policy: str) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"content-security-policy", policy.encode()),
-        (b"referrer-policy", b"no-referrer"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"cross-origin-resource-policy", b"same-origin"),
-        (b"cross-origin-opener-policy", b"same-origin"),
-        (b"cache-control", b"no-store"),
-    ]
-
-
 class Pages:
-    """The answers of the server.
+    """The answers of the server, and what the templates ask for.
 
     Args:
         home: that is shown; nothing in it is changed.
+        folder: for the reports that are asked for.
+
+    Attributes:
+        version: grows by one when a look at the home finds another than the one before.
+        ended: whether the server is to end, and streams of events with it.
     """
 
-    def __init__(self, home: Home) -> None:
-        self.home, self.runs, self.stores = home, RunIndex(home.runs), StoreIndex(home)
-        self.grids, self.reports = GridIndex(home.root / FOLDER, self.runs), ReportShelf(home.runs)
-        self._looked, self._looking = 0.0, threading.Lock()
+    def __init__(self, home: Home, folder: Path) -> None:
+        self.home = home
+        self.runs = RunIndex(home.runs)
+        self.stores = StoreIndex(home)
+        self.grids = GridIndex(home.root / FOLDER, self.runs)
+        self.reports = ReportShelf(home.runs, folder)
+        self.version = 0
+        self.ended: Callable[[], bool] = lambda: False
+        self._state: object = None
+        self._looked = 0.0
+        self._looking = threading.Lock()
+        self._details: tuple[object, dict[str, Any]] = (None, {})  # of the run that was shown last
+        self._templates = html_environment(PackageLoader("fedcache.ui", "pages"))
+        self._templates.filters |= {
+            "percent": percent,
+            "shell": shell_word,
+            "size": _size,
+            "time": _time,
+            "when": _when,
+        }
+        self._templates.globals |= {
+            "home": self,
+            "need": _need,
+            "comparison": comparison,
+            "caption": caption,
+            "sheets": sheets,
+            "sentences": sentences,
+            "VANISHED": VANISHED,
+            "SPLITS": SPLITS,
+            "PAGE": PAGE,
+        }
 
-    def app(self, token: str) -> App:
+    def app(self, token: str) -> ASGIApp:
         """The application behind the guard."""
+        first, *others = PAGES
         routes = [
-            Route("/", self.page),
-            Route("/static/{name}", self.static),
-            Route("/api/changes", self.changes),
-            Route("/api/run/{name}", self.run),
-            Route("/api/grid/{name}", self.grid),
-            Route("/api/store/{name}", self.store),
-            Route("/api/store/{name}/images", self.images),
-            Route("/api/compare", self.compare),
-            Route("/api/report", self.report),
+            Route("/", partial(self.page, first)),
+            *(Route(f"/{name}", partial(self.page, name)) for name in others),
+            Route("/events", self.events),
             Route("/report/{ident}.html", self.report_file),
+            Mount("/static", StaticFiles(packages=[("fedcache.ui", "static")])),
         ]
         return Guard(Starlette(routes=routes), token)
 
     def look(self) -> None:
         """Look at the home, unless somebody did just now."""
         with self._looking:
-            if self.runs.waiting or time.monotonic() - self._looked > OFTEN:
-                self.runs.look()
-                self._looked = time.monotonic()
+            if not self.runs.waiting and time.monotonic() - self._looked < OFTEN:
+                return
+            self.runs.look()
+            state = (
+                self.runs.version,
+                self.runs.waiting,
+                self.stores.lines(),
+                self.grids.lines(),
+                self.reports.ready,
+            )
+            if state != self._state:
+                self._state = state
+                self.version += 1
+            self._looked = time.monotonic()
 
-    def page(self, _request: Request) -> Response:
-        """The one page; its script asks for the rest."""
-        return Response(_static("index.html"), media_type="text/html; charset=utf-8")
-
-    def static(self, request: Request) -> Response:
-        """A file of the page."""
-        name = request.path_params["name"]
-        kind = STATIC.get(name)
-        return (
-            _missing()
-            if kind is None
-            else Response(_static(name), media_type=f"{kind}; charset=utf-8")
-        )
-
-    def changes(self, request: Request) -> Response:
-        """What changed of the runs since a version, and all stores and grids as lines."""
+    def page(self, name: str, request: Request) -> Response:
+        """A page of the home as it is now, or of the problem that was met on the way."""
         self.look()
-        found = self.runs.changes(_whole(request.query_params.get("since", "0")))
-        return _json(
-            {
-                **found,
-                "stores": self.stores.lines(),
-                "grids": self.grids.lines(),
-                "now": time.time(),
-                "home": str(self.home.root),
-                "program": f"fedcache {fedcache.__version__}",
-            }
-        )
+        every = sorted(self.runs.every(), key=lambda r: r["changed"], reverse=True)
+        facts = {
+            "page": name,
+            "words": dict(request.query_params),
+            "runs": every,
+            "states": Counter(r["state"] for r in every),
+            "apart": differing(every),
+            "grids": self.grids.lines(),
+            "stores": self.stores.lines(),
+        }
+        code = 200
+        try:
+            text = self._templates.get_template(f"{name}.html.j2").render(facts)
+        except (FedcacheError, OSError) as error:
+            code = 404 if isinstance(error, UsageError) else 200
+            problem = getattr(error, "message", str(error))
+            facts |= {"problem": problem, "hint": getattr(error, "hint", "")}
+            text = self._templates.get_template("problem.html.j2").render(facts)
+        return Response(text, code, media_type="text/html; charset=utf-8")
 
-    def run(self, request: Request) -> Response:
-        """One run."""
-        name = request.path_params["name"]
-        path = self.runs.path(name)
-        if path is None:
-            return _missing()
-        return _json({"run": self.runs.facts(name), "path": str(path), **read_details(path)})
+    def events(self, request: Request) -> Response:
+        """The number of the home's version, at once and after every change, for as long as the page is open."""
 
-    def grid(self, request: Request) -> Response:
-        """One grid with its points."""
-        self.look()
-        found = self.grids.grid(request.path_params["name"])
-        return _missing() if found is None else _json(found)
+        async def versions() -> AsyncIterator[str]:
+            told = 0
+            while not self.ended() and not await request.is_disconnected():
+                await run_in_threadpool(self.look)
+                if told != self.version:
+                    told = self.version
+                    yield f"data: {told}\n\n"
+                await asyncio.sleep(0.1 if self.runs.waiting else 0.5)
 
-    def store(self, request: Request) -> Response:
-        """One store."""
-        found = self.stores.details(request.path_params["name"])
-        return _missing() if found is None else _json(found)
-
-    def images(self, request: Request) -> Response:
-        """Thumbnails of a store, which somebody asked for."""
-        start = _whole(request.query_params.get("start", "0"))
-        return self._told(lambda: self.stores.images(request.path_params["name"], start))
-
-    def compare(self, request: Request) -> Response:
-        """A comparison of chosen runs."""
-        over, metric = (
-            request.query_params.get("over", "seeds"),
-            request.query_params.get("metric", "accuracy"),
-        )
-        return self._told(lambda: comparison(self._chosen(request), self.home.runs, over, metric))
-
-    def report(self, request: Request) -> Response:
-        """How far the report of chosen runs is; asking begins it."""
-        return self._told(lambda: self.reports.ask(self._chosen(request)))
+        return StreamingResponse(versions(), media_type="text/event-stream")
 
     def report_file(self, request: Request) -> Response:
         """A report that is ready."""
         path = self.reports.file(request.path_params["ident"])
         if path is None:
-            return _missing()
-        headers = {k.decode(): v.decode() for k, v in _headers(REPORT_POLICY)}
-        return Response(path.read_bytes(), headers=headers, media_type="text/html; charset=utf-8")
+            return PlainTextResponse("There is no such report.\n", 404)
+        return FileResponse(path, headers={"content-security-policy": REPORT_POLICY})
 
-    def _chosen(self, request: Request) -> list[Path]:
-        """The runs that a request names. Raises UsageError for none, too many, and names that are no run."""
-        names = [n for n in request.query_params.get("runs", "").split(",") if n]
-        if not 0 < len(names) <= MOST_CHOSEN:
-            hint = "The command line takes any number."
-            raise UsageError(f"{len(names)} runs are chosen, expected 1 to {MOST_CHOSEN:,}.", hint)
-        found = {name: self.runs.path(name) for name in names}
-        if lost := [name for name, path in found.items() if path is None]:
-            raise UsageError(
-                f"{', '.join(lost[:5])} is no run of this home any more.", "Choose again."
-            )
-        return [path for path in found.values() if path is not None]
+    def find(self, words: Mapping[str, str]) -> list[dict[str, Any]]:
+        """The runs that have some words (``filter``) and a ``state``, by ``sort`` in an ``order``, up or down."""
+        key = words["sort"]
+        found = [r for r in self.runs.every() if matches(r, words["filter"])]
+        if words["state"]:
+            found = [r for r in found if r["state"] == words["state"]]
+        known = [r for r in found if r.get(key) is not None]
+        known.sort(key=lambda r: r[key], reverse=words["order"] == "down")
+        return [*known, *(r for r in found if r.get(key) is None)]
 
-    def _told(self, call: Callable[[], dict[str, Any] | None]) -> Response:
-        """An answer, or the error in words with its hint."""
-        try:
-            found = call()
-        except FedcacheError as error:
-            return _json({"problem": error.message, "hint": error.hint})
-        return _missing() if found is None else _json(found)
+    def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """What is known of a run, and its details. Raises FedcacheError for a damaged one."""
+        facts = self.runs.facts(name)
+        if facts is None:
+            return None
+        if "problem" in facts:
+            raise FedcacheError(Exit.CORRUPT, facts["problem"], facts["hint"])
+        if self._details[0] is not facts:
+            self._details = facts, read_details(self.runs.root / name)
+        return facts, self._details[1]
 
-
-def _missing() -> Response:
-    return _json({"problem": "There is nothing of that name here.", "hint": ""}, 404)
-
-
-def _json(value: Any, code: int = 200) -> Response:
-    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(escape_json(text), code, media_type="application/json")
+    def chosen(self, words: str) -> list[Path]:
+        """The directories of runs whose names stand between commas. Raises UsageError for names that are no run."""
+        names = words.split(",")
+        if lost := [name for name in names if self.runs.facts(name) is None]:
+            problem = f"{', '.join(lost[:5]) or 'Nothing'} is no run of this home any more."
+            raise UsageError(problem, "Choose again.")
+        return [self.runs.root / name for name in names]
 
 
-def _plain(value: Any) -> Any:
-    """The value with None where JSON has no number."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _need(found: Any) -> Any:
+    if found is None:
+        raise UsageError("There is nothing of that name here.", "")
+    return found
 
 
-def _whole(text: str) -> int:
-    """A whole number of a query; 0 for what is none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+def _size(count: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{size(count)}B"
 
 
-def _static(name: str) -> str:
-    return files("fedcache.ui").joinpath("static", name).read_text(encoding="utf-8")
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -132,7 +132,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     for entry in listed.data["entries"]:
         facts = read_run(Path(entry["path"]))
         assert facts is not None
-        assert facts["hold_out"] == entry["hold_out"][0]
+        assert facts["hold_out"] == entry["hold_out"]
 
 
 @pytest.mark.usefixtures("home")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import html
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -27,15 +28,17 @@ class Answer:
     body: bytes
 
     @property
-    def data(self) -> Any:
-        return json.loads(self.body)
+    def words(self) -> str:
+        """What a person reads of a page, each run of white space as one space."""
+        text = self.body.decode().partition("<main")[2].partition("</main>")[0].partition(">")[2]
+        return " ".join(html.unescape(re.sub("<[^>]*>", " ", text)).split())
 
 
 class Client:
     """The application of a home, asked as uvicorn asks it."""
 
     def __init__(self, home: Path) -> None:
-        self.pages = Pages(Home(home, offline=True))
+        self.pages = Pages(Home(home, offline=True), home.parent)
         self.app = self.pages.app(TOKEN)
 
     def ask(
@@ -51,21 +54,21 @@ class Client:
         given = {"host": "127.0.0.1:4321", **(headers or {})}
         scope = {
             "type": "http",
-            "asgi": {"version": "3.0"},
             "http_version": "1.1",
             "method": method,
-            "scheme": "http",
             "path": f"/{token}{plain}" if token else plain,
-            "raw_path": plain.encode(),
-            "root_path": "",
             "query_string": query.encode(),
-            "server": ("127.0.0.1", 4321),
-            "client": ("127.0.0.1", 5),
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
         }
         sent: list[dict[str, Any]] = []
 
+        given_body = False
+
         async def receive() -> dict[str, Any]:
+            nonlocal given_body
+            if given_body:
+                await asyncio.Event().wait()  # a window that stays open
+            given_body = True
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: dict[str, Any]) -> None:
@@ -75,13 +78,13 @@ class Client:
         head = {k.decode(): v.decode("latin-1") for k, v in sent[0]["headers"]}
         return Answer(sent[0]["status"], head, b"".join(m.get("body", b"") for m in sent[1:]))
 
-    def changes(self, since: int = 0) -> Any:
-        """What changed, once everything that waits is read."""
+    def read(self) -> list[dict[str, Any]]:
+        """Every run of the home, once all that waits is read."""
         self.pages._looked = 0.0  # another window may have asked just now, and then nobody looks
-        found = self.ask(f"/api/changes?since={since}").data
-        while found["waiting"]:
-            found = self.ask(f"/api/changes?since={since}").data
-        return found
+        self.pages.look()
+        while self.pages.runs.waiting:
+            self.pages.look()
+        return self.pages.runs.every()
 
 
 @contextmanager

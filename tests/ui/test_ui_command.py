@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -23,15 +22,17 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int)
     with served(tmp_path / "home") as (address, process):
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=200) as answer:
-            assert b"<title>fedcache</title>" in answer.read()
-        with urllib.request.urlopen(f"{address}api/changes?since=0", timeout=200) as answer:
-            assert json.loads(answer.read())["home"] == str(tmp_path / "home")
+            assert str(tmp_path / "home").encode() in answer.read()
+        events = urllib.request.urlopen(f"{address}events", timeout=200)
+        assert events.readline().startswith(b"data: ")
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(address.rsplit("/", 2)[0] + "/", timeout=200)
         process.send_signal(number)
         out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert out.strip() == "Ended."
+    assert "ERROR" not in err, "a window that is open is no reason to complain of"
+    assert events.read().strip() == b""
     assert not (tmp_path / "home").exists()
 
 
@@ -71,8 +72,8 @@ def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the
         "from pathlib import Path\n"
         "from ui_client import Client\n"
         f"client = Client(Path({str(tmp_path)!r}))\n"
-        "client.changes()\n"
-        "client.ask('/')\n"
+        "client.read()\n"
+        "assert client.ask('/').code == 200\n"
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
     )
     root = Path(__file__).parents[2]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
 from command import ok
@@ -56,7 +57,9 @@ def run(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 
 @pytest.fixture
 def client(run: Path, own_home: Path) -> Client:
-    return Client(own_home)
+    made = Client(own_home)
+    made.read()
+    return made
 
 
 def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
@@ -92,7 +95,7 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
 def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) -> None:
     assert client.ask("/").code == 200
     for token in ("", "T0ken", "t0ken%00"):
-        assert client.ask("/api/changes", token=token).code == 403, token
+        assert client.ask("/runs", token=token).code == 403, token
     for host in ("127.0.0.1", "localhost:99", "[::1]"):
         assert client.ask("/", headers={"host": host}).code == 200, host
     for host in ("", "evil.example", "127.0.0.1.evil.example:4321", "0.0.0.0"):
@@ -100,17 +103,16 @@ def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) ->
     for site in ("cross-site", "same-site"):
         assert client.ask("/", headers={"sec-fetch-site": site}).code == 403
     for method in ("POST", "OPTIONS"):
-        assert client.ask("/api/changes", method=method).code == 405
+        assert client.ask("/runs", method=method).code == 405
 
 
-def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client) -> None:
-    name = client.changes()["runs"][0]["name"]
+def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client, run: Path) -> None:
     for path in (
         "/",
         "/static/ui.css",
-        "/api/changes",
-        f"/api/run/{name}",
-        "/api/run/none",
+        "/runs",
+        f"/run?name={run.name}",
+        "/run?name=x",
         "/nothing",
     ):
         head = client.ask(path).headers
@@ -129,12 +131,12 @@ def test_no_path_leads_out_of_the_home(client: Client, own_home: Path) -> None:
     for path in (
         "/static/../server.py",
         "/static/%2e%2e/server.py",
-        "/static/index.html",
-        "/api/run/%2e%2e",
-        "/api/store/..%2f..",
-        "/api/grid/..%2f..%2fx",
+        "/static/base.html.j2",
+        "/run?name=%2e%2e",
+        "/store?name=..%2f..",
+        "/grid?name=..%2f..%2fx",
         "/report/../x.html",
-        "/api/store/..%2fruns/images",
+        "/images?name=..%2fruns",
     ):
         for asked in (path, unquote(path)):
             found = client.ask(asked)
@@ -144,85 +146,113 @@ def test_no_path_leads_out_of_the_home(client: Client, own_home: Path) -> None:
 
 def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
-        found = Client(place).changes()
-        assert (found["runs"], found["stores"], found["grids"], found["waiting"]) == ([], [], [], 0)
+        client = Client(place)
+        assert client.read() == []
+        assert "Nothing is here yet" in client.ask("/").words
+        for page in ("runs", "grids", "stores"):
+            assert f"There is no {page[:-1]} yet" in client.ask(f"/{page}").words
     assert not (tmp_path / "none").exists(), "who only reads makes nothing"
 
 
-def test_figures_are_those_of_the_results(client: Client, run: Path) -> None:
-    found = {r["name"]: r for r in client.changes()["runs"]}
+def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(
+    client: Client, run: Path
+) -> None:
     result = read_result(run / "result.json")
-    mine = found[run.name]
-    assert (mine["accuracy"], mine["std"]) == (
-        result["accuracy"]["mean"],
-        result["accuracy"]["std"],
-    )
-    assert mine["sent"] == result["traffic"]["exact"]["up_bytes"]
-    details = client.ask(f"/api/run/{run.name}").data
-    assert {seed: len(curve) for seed, curve in details["curves"].items()} == {"0": 3, "1": 3}
-    _, *measure = next(
-        shlex.split(words) for what, words in details["commands"] if what == "Measure it"
-    )
-    assert ok(*measure).data
+    accuracy = result["accuracy"]
+    page = client.ask(f"/run?name={run.name}")
+    assert f"accuracy % {100 * accuracy['mean']:.2f}" in page.words
+    for seed, score in enumerate(accuracy["per_seed"]):
+        assert f"seed {seed} {100 * score:.2f}" in page.words
+    assert page.body.count(b'data-run="seed 0"') > 0, "a line of the curves is a seed"
+    measure = re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)
+    assert measure is not None
+    assert ok(*shlex.split(measure[1])).data
+
+
+def test_names_of_a_dataset_are_text_on_every_page(
+    client: Client, run: Path, own_home: Path
+) -> None:
+    facts = client.pages.runs.facts(run.name)
+    assert facts is not None
+    facts["dataset"] = facts["settings"]["lr"] = "<script>alert(1)</script>"
+    for path in ("/", "/runs", f"/run?name={run.name}", f"/runs?filter={quote('<script>')}"):
+        body = client.ask(path).body
+        assert b"<script>alert" not in body
+        assert b"&lt;script&gt;" in body
+
+
+def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(
+    client: Client, run: Path
+) -> None:
+    left = in_progress(run, "a" * 16)
+    every = {r["name"]: r for r in client.read()}
+
+    def names(words: str) -> list[str]:
+        return re.findall(r'href="run\?name=(\w+)"', client.ask(f"/runs?{words}").body.decode())
+
+    assert names("state=stopped") == [left.name]
+    (found,) = names("filter=fedprox+mu%3D0.1+iid")
+    assert every[found]["settings"]["mu"] == "0.1"
+    columns = set(re.findall(r"sort=([^&\"]+)", client.ask("/runs").body.decode()))
+    assert {"method", "accuracy", "changed", "state"} < columns
+    for column in columns:
+        key = unquote_plus(column)
+        values = [every[n].get(key) for n in names(f"sort={column}&order=up")]
+        known = sorted(v for v in values if v is not None)
+        assert values == known + [None] * (len(every) - len(known)), "what is not known comes last"
 
 
 def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(
     client: Client, run: Path, own_home: Path
 ) -> None:
-    (line,) = client.changes()["grids"]
+    (line,) = client.pages.grids.lines()
+    ended = line["points"]
     path = own_home / "grids" / f"{line['name']}.jsonl"
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
     first, one, *_ = read_sealed_lines(path, sealed_for)
     write_sealed_lines(
         path, [{**first, "process": this_process(), "started": time.time() - 5}, one], sealed_for
     )
-    other = next(
-        p for p in client.ask(f"/api/grid/{line['name']}").data["points"] if p["run"] is None
-    )
+    (line,) = client.pages.grids.lines()
+    (other,) = (p for p in line["points"] if p["run"] is None)
     assert other["state"] == "waiting"
-    ended = [r for r in client.changes()["runs"] if r["method"] == "fedprox"]
-    mu = {r["name"]: client.ask(f"/api/run/{r['name']}").data["settings"]["mu"] for r in ended}
-    source = (
-        own_home
-        / "runs"
-        / next(name for name, value in mu.items() if value == other["sweep"]["mu"])
-    )
-    with owning([in_progress(source, "b" * 16)], Silent(), Stop()):
-        client.changes()
-        grid = client.ask(f"/api/grid/{line['name']}").data
-        (line,) = client.changes()["grids"]
-    assert grid["state"] == "running"
-    assert [p["state"] for p in grid["points"]] == ["finished", "running"]
-    assert grid["points"][1]["run"] == "b" * 16
+    (source,) = (p["run"] for p in ended if p["sweep"] == other["sweep"])
+    with owning([in_progress(own_home / "runs" / source, "b" * 16)], Silent(), Stop()):
+        client.read()
+        (line,) = client.pages.grids.lines()
+        page = client.ask(f"/grid?name={line['name']}")
+    assert [p["state"] for p in line["points"]] == ["finished", "running"]
+    assert line["points"][1]["run"] == "b" * 16
     assert line["share"] == pytest.approx((1 + 2 / 6) / 2)
-    assert line["left"] == pytest.approx(8.0)
+    assert "1 of 2 points done, 1 running" in page.words
+    assert "about 8 s left" in page.words
 
 
 def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_stopped(
     client: Client, run: Path
 ) -> None:
-    version = client.changes()["version"]
+    version = client.pages.version
     left = in_progress(run, "a" * 16)
     with owning([left], Silent(), Stop()):
-        found = client.changes(version)
-    (mine,) = found["runs"]
-    assert (mine["state"], mine["done"], mine["total"], mine["accuracy"]) == ("running", 2, 6, 0.2)
-    assert (mine["sent"], mine["received"], mine["left"]) == (
-        200,
-        20,
-        8.0,
-    )  # 2 s a round, 4 rounds to go
-    assert client.ask(f"/api/run/{left.name}").data["curves"] == {"0": [[2, 0.2]]}
-    (
-        left / LOCK
-    ).touch()  # killed: the system ends the lock and leaves its file, and the page knows
-    (mine,) = client.changes(found["version"])["runs"]
-    assert (mine["state"], mine["left"], mine["done"]) == ("stopped", None, 2)
+        client.read()
+        page = client.ask(f"/run?name={left.name}")
+        assert "fedavg running" in page.words
+        # 2 s a round, and 4 rounds to go
+        assert "2 of 6 rounds, accuracy 20.00 % in round 2, 200B up, 8 s left" in page.words
+        assert f"fedcache train --config {left / 'config.toml'}" in page.words
+    assert client.pages.version > version
+    # Killed: the system ends the lock and leaves its file, and the page knows.
+    (left / LOCK).touch()
+    client.read()
+    page = client.ask(f"/run?name={left.name}")
+    assert "fedavg stopped" in page.words
+    assert "2 of 6 rounds, accuracy 20.00 % in round 2, 200B up" in page.words
+    assert "left" not in page.words
 
 
 @pytest.mark.parametrize("what", ["result", "rounds", "config", "checkpoint"])
 def test_a_damaged_run_is_named_and_hides_no_other(client: Client, run: Path, what: str) -> None:
-    count = len(client.changes()["runs"])
+    count = len(client.read())
     left = in_progress(run, "c" * 16)
     if what in ("result", "rounds"):
         shutil.copytree(run, left, dirs_exist_ok=True)
@@ -236,60 +266,62 @@ def test_a_damaged_run_is_named_and_hides_no_other(client: Client, run: Path, wh
         name = {"checkpoint": "checkpoint-0.safetensors", "config": "config.toml"}[what]
         (left / name).write_bytes(b"\x00 not what was written")
     fresh = Client(client.pages.home.root)
-    found = fresh.changes()["runs"]
+    found = fresh.read()
     mine = {r["name"]: r for r in found}[left.name]
     assert len(found) == count + 1
-    if what in ("result", "config"):
-        assert mine["state"] == "damaged"
-        assert mine["hint"]
+    page = fresh.ask(f"/run?name={left.name}")
     if what == "checkpoint":
         assert mine["done"] == 0
+        return
+    assert mine["state"] == "damaged"
+    assert f"{mine['problem']} {mine['hint']}" in page.words
     if what == "rounds":
-        assert "rounds.jsonl" in fresh.ask(f"/api/run/{left.name}").data["problem"]
+        assert "rounds.jsonl" in page.words
 
 
 def test_a_comparison_is_that_of_the_command_line(client: Client) -> None:
-    names = sorted(
-        r["name"] for r in client.changes()["runs"] if r["method"] in ("fedavg", "fed3r")
-    )
-    made = client.ask(f"/api/compare?runs={','.join(names)}").data
-    told = ok("compare", *names).data
-    (table,), (other,) = made["tables"], told["comparisons"]
-    means = {row[0]: row[1].split(" ")[0] for row in table["sheets"][0]["rows"]}
-    assert means == {t["name"]: f"{100 * t['mean']:.2f}" for t in other["treatments"]}
+    names = sorted(r["name"] for r in client.read() if r["method"] in ("fedavg", "fed3r"))
+    page = client.ask(f"/compare?runs={','.join(names)}")
+    command = re.search("fedcache (compare .*?) Copy", page.words)
+    assert command is not None
+    told = ok(*shlex.split(command[1])).data
+    (table,) = told["comparisons"]
+    for one in table["treatments"]:
+        assert f"{one['name']} {100 * one['mean']:.2f}" in page.words
+    wrong = client.ask(f"/compare?runs={names[0]}&over=nothing")
+    assert "Pair values over" in wrong.words, "another choice can be made"
 
 
 @pytest.mark.slow
 def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(
     client: Client, tmp_path: Path
 ) -> None:
-    names = [r["name"] for r in client.changes()["runs"]]
-    path = f"/api/report?runs={','.join(names)}"
-    found = client.ask(path).data
-    assert found["state"] == "working"
+    names = [r["name"] for r in client.read()]
+    path = f"/report?runs={','.join(names)}"
+    assert "is being written" in client.ask(path).words
+    version = client.pages.version
     end = time.monotonic() + 200
-    while found["state"] == "working" and time.monotonic() < end:
+    while "is being written" in client.ask(path).words and time.monotonic() < end:
         time.sleep(0.2)
-        found = client.ask(path).data
-    assert found["state"] == "ready", found
-    answer = client.ask(f"/report/{found['id']}.html")
+    client.read()
+    assert client.pages.version > version, "a window that shows it is told"
+    (ident,) = re.findall(rb'src="report/(\w+).html"', client.ask(path).body)
+    answer = client.ask(f"/report/{ident.decode()}.html")
     ok("report", *names, "-o", tmp_path / "own.html")
     same = answer.body == (tmp_path / "own.html").read_bytes()
     assert same, "pytest would compare half a megabyte line by line"
-    kept = client.pages.reports.file(found["id"])
-    assert kept is not None
-    client.pages.reports.close()
-    assert not kept.parent.exists()
 
 
 def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client: Client) -> None:
-    (line,) = client.changes()["stores"]
+    (line,) = client.pages.stores.lines()
     told = ok("inspect", line["name"]).data
-    details = client.ask(f"/api/store/{line['name']}").data
-    assert [name for name, _ in details["classes"]] == told["classes"]
-    assert sum(n for _, n in details["classes"]) == told["ok"]
-    made = client.ask(f"/api/store/{line['name']}/images?start=4").data
-    assert all(i["uri"].startswith("data:image/") for i in made["images"])
+    page = client.ask(f"/store?name={line['name']}")
+    assert f"{told['ok']} of {told['images']}" in page.words
+    for name in told["classes"]:
+        assert re.search(rf"{name} \d", page.words)
+    assert b"<img" not in page.body
+    images = client.ask(f"/images?name={line['name']}&start=4").body
+    assert images.count(b'<img src="data:image/') == 24
 
 
 @pytest.mark.slow
@@ -301,7 +333,7 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
     for i in range(count):
         (own_home / "runs" / f"{i:016x}").mkdir(parents=True)
     monkeypatch.setattr(
-        run_index, "read_run", lambda path: {"name": path.name, "state": "finished", "changed": 0.0}
+        run_index, "read_run", lambda path: {"name": path.name, "state": "finished"}
     )
     monkeypatch.setattr(run_index, "RECENT", 0)
     index = run_index.RunIndex(own_home / "runs")
@@ -315,24 +347,14 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
         index.look()
         assert index.stats - stats <= 1 + -(-count // run_index.SHARE)
         assert index.reads == reads
-    assert index.changes(version)["runs"] == []
-    # Within so many looks every run that was written anew is found, and it alone is read and told.
+    assert index.version == version
+    # Within so many looks every run that was written anew is found, and it alone is read.
     changed = own_home / "runs" / f"{77:016x}"
     os.utime(changed, ns=(1, 1))
     for _ in range(run_index.SHARE):
         index.look()
     assert index.reads == count + 1
-    # An answer is a part of all, and the parts are all.
-    seen: set[str] = set()
-    since = 0
-    while True:
-        part = index.changes(since)
-        assert len(part["runs"]) <= run_index.MOST
-        seen |= {r["name"] for r in part["runs"]}
-        since = part["version"]
-        if not part["more"]:
-            break
-    assert len(seen) == count
+    assert len(index.every()) == count
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
@@ -363,8 +385,7 @@ def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(
             (copy / "result.json").unlink(missing_ok=True)
     os.mkfifo(own_home / "grids" / "pipe.jsonl")
     for _ in range(3):
-        changes = client.ask("/api/changes?since=0")
-        assert changes.code == 200
-    assert run.name in {r["name"] for r in changes.data["runs"]}
+        assert run.name in {r["name"] for r in client.read()}
+        assert client.ask("/runs").code == 200
     for number in range(len(names)):
-        assert client.ask(f"/api/run/{number:016x}").code in (200, 404)
+        assert client.ask(f"/run?name={number:016x}").code in (200, 404)

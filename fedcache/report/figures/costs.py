@@ -23,7 +23,8 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
         exact = entry.result["traffic"]["exact"]
         return float(exact["up_bytes"] + exact["down_bytes"]) / max(1, len(entry.result["seeds"]))
 
-    title, axis = "Accuracy against bytes sent", "bytes up and down, one seed"
+    title = "Accuracy against bytes sent"
+    axis = "bytes up and down, one seed"
     return _pareto(ident, title, axis, runs, cost, lambda v: f"{size(v)}B", score)
 
 
@@ -31,9 +32,12 @@ def against_seconds(ident: str, runs: Named, score: str = "own") -> Plot | None:
     """Accuracy against the seconds one seed's training took, and the front."""
 
     def cost(entry: StoredRun) -> float | None:
-        return None if entry.seconds is None else entry.seconds / max(1, len(entry.result["seeds"]))
+        if entry.seconds is None:
+            return None
+        return entry.seconds / max(1, len(entry.result["seeds"]))
 
-    title, axis = "Accuracy against seconds", "seconds of training, one seed"
+    title = "Accuracy against seconds"
+    axis = "seconds of training, one seed"
     return _pareto(ident, title, axis, runs, cost, lambda v: f"{v:.3g} s", score)
 
 
@@ -75,7 +79,8 @@ def _pareto(
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
 
-        x, y = np.array([c for _, _, c, _ in points]), np.array([100 * a for *_, a in points])
+        x = np.array([c for _, _, c, _ in points])
+        y = np.array([100 * a for *_, a in points])
         on = np.array([e.key in front for _, e, _, _ in points])
         words = np.array(
             [f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object
@@ -120,7 +125,8 @@ def _pareto(
 
 def _front(points: Sequence[Priced]) -> set[str]:
     """Keys of the runs than which nothing cheaper is as accurate."""
-    best, front = -1.0, set()
+    best = -1.0
+    front = set()
     for _, entry, _, accuracy in sorted(points, key=lambda p: (p[2], -p[3])):
         if accuracy > best:
             best = accuracy
@@ -149,7 +155,8 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
             marks(text, (), entry.key)
 
 
-LETTER, LINE = 0.026, 0.085
+LETTER = 0.026
+LINE = 0.085
 """A letter's width and a line's height as shares of the axes."""
 
 
@@ -159,11 +166,14 @@ def _name_front(
     """Write the names of the most accurate, except where one would cover another or the name of a line."""
     costs = np.log10([c for _, e, c, _ in priced if c > 0 and not e.pooled_rows])
     every = [100 * a for *_, a in priced]
-    least, wide = costs.min(), max(float(np.ptp(costs)), 1e-9)
-    low, high = min(every), max(max(every) - min(every), 1e-9)
+    least = costs.min()
+    wide = max(float(np.ptp(costs)), 1e-9)
+    low = min(every)
+    high = max(max(every) - min(every), 1e-9)
     lines = [(label, a) for label, e, c, a in priced if e.pooled_rows or c <= 0]
     taken = [(1.1, (100 * a - low) / high, LETTER * len(label[:ON_FRONT])) for label, a in lines]
-    x, y = np.log10([c for _, _, c, _ in points]), [100 * a for *_, a in points]
+    x = np.log10([c for _, _, c, _ in points])
+    y = [100 * a for *_, a in points]
     names = shortened([label for label, *_ in points], ON_FRONT)
     for i in sorted(range(len(points)), key=lambda i: -y[i]):
         across = (x[i] - least) / wide if np.ptp(costs) else 0.5

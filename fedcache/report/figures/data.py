@@ -28,7 +28,8 @@ BLOCKS = 96
 """Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
 READ_BYTES = 1 << 29
 """Of an array whose chunks are large, what is read of them for one of these samples: a chunk is verified as a whole."""
-MOST_CLIENTS, MOST_CLASSES = 60, 60
+MOST_CLIENTS = 60
+MOST_CLASSES = 60
 MOST_LEGEND = 20
 """Classes up to which a legend names their colours and shapes."""
 MOST_LISTED = 500
@@ -54,8 +55,10 @@ def check_embedding(name: str) -> None:
 
 def dots(ident: str, source: RunStore) -> Plot | None:
     """Training rows of every client and class as dots whose area is the count."""
-    classes, label = source.columns.classes, source.columns.label
-    clients, of = source.partition.clients[:MOST_LISTED], len(source.partition.clients)
+    classes = source.columns.classes
+    label = source.columns.label
+    clients = source.partition.clients[:MOST_LISTED]
+    of = len(source.partition.clients)
     names = [c.name for c in clients]
     held = (label[c.train] for c in clients)
     counts = np.array([np.bincount(y[y >= 0], minlength=len(classes)) for y in held])
@@ -115,7 +118,8 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
 
 def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
     """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
-    columns, ok = source.columns, source.store.readable().astype(bool)
+    columns = source.columns
+    ok = source.store.readable().astype(bool)
     tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
     step = max(1, -(-len(tests) // MOST_POINTS))
@@ -157,7 +161,8 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         return None
     x = source.features(key, rows)
     keep = np.isfinite(x).all(1)
-    rows, x = rows[keep], x[keep]
+    rows = rows[keep]
+    x = x[keep]
     proto, words, global_count = _prototypes(source, key)
     flat = _project(np.concatenate([x, proto]), how)
     label = columns.label[rows]
@@ -187,7 +192,8 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
                 a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0, label=name
             )
             marks(made, [f"{columns.classes[c]}, row {r}" for r in rows[mine]])
-        stars, small = flat[len(x) : len(x) + global_count], flat[len(x) + global_count :]
+        stars = flat[len(x) : len(x) + global_count]
+        small = flat[len(x) + global_count :]
         if len(small):
             made = axes.scatter(
                 small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0
@@ -220,7 +226,8 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
     """Class means over all training rows, then of the first clients; their names; how many are over all."""
-    columns, table = source.columns, source.partition.table
+    columns = source.columns
+    table = source.partition.table
     sums: dict[int, tuple[NDArray[np.float64], int]] = {}
     own: list[tuple[str, NDArray[np.float64]]] = []
     chunks: set[int] = set()
@@ -298,9 +305,12 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
 
 def _linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """``result_diagnostics.linear_cka`` of [N, P] and [N, Q] without torch, so that a page starts without it."""
-    a, b = x - x.mean(0), y - y.mean(0)
+    a = x - x.mean(0)
+    b = y - y.mean(0)
     size = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
-    return float(np.linalg.norm(b.T @ a) ** 2 / size) if size else np.nan
+    if size:
+        return float(np.linalg.norm(b.T @ a) ** 2 / size)
+    return np.nan
 
 
 def _entropy_bits(
@@ -348,7 +358,8 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
 
     rows_: list[list[Cell]] = [[names[k], clients[i].name, v] for i, k, v, _ in cells]
-    columns, height = ("backbone", "client", "CKA"), 1.2 + 0.4 * len(names)
+    columns = ("backbone", "client", "CKA")
+    height = 1.2 + 0.4 * len(names)
     return Plot(
         ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height
     )

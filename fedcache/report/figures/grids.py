@@ -195,7 +195,8 @@ def squares(
 ) -> None:
     """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
     values = np.array([v for *_, v, _ in cells])
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     depth = 0.06 + 0.86 * (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
     # Ink on pale squares and paper on deep ones; in the dark both are turned round.
     inks = [PAPER if a > 0.6 else INK for a in depth]
@@ -289,5 +290,6 @@ def matrix(
         axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
 
     rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]
-    columns, height = ("run", "setting", "accuracy"), 0.8 + 0.25 * len(labels) + below
+    columns = ("run", "setting", "accuracy")
+    height = 0.8 + 0.25 * len(labels) + below
     return Plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)

@@ -147,7 +147,8 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     names = [n for n, _ in importances(points)][:MOST_AXES]
     places = [points.names.index(n) for n in names]
     axes_values = [sorted({v[p] for v in points.values}, key=order_of_value) for p in places]
-    low, high = float(points.scores.min()), float(points.scores.max())
+    low = float(points.scores.min())
+    high = float(points.scores.max())
     top = int(points.scores.argmax())
     told = labels(points.runs)
     says = (

@@ -86,10 +86,8 @@ def differences(
             [[(100 * v, y) for v in reach] for y, reach in long], colors=SERIES[0], linewidths=1.6
         )
         marks(axes.add_collection(lines), [said[y] for y, _ in long], [of_run[y] for y, _ in long])
-        values, sure = (
-            [100 * p.difference for p, *_ in shown],
-            [h is not None and h < alpha for *_, h in shown],
-        )
+        values = [100 * p.difference for p, *_ in shown]
+        sure = [h is not None and h < alpha for *_, h in shown]
         faces = [SERIES[0] if s else "none" for s in sure]
         marks(
             axes.scatter(values, range(len(shown)), s=34, facecolors=faces, edgecolors=SERIES[0]),

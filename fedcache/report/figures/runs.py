@@ -26,7 +26,8 @@ from fedcache.runs.client_columns import ClientColumns
 
 MOST_CURVES = 8
 MOST_STRIPS = 16
-LEGEND, STRIP = 34, 20
+LEGEND = 34
+STRIP = 20
 """Letters of a run's name in a legend and beside a strip."""
 
 MOST_DOTS = 500
@@ -71,7 +72,8 @@ def curves(ident: str, runs: Named) -> Plot | None:
                 line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key
             )
             if len(values) > 1:
-                low, high = values.min(0), values.max(0)
+                low = values.min(0)
+                high = values.max(0)
                 marks(
                     axes.fill_between(rounds, low, high, color=SERIES[i], alpha=0.18, linewidth=0),
                     (),

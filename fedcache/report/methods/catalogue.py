@@ -36,7 +36,8 @@ Term = Sequence[int]
 
 def sources_digest() -> str:
     """sha256 over the names and bytes of ``SOURCES``: some 80 small files, a few milliseconds."""
-    root, digest = Path(fedcache.__file__).parent, hashlib.sha256()
+    root = Path(fedcache.__file__).parent
+    digest = hashlib.sha256()
     for source in SOURCES:
         place = root / source
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
@@ -56,7 +57,9 @@ def evaluate(terms: Iterable[Term], width: int, classes: int) -> int:
 
 def width_of(entry: dict[str, Any], sizes: Sizes) -> int:
     """The W of a method: methods that read text take the backbone that has text, the others all backbones."""
-    return sizes.text_width if "text" in entry["needs"] else sizes.width
+    if "text" in entry["needs"]:
+        return sizes.text_width
+    return sizes.width
 
 
 def method_entries(sizes: Sizes) -> list[dict[str, Any]]:

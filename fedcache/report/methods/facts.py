@@ -88,7 +88,8 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
         executor.train_round()
         if executor.batch.failed:
             raise executor.batch.failed[0]
-    first, done = job.traffic.rounds[0], job.traffic.rounds[-1]
+    first = job.traffic.rounds[0]
+    done = job.traffic.rounds[-1]
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     sends = {key: getattr(done, key) // served for key in keys}
@@ -180,8 +181,11 @@ def disagreements(method: Method) -> list[dict[str, str]]:
 def fidelities(method: Method) -> str:
     """What a result may call itself: with one stored view, and with four where that differs."""
     hp = method.resolve()
-    one, four = method.faithful(hp, 1), method.faithful(hp, 4)
-    return one if one == four else f"{one}; {four} with views"
+    one = method.faithful(hp, 1)
+    four = method.faithful(hp, 4)
+    if one == four:
+        return one
+    return f"{one}; {four} with views"
 
 
 SHOWN = 4
@@ -269,7 +273,8 @@ def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) ->
         method: the method.
         settings: over its defaults.
     """
-    sizes, hp = Sizes(8, 8, 3), {**method.resolve(), **(settings or {})}
+    sizes = Sizes(8, 8, 3)
+    hp = {**method.resolve(), **(settings or {})}
     data = _rows(method, sizes, CLIENTS + 2)
     data = replace(data, x=data.x[:].expand(-1, 4, -1))  # some settings read augmented views
     edges = np.cumsum([0, *(sizes.classes * k for k in range(PER_CLASS, PER_CLASS + CLIENTS))])
@@ -377,7 +382,9 @@ def covered_by_noise(method: Method, *, numbers: bool) -> str:
     if not method_takes_noise(method):
         return "refused"
     if method.merges == "classes":
-        return "covered" if numbers else "covered; no more is sent than which classes it has"
+        if numbers:
+            return "covered"
+        return "covered; no more is sent than which classes it has"
     if not numbers:
         return "refused"
     if "sum" in method.pool(method.resolve()).values():

@@ -42,7 +42,8 @@ def current_sizes(home: Home) -> Sizes:
         return Sizes()
     by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
     text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
-    width, classes = sum(by_name.values()), len(store.samples.classes)
+    width = sum(by_name.values())
+    classes = len(store.samples.classes)
     return Sizes(
         width,
         text,

@@ -1,255 +1,146 @@
-// The page: what is known of the home, the address, and the server, which is asked again and again for what changed.
+// What the server cannot do: light or dark, the runs that are chosen, copying, and putting a page that changed in the
+// place of the one that is shown. No text is ever read as HTML of ours: the server escapes all of it.
 
-import { h, morph, setWidths } from "./draw.js";
-import * as views from "./views.js";
+"use strict";
 
-const s = {
-  version: 0, runs: new Map(), stores: [], grids: [], waiting: 0, home: "", now: Date.now() / 1000,
-  chosen: new Set(JSON.parse(sessionStorage.getItem("chosen") ?? "[]")),
-  details: null, pictures: null, filter: "", state: "", sort: ["changed", true], most: 200, over: "seeds", metric: "accuracy",
+// ---- light and dark: before the page is drawn ----
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => {
+  document.documentElement.dataset.theme = sessionStorage.getItem("theme") ?? (dark.matches ? "dark" : "light");
 };
-let loaded = false, lost = false, asked = "", timer = null;
-const main = document.getElementById("main");
+dark.addEventListener("change", paint);
+paint();
 
-const route = () => {
-  const [page = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  return { page, name: decodeURIComponent(rest.join("/")) };
-};
+const byId = (id) => document.getElementById(id);
 
-async function get(path) {
-  const answer = await fetch(path, { cache: "no-store", credentials: "omit" });
-  if (answer.status === 403) throw new Error("refused");
-  return answer.json();
-}
+// ---- what is shown follows the home ----
 
-// ---- the home, as it changes ----
-
-async function poll() {
-  clearTimeout(timer);
-  try {
-    const found = await get(`api/changes?since=${s.version}`);
-    for (const run of found.runs) s.runs.set(run.name, run);
-    for (const name of found.gone) {
-      s.runs.delete(name);
-      s.chosen.delete(name);
-    }
-    const changed = found.runs.length + found.gone.length > 0;
-    s.version = found.version;
-    s.stores = found.stores;
-    s.grids = found.grids;
-    s.waiting = found.waiting;
-    s.home = found.home;
-    s.now = found.now;
-    lost = false;
-    loaded = loaded || !found.more;
-    if (loaded) {
-      await refresh(changed);
-      render();
-    }
-    const busy = found.more || found.waiting > 0;
-    timer = setTimeout(poll, busy ? 20 : document.hidden ? 10000 : 1000);
-  } catch (error) {
-    lost = true;
-    render();
-    timer = setTimeout(poll, 3000);
-  }
-}
-
-// What the present page needs besides: asked when the page is opened, and again when what it shows may have changed.
-async function refresh(changed) {
-  const { page, name } = route(), key = location.hash;
-  const run = s.runs.get(name);
-  const known = { run: run !== undefined, grid: s.grids.some((g) => g.name === name), store: s.stores.some((one) => one.name === name) };
-  if (known[page] === false) {
-    s.details = s.waiting ? null : { problem: "There is nothing of that name here.", hint: "" };
-    asked = "";
+// Make `old` what `made` is, and keep every element that stays: focus, scrolling and open details stay with it.
+function morph(old, made) {
+  if (old.nodeName !== made.nodeName || (old.id ?? "") !== (made.id ?? "")) return old.replaceWith(made);
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== made.nodeValue) old.nodeValue = made.nodeValue;
     return;
   }
-  let path = null;
-  if (page === "run" && (asked !== key || changed)) path = `api/run/${encodeURIComponent(name)}`;
-  if (page === "grid" && (asked !== key || changed || s.details?.state === "running")) path = `api/grid/${encodeURIComponent(name)}`;
-  if (page === "store" && (asked !== key || s.details?.unfinished?.length)) path = `api/store/${encodeURIComponent(name)}`;
-  if (page === "compare" && asked !== key + s.over + s.metric) path = `api/compare?runs=${name}&over=${s.over}&metric=${s.metric}`;
-  if (page === "report" && (asked !== key || s.details?.state === "working")) path = `api/report?runs=${name}`;
-  if (page === "run" && asked === key && run && s.details?.seen === JSON.stringify(run)) path = null;
-  if (path === null) return;
-  const found = await get(path);
-  if (key !== location.hash) return;
-  asked = page === "compare" ? key + s.over + s.metric : key;
-  s.details = found;
-  if (page === "run") s.details.seen = JSON.stringify(run);
+  for (const { name } of [...old.attributes]) {
+    if (!made.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
+  }
+  for (const { name, value } of made.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const left = [...old.childNodes];
+  const right = [...made.childNodes];
+  right.forEach((child, i) => (i < left.length ? morph(left[i], child) : old.append(child)));
+  left.slice(right.length).forEach((child) => child.remove());
+  if (/^(INPUT|SELECT)$/.test(old.nodeName) && old !== document.activeElement) old.value = made.value;
 }
 
-// ---- drawing ----
-
-function view() {
-  const { page, name } = route();
-  if (!loaded) return h("p", { class: "note", role: "status" }, lost ? "" : "Reading the home …");
-  switch (page) {
-    case "": return views.overview(s);
-    case "runs": return views.runsPage(s);
-    case "run": return views.runPage(s, name);
-    case "grids": return views.gridsPage(s);
-    case "grid": return views.gridPage(s, name);
-    case "stores": return views.storesPage(s);
-    case "store": return views.storePage(s, name);
-    case "compare": return views.comparePage(s);
-    case "report": return views.reportPage(s);
-    default: return h("p", { class: "notice" }, "There is no such page.");
+let asking = false, again = false;
+async function refresh() {
+  again = true;
+  if (asking) return;
+  asking = true;
+  try {
+    while (again) {
+      again = false;
+      const answer = await fetch(location.href, { cache: "no-store", credentials: "omit" });
+      const made = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (again || !made.getElementById("main")) continue;
+      for (const id of ["main", "pulse"]) morph(byId(id), made.getElementById(id));
+      mark();
+    }
+  } finally {
+    asking = false;
   }
 }
 
-function render() {
-  const made = h("main", { id: "main", tabindex: "-1" },
-    lost && h("div", { class: "notice bad" }, h("p", {}, "The server does not answer: it was ended, or the address is of an earlier one."), h("p", {}, "fedcache ui")),
-    view());
-  morph(main, made);
-  setWidths(main);
-  const names = [...s.chosen].filter((n) => s.runs.has(n));
-  const bar = document.getElementById("chosen");
-  const list = names.map(encodeURIComponent).join(",");
-  morph(bar, h("aside", { id: "chosen", "aria-label": "Chosen runs", hidden: !names.length }, h("div", {},
-    h("p", {}, `${names.length} ${names.length === 1 ? "run" : "runs"} chosen`),
-    h("a", { class: "button main", href: `#/compare/${list}` }, "Compare"), h("a", { class: "button main", href: `#/report/${list}` }, "Report"),
-    h("button", { type: "button", "data-do": "clear" }, "Clear"))));
-  document.body.classList.toggle("choosing", names.length > 0);
-  const { page } = route();
-  const part = { run: "runs", grid: "grids", store: "stores" }[page] ?? page;
-  for (const a of document.querySelectorAll("nav a")) {
-    if (a.hash === `#/${part}`) a.setAttribute("aria-current", "page");
-    else a.removeAttribute("aria-current");
+// A window that nobody sees needs no events, and a browser opens only six streams to one server.
+let events = null;
+function listen() {
+  events?.close();
+  events = null;
+  if (document.hidden) return;
+  events = new EventSource("events");
+  events.onmessage = (event) => event.data !== byId("main").dataset.version && refresh();
+  events.onopen = () => lose(false);
+  events.onerror = () => lose(true);
+}
+
+function lose(lost) {
+  byId("lost").hidden = !lost;
+  byId("pulse").classList.toggle("lost", lost);
+}
+
+// The address says what is filtered, sorted and shown, so that a page that is asked for again is the same.
+function show(address) {
+  history.replaceState(null, "", address);
+  refresh();
+}
+
+// ---- chosen runs ----
+
+const chosen = new Set(JSON.parse(sessionStorage.getItem("chosen") ?? "[]"));
+
+function mark() {
+  for (const box of document.querySelectorAll("input[data-run]")) {
+    box.checked = chosen.has(box.dataset.run);
+    box.closest("tr")?.classList.toggle("chosen", box.checked);
   }
-  const atWork = [...s.runs.values()].filter((r) => r.state === "running").length;
-  document.getElementById("pulse").className = `pulse ${lost ? "lost" : loaded ? "live" : ""}`;
-  document.getElementById("pulse-words").textContent = lost ? "no answer" : !loaded ? "connecting" : s.waiting ? `reading, ${s.waiting} to go` : atWork ? `live, ${atWork} running` : "live";
-  const heading = main.querySelector("h1")?.textContent.trim();
-  document.title = heading && page ? `${heading} - fedcache` : "fedcache";
+  const bar = byId("chosen");
+  bar.hidden = !chosen.size;
+  document.body.classList.toggle("choosing", chosen.size > 0);
+  bar.querySelector("p").textContent = `${chosen.size} ${chosen.size === 1 ? "run" : "runs"} chosen`;
+  for (const a of bar.querySelectorAll("a")) a.href = `${a.dataset.to}?runs=${[...chosen].map(encodeURIComponent).join(",")}`;
+}
+
+function choose(names, on) {
+  for (const name of names) chosen[on ? "add" : "delete"](name);
+  sessionStorage.setItem("chosen", JSON.stringify([...chosen]));
+  byId("said").textContent = `${chosen.size} chosen`;
+  mark();
 }
 
 // ---- what a person does ----
 
-async function open() {
-  asked = "";
-  s.details = null;
-  s.pictures = null;
-  s.most = 200;
-  render();
-  main.focus({ preventScroll: true });
-  scrollTo(0, 0);
-  try {
-    if (loaded) await refresh(true);
-  } catch {
-    lost = true;
-  }
-  render();
-}
-
-function say(words) {
-  document.getElementById("said").textContent = words;
-}
-
-async function copy(button) {
-  try {
-    await navigator.clipboard.writeText(button.dataset.text);
-  } catch {
-    const area = h("textarea", {}, button.dataset.text);
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-    button.focus();
-  }
-  say("Copied.");
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
-}
-
-function choose(names, on) {
-  for (const name of names) s.chosen[on ? "add" : "delete"](name);
-  sessionStorage.setItem("chosen", JSON.stringify([...s.chosen]));
-  say(`${s.chosen.size} chosen`);
-  render();
-}
-
 const doing = {
-  copy,
-  sort(button) {
-    const key = button.dataset.key;
-    s.sort = [key, s.sort[0] === key ? !s.sort[1] : !["method", "dataset", "backbones", "partition", "state"].includes(key)];
-    render();
+  async copy(button) {
+    await navigator.clipboard.writeText(button.dataset.text);
+    byId("said").textContent = "Copied.";
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
   },
-  more() {
-    s.most += 500;
-    render();
-  },
-  choose: (box) => choose([box.dataset.run], box.checked),
+  all: (button) => choose(button.dataset.runs.split(","), true),
   clear() {
-    choose([...s.chosen], false);
-    main.focus();
-  },
-  "choose-all": () => choose(views.sorted(s, [...s.runs.values()].filter((r) => views.matches(r, s.filter) && r.state === "finished")).map((r) => r.name), true),
-  "choose-points": () => choose(s.details.points.filter((p) => p.state === "finished").map((p) => p.run), true),
-  async pictures(button) {
-    const key = location.hash;
-    s.pictures = "asked";
-    render();
-    const found = await get(`api/store/${encodeURIComponent(route().name)}/images?start=${Math.max(0, Number(button.dataset.start))}`);
-    if (key !== location.hash) return;
-    s.pictures = found;
-    render();
+    choose([...chosen], false);
+    byId("main").focus();
   },
 };
 
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-do]");
-  if (button) doing[button.dataset.do](button);
-  if (event.target.closest("#skip")) {
+  const at = event.target.closest("button, a[data-here]");
+  if (!at) return;
+  if (at.id === "theme") {
+    sessionStorage.setItem("theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+    paint();
+  } else if (at.dataset.do) doing[at.dataset.do](at);
+  else if (at.dataset.here !== undefined && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
     event.preventDefault();
-    main.focus();
+    show(at.href);
   }
 });
 document.addEventListener("input", (event) => {
-  if (event.target.id === "filter") {
-    s.filter = event.target.value;
-    s.most = 200;
-    render();
-  }
-});
-document.addEventListener("change", async (event) => {
-  if (!["state", "over", "metric"].includes(event.target.id)) return;
-  s[event.target.id] = event.target.value;
-  if (event.target.id !== "state") s.details = null;
-  render();
-  if (event.target.id !== "state") {
-    await refresh(true);
-    render();
-  }
+  const form = event.target.closest("form[data-live]");
+  if (form) show(`${form.action}?${new URLSearchParams(new FormData(form))}`);
+  if (event.target.dataset.run) choose([event.target.dataset.run], event.target.checked);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.nodeName)) return;
   event.preventDefault();
-  if (route().page !== "runs") location.hash = "#/runs";
-  setTimeout(() => document.getElementById("filter")?.focus(), 50);
+  if (byId("filter")) byId("filter").focus();
+  else location.href = "runs#filter";
 });
-document.addEventListener("visibilitychange", () => !document.hidden && poll());
-addEventListener("hashchange", open);
-addEventListener("resize", () => loaded && render());
-
-// ---- light and dark ----
-
-const dark = matchMedia("(prefers-color-scheme: dark)");
-let theme = sessionStorage.getItem("theme");
-function paint() {
-  const now = theme ?? (dark.matches ? "dark" : "light");
-  document.documentElement.dataset.theme = now;
-  document.getElementById("theme").textContent = now === "dark" ? "Light" : "Dark";
-}
-document.getElementById("theme").addEventListener("click", () => {
-  theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  sessionStorage.setItem("theme", theme);
-  paint();
+document.addEventListener("DOMContentLoaded", () => {
+  mark();
+  listen();
+  if (location.hash === "#filter") byId("filter")?.focus();
+  document.addEventListener("visibilitychange", listen);
 });
-dark.addEventListener("change", paint);
-paint();
-render();
-poll();
