@@ -17,8 +17,8 @@ from fedcache.option_info import option_value
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.directory import train_table
 from fedcache.runs.method_facts import usual_settings
+from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import columns_of, load_partition
-from fedcache.runs.row_sources import store_behind
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.store import Store
 

@@ -29,6 +29,7 @@ from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.forecast import training_run
 from fedcache.runs.identity import Identity, code_of, code_with_plugins
+from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
 from fedcache.runs.privacy_ledger import (
     Release,
@@ -51,7 +52,6 @@ from fedcache.runs.row_sources import (
     RowSource,
     ShardRows,
     StoreRows,
-    check_text,
     on_device,
     training_device,
 )

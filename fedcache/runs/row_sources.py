@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, shell_word, unknown
+from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.own import known_name
 from fedcache.extract.device import resolve_device
 from fedcache.extract.inputs import IMAGES, held_by
-from fedcache.extract.planning.find_store import more_features
 from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.engine.hyperparameters import Value
@@ -28,7 +27,6 @@ from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.directory import train_table
 from fedcache.runs.features import (
     RunFeatures,
     RunInputs,
@@ -53,7 +51,6 @@ from fedcache.runs.store_choice import (
     images_for,
     open_clients,
 )
-from fedcache.store.manifest import find_text, text_of_array
 from fedcache.store.store import Store
 
 
@@ -455,49 +452,6 @@ class ShardRows:
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
         """The arrays by name."""
         return {"backbones": [array_name(self.stores[0], key) for key in arrays]}
-
-
-# What belongs to the rows of a run: the store of a stored one, and text features of the same
-# weights as the images.
-
-
-def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
-    """The store of the dataset of a run with that result: the one that its configuration names, else one of the home
-    that its directory lies in; None where there is none any more.
-    """
-    digest = str(result["dataset"]["digest"])
-    named = train_table(run).get("store")
-    beside = run.parent.parent / "stores"
-    slug = f"*-{digest[:8]}.zarr"
-    for path in (
-        *([Path(named)] if named else []),
-        *sorted(beside.glob(slug)),
-        *sorted(beside.glob("*.zarr")),
-    ):
-        try:
-            store = Store.open(path)
-        except (FedcacheError, OSError):
-            continue
-        if store.dataset["digest"] == digest:
-            return store
-    return None
-
-
-def check_text(store: Store, key: str) -> None:
-    """Refuse the current text features of an array's backbone where other weights made them: they do not compare.
-
-    Raises StoreError, with the command that makes those of the array's weights the current ones.
-    """
-    recipe = store.arrays[key].recipe
-    name = str(recipe.get("backbone"))
-    current = find_text(store.manifest, name, None, None)
-    if current is None or current is text_of_array(store.manifest, key):
-        return
-    made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
-    raise StoreError(
-        f"The text features of {name} were made with weights {made}, those of the images ({key}) with {read}.",
-        more_features(store, name),
-    )
 
 
 # On which device a run trains, and its inputs there.

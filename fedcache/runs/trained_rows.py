@@ -17,9 +17,9 @@ from fedcache.models.evaluate import LabelledRows
 from fedcache.models.predictor import array_keys
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.directory import train_table
+from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
 from fedcache.runs.predict_run import result_of
-from fedcache.runs.row_sources import store_behind
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.content import row_digests
 from fedcache.store.samples import SPLITS

@@ -23,7 +23,7 @@ import fedcache as fc
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
-from fedcache.runs.row_sources import store_behind
+from fedcache.runs.origin import store_behind
 
 IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
 HOSTILE = "<img src=x onerror=alert(1)>"

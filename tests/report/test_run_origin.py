@@ -14,7 +14,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.report.find_runs import StoredRun, gather
 from fedcache.report.page import recipes_of
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
-from fedcache.runs.row_sources import store_behind
+from fedcache.runs.origin import store_behind
 
 DEALT = {
     "scheme": "dirichlet",

@@ -45,7 +45,7 @@ from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, 
 from fedcache.progress import Silent
 from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
-from fedcache.runs.row_sources import check_text
+from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, feat_post_for
 from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
 from fedcache.store.sealed import read_sealed, write_sealed

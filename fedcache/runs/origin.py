@@ -1,0 +1,52 @@
+"""What belongs to the rows of a run: the store of a stored one, and text features of the same weights as the images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import FedcacheError, StoreError
+from fedcache.extract.planning.find_store import more_features
+from fedcache.runs.directory import train_table
+from fedcache.store.manifest import find_text, text_of_array
+from fedcache.store.store import Store
+
+
+def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
+    """The store of the dataset of a run with that result: the one that its configuration names, else one of the home
+    that its directory lies in; None where there is none any more.
+    """
+    digest = str(result["dataset"]["digest"])
+    named = train_table(run).get("store")
+    beside = run.parent.parent / "stores"
+    slug = f"*-{digest[:8]}.zarr"
+    for path in (
+        *([Path(named)] if named else []),
+        *sorted(beside.glob(slug)),
+        *sorted(beside.glob("*.zarr")),
+    ):
+        try:
+            store = Store.open(path)
+        except (FedcacheError, OSError):
+            continue
+        if store.dataset["digest"] == digest:
+            return store
+    return None
+
+
+def check_text(store: Store, key: str) -> None:
+    """Refuse the current text features of an array's backbone where other weights made them: they do not compare.
+
+    Raises StoreError, with the command that makes those of the array's weights the current ones.
+    """
+    recipe = store.arrays[key].recipe
+    name = str(recipe.get("backbone"))
+    current = find_text(store.manifest, name, None, None)
+    if current is None or current is text_of_array(store.manifest, key):
+        return
+    made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
+    raise StoreError(
+        f"The text features of {name} were made with weights {made}, those of the images ({key}) with {read}.",
+        more_features(store, name),
+    )
