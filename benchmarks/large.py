@@ -105,9 +105,8 @@ def rows() -> list[Row]:
         name = "ingest of 10^6 x 256"
         target = "<= 2 x (copy + sha256)"
         ratios = [a / b for a, b in zip(seconds["ingest"], seconds["copy + sha256"], strict=True)]
-        middle = median(
-            ratios
-        )  # of the best of each, one would be of a disk with nothing else to write
+        # of the best of each, one would be of a disk with nothing else to write
+        middle = median(ratios)
         detail = f"median of 5 turns; best: {shown(seconds)}; 1 thread computes, 1 reads and sums"
         made = make_row(name, target, middle, quartiles(ratios), middle <= 2.0, detail=detail)
         if not made["met"] and floor + each > 2.0 * floor:

@@ -71,9 +71,8 @@ def _runs() -> list[Row]:
 
         python("-m", "fedcache", "extract", "--dataset", "digits", "--backbones", "glyph-clip")
         python(*GRID)
-        reported = in_turn(
-            {"report": lambda: python("-m", "fedcache", "report", "-o", page)}, 7
-        )  # of 240 runs
+        # of 240 runs
+        reported = in_turn({"report": lambda: python("-m", "fedcache", "report", "-o", page)}, 7)
         python(*TRAIN)
         calls = {
             "torch": lambda: python("-c", "import torch"),

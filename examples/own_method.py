@@ -24,9 +24,8 @@ from fedcache.heads.losses import MASKED
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Nothing is kept; sums [.., C, D] and counts [.., C] are sent, in float64 so that they add up exactly."""
-    x, mask = (
-        data.full()
-    )  # [.., R, D] and [.., R]: clients have different numbers of rows, padding has mask 0
+    # [.., R, D] and [.., R]: clients have different numbers of rows, padding has mask 0
+    x, mask = data.full()
     labels = data.labels(data.positions())
     member = one_hot(labels, ctx.env.classes).double() * mask.double().unsqueeze(-1)  # [.., R, C]
     return {}, {"sum": member.mT @ x.double(), "count": member.sum(-2)}
@@ -48,9 +47,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     shrink = over(ctx.number("shrink"), total)
     mean = (total + shrink * everywhere) / (count + shrink).clamp(min=1.0)
     b = -0.5 * (mean**2).sum(-1)
-    b = torch.where(
-        up["count"] > 0, b, b.new_full((), MASKED)
-    )  # a class that nobody has is never predicted
+    # a class that nobody has is never predicted
+    b = torch.where(up["count"] > 0, b, b.new_full((), MASKED))
     return {"W": mean.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 

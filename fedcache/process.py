@@ -62,9 +62,8 @@ def sigterm_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        if (
-            signal.getsignal(signal.SIGTERM) is interrupt
-        ):  # else the command was asked to stop and is about to end
+        # else the command was asked to stop and is about to end
+        if signal.getsignal(signal.SIGTERM) is interrupt:
             signal.signal(signal.SIGTERM, before)
 
 
@@ -89,9 +88,8 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         asked += 1
         if asked == 1:
             request()
-            with suppress(
-                RuntimeError, OSError
-            ):  # the signal came in the middle of a print, or nobody reads
+            # the signal came in the middle of a print, or nobody reads
+            with suppress(RuntimeError, OSError):
                 say("Stopping after what is being computed; once more to stop at once.")
         elif left:
             end_at_once()

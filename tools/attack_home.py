@@ -256,18 +256,15 @@ class Story:
     """A home, what its files were before, and which commands read them."""
 
     root: Path  # of all files; the home is ``root/home``
-    older: dict[str, list[bytes]] = field(
-        default_factory=dict
-    )  # path inside the home -> earlier bytes
+    # path inside the home -> earlier bytes
+    older: dict[str, list[bytes]] = field(default_factory=dict)
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it
-    unfinished: dict[str, str] = field(
-        default_factory=dict
-    )  # directory -> the reader that goes on with it
+    # directory -> the reader that goes on with it
+    unfinished: dict[str, str] = field(default_factory=dict)
     searched: set[str] = field(default_factory=set)  # directories of the search and of its runs
     tagged: list[str] = field(default_factory=list)  # directories of runs with tags
-    opened: set[str] = field(
-        default_factory=set
-    )  # paths inside the home of files that commands opened
+    # paths inside the home of files that commands opened
+    opened: set[str] = field(default_factory=set)
 
     @property
     def home(self) -> Path:
@@ -342,9 +339,8 @@ def tell(root: Path) -> Story:
         grid.meddle[node] = lambda kind, n, packed: (
             "gone" if (kind, n) >= ("fit", 3) and kind == "fit" else packed
         )
-    with suppress(
-        FedcacheError
-    ):  # no site answers in round 3: the server's checkpoint and the sites' states are left
+    # no site answers in round 3: the server's checkpoint and the sites' states are left
+    with suppress(FedcacheError):
         names = story.home / NAMES
         names.parent.mkdir(parents=True)
         federate(FEDERATED, grid, Home(story.home), Silent(), SiteNames(names))
@@ -449,9 +445,8 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
             f"{inside} by its configuration": trained("train", "--config", config),
             f"{inside} by its options": trained(*story.runs[inside]),
         }
-        if (
-            story.runs[inside] == PRIVATE
-        ):  # once: where its result is lost, other noise is drawn, which it says
+        # once: where its result is lost, other noise is drawn, which it says
+        if story.runs[inside] == PRIVATE:
             name, reader = next(iter(again.items()))
             again = {name: lists(reader)}
         return {

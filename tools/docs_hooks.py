@@ -59,9 +59,8 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
         svg = path.read_text(encoding="utf-8") if path.is_file() else ""
         if "currentColor" not in svg:
             return found[0]
-        return re.sub(
-            r"<style>.*?</style>", "", svg, flags=re.DOTALL
-        )  # its colours for when it stands alone
+        # its colours for when it stands alone
+        return re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)
 
     return FORMULA.sub(_mathml, DRAWING.sub(drawn, html))
 
@@ -70,9 +69,8 @@ def _mathml(found: re.Match[str]) -> str:
     """A formula as MathML, which browsers draw without a script or a font of another host."""
     display = "block" if found[1] == "div" else "inline"
     tex = re.sub(r"^\\[\[(]|\\[\])]$", "", unescape(found[2]).strip()).strip()
-    tex = tex.replace(
-        "{aligned}", "{split}"
-    )  # the converter knows the same layout by this name alone
+    # the converter knows the same layout by this name alone
+    tex = tex.replace("{aligned}", "{split}")
     return f'<{found[1]} class="formula">{latex2mathml.converter.convert(tex, display=display)}</{found[1]}>'
 
 

@@ -415,9 +415,8 @@ def more_cases(method: Any) -> Iterator[Case]:
         yield Case(
             f"{name}/official/{SEQUENTIAL}", name, settings=official, options={"preset": "official"}
         )
-    if any(
-        getattr(h, "tuned", None) is not None for h in method.hparams
-    ):  # earlier commits have no such preset
+    # earlier commits have no such preset
+    if any(getattr(h, "tuned", None) is not None for h in method.hparams):
         yield Case(f"{name}/tuned/{SEQUENTIAL}", name, settings=base, options={"preset": "tuned"})
     yield Case(f"{name}/paper/{AUTO}", name, AUTO, base)
     swept = next((k for k in SWEPT if k in declared and declared[k].kind == "float"), None)

@@ -774,9 +774,8 @@ def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, 
                     timeout=LONGEST,
                 )
                 told = (done.stdout + done.stderr).strip()[-300:]
-            except (
-                subprocess.TimeoutExpired
-            ):  # without a protection against a hang, tests fail and pytest never ends
+            except subprocess.TimeoutExpired:
+                # without a protection against a hang, tests fail and pytest never ends
                 told = f"no end within {LONGEST} s"
             if not out.exists():
                 return passed, cases, failed + 1, told

@@ -241,9 +241,8 @@ class _Finder:
             yield self.made(node, ast.unparse(other), at)
         if isinstance(node, ast.Slice):
             for bound in (node.lower, node.upper):
-                if bound is not None and not isinstance(
-                    bound, ast.Constant
-                ):  # a constant changes by itself
+                # a constant changes by itself
+                if bound is not None and not isinstance(bound, ast.Constant):
                     yield self.made(bound, f"({ast.unparse(bound)}) + 1", at)
         if isinstance(node, ast.Lambda):
             yield from self.expression(node.body, _At(at.where, (), at.first, at.stop, True))

@@ -325,9 +325,8 @@ def _watched(
         known = json.loads(told.read_text(encoding="utf-8"))
         good = {name: e for name, e in known.items() if e["passed"] and e["ran"]}
         bit = {name: 1 << i for i, name in enumerate(good)}
-        uses: dict[str, int] = defaultdict(
-            int
-        )  # also by shared fixtures: context -> bits of the tests
+        # also by shared fixtures: context -> bits of the tests
+        uses: dict[str, int] = defaultdict(int)
         for name, entry in good.items():
             for context in (name, *entry["fixtures"]):
                 uses[context] |= bit[name]
@@ -339,9 +338,8 @@ def _watched(
             except DataError:  # of a process that was killed while it wrote
                 continue
             for module in data.measured_files():
-                executed = data.contexts_by_lineno(
-                    module
-                )  # empty for a module that was not even imported
+                # empty for a module that was not even imported
+                executed = data.contexts_by_lineno(module)
                 mine = (
                     lines.setdefault(Path(module).relative_to(tree).as_posix(), {})
                     if executed
@@ -445,18 +443,16 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
             if "::".join(test.partition("[")[0].split("::")[:2]) in functions:
                 reading[i] = reading.get(i, 0) | 1 << bit
     name = Path(mutant.file).stem
-    own = re.compile(
-        rf"[\[-]({name}|{name.replace('_', '-')})[]-]"
-    )  # of a table, the cases of this module
+    # of a table, the cases of this module
+    own = re.compile(rf"[\[-]({name}|{name.replace('_', '-')})[]-]")
     about = sorted(
         known.in_turn(reading, mutant.file), key=lambda test: own.search(test[0]) is None
     )
     both = zip_longest(executing, about)
     chosen = list(dict.fromkeys(t for pair in both for t in pair if t is not None))
     pages = [t for f in known.files for t in f.tests if PAGES in t[0]]
-    return (
-        chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]
-    )  # the first five run whatever they cost
+    # the first five run whatever they cost
+    return chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]
 
 
 def judge(

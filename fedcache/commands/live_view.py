@@ -91,9 +91,8 @@ class Stretch:
         rate = (self.done - before) / max(now - then, 1e-9)
         if not rate:
             return []
-        left = math.ceil(
-            (self.total - self.done) / rate - 1e-6
-        )  # the clock's last bits add no second
+        # the clock's last bits add no second
+        left = math.ceil((self.total - self.done) / rate - 1e-6)
         fast = f"{rate:,.1f} {self.unit}/s" if rate >= 0.1 else f"{1 / rate:,.0f} s each"
         return [fast, f"{left // 60}:{left % 60:02d} left"]
 

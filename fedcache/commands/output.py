@@ -334,9 +334,8 @@ def unwritable(error: OSError) -> Exit:
     Returns:
         OK for a pipe closed by its reader, which is no error; ENVIRONMENT for all else (a full device), said on stderr.
     """
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-    )  # the interpreter flushes once more when it ends
+    # the interpreter flushes once more when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.OK
     print(

@@ -103,9 +103,8 @@ class Answer:
     rows: int = 0
     lost: int = 0  # that could not be read
     first_lost: Prediction | None = None
-    shown: list[Prediction] = field(
-        default_factory=list
-    )  # the first ``SHOWN``; with ``keep_all`` all
+    # the first ``SHOWN``; with ``keep_all`` all
+    shown: list[Prediction] = field(default_factory=list)
 
     def told(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
         """The rows as they are, each counted."""

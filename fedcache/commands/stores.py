@@ -331,9 +331,8 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
 
 def views_of(recipe: Mapping[str, Any]) -> str:
     """What an array's views are drawn by, as the end of a phrase; "" where the plain image is the only one."""
-    if (
-        recipe.get("views", 1) == 1 or "decoder" not in recipe
-    ):  # without a decoder somebody's own embeddings
+    # without a decoder somebody's own embeddings
+    if recipe.get("views", 1) == 1 or "decoder" not in recipe:
         return ""
     return f", {recipe['views']} views by {described(str(recipe.get('augment', '')))}"
 

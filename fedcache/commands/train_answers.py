@@ -192,9 +192,8 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
         ]
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
-    whose = (
-        "--global" if is_private(result) else "--client NAME"
-    )  # clients' own parts of private runs are not saved
+    # clients' own parts of private runs are not saved
+    whose = "--global" if is_private(result) else "--client NAME"
     return [
         f"  models of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what} {whose}"
     ]

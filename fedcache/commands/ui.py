@@ -51,9 +51,8 @@ def ui(
         raise UsageError(
             f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME."
         )
-    serve = import_module(
-        "fedcache.ui.serve"
-    ).serve  # it imports the extra, which was not known to be there before
+    # it imports the extra, which was not known to be there before
+    serve = import_module("fedcache.ui.serve").serve
 
     def say(address: str) -> None:
         observer.note(f"The page of {shown.root}; Ctrl-C ends it.")

@@ -38,9 +38,8 @@ class FeatureJob:
     weights: Weights  # where its weights lie
     recipe: Recipe  # that its inputs follow
     mirror: bool = True  # whether a mirrored view keeps its class
-    how: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # ``how_record`` of the array, as the store keeps it
+    # ``how_record`` of the array, as the store keeps it
+    how: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,8 @@ class ComputedBatch:
     decoded: int  # images decoded
     decode_seconds: float  # reading, decoding and resizing
     forward_seconds: dict[str, float]  # per key
-    cut: dict[str, int] = field(
-        default_factory=dict
-    )  # per key, texts of which the model reads a part
+    # per key, texts of which the model reads a part
+    cut: dict[str, int] = field(default_factory=dict)
 
 
 def input_key(recipe: Recipe) -> tuple[Any, ...]:
@@ -218,9 +216,8 @@ class BatchRunner:
     ) -> NDArray[Any]:
         import torch
 
-        if (
-            job.recipe.dtype == "uint8"
-        ):  # pixels: the feature is the input, and bad rows are zero already
+        # pixels: the feature is the input, and bad rows are zero already
+        if job.recipe.dtype == "uint8":
             return images
         # The last batch is filled up with copies of its last row: a shorter one would have other last bits.
         short = self.settings.batch - len(rows)

@@ -218,9 +218,8 @@ class _Run:
         s = self.settings
         names = " + ".join(job.recipe.label for job in self.jobs)
         # A first batch without a readable item reached no model, so how fast they are is not known.
-        models = seconds > 0 and any(
-            job.recipe.dtype != "uint8" for job in self.jobs
-        )  # else images are decoded and kept as they are
+        # else images are decoded and kept as they are
+        models = seconds > 0 and any(job.recipe.dtype != "uint8" for job in self.jobs)
         before = " before decoding" if self.data.holds == IMAGES else ""
         rate = f"about {parallel / max(seconds, 1e-9):,.0f} {self.data.holds}/s{before}"
         self.options.observer.note(

@@ -249,9 +249,8 @@ class Recipe:
                 "",
             )
         options = self.departures(native)
-        options.pop(
-            "norm", None
-        )  # checked as numbers: of another release it may be one that has no name now
+        # checked as numbers: of another release it may be one that has no name now
+        options.pop("norm", None)
         native.override(options)
         if self.augment and canonical(self.augment) != self.augment:
             raise UsageError(f"The policy of views is {self.augment[:40]!r}.", "")

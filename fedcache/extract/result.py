@@ -24,16 +24,14 @@ class ExtractionStats:
     forward_batches: dict[str, int] = field(default_factory=dict)  # per key, batches computed
     forward_images: int = 0  # images that went through a model, summed over arrays
     kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
-    bad: dict[int, str] = field(
-        default_factory=dict
-    )  # reason per quarantined row, all arrays of the run
+    # reason per quarantined row, all arrays of the run
+    bad: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0  # wall time of the extraction loop
     decode_seconds: float = 0.0  # summed over workers
     forward_seconds: float = 0.0  # summed over workers and backbones
     workers: int = 0  # processes that computed
-    cut: dict[str, int] = field(
-        default_factory=dict
-    )  # per key, texts of which the model reads a part
+    # per key, texts of which the model reads a part
+    cut: dict[str, int] = field(default_factory=dict)
     holds: str = IMAGES  # images, texts or rows
 
     def add(self, batch: ComputedBatch) -> None:

@@ -44,9 +44,8 @@ def every_value(
             f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
             "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
-    if (
-        str(min_rows).isdigit() and (least := int(str(min_rows))) > 1
-    ):  # another value is refused when rows are dealt
+    # another value is refused when rows are dealt
+    if str(min_rows).isdigit() and (least := int(str(min_rows))) > 1:
         codes = column.codes[store.column("ok") == 1]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.words))
         rows = dict(zip(column.words, counts.tolist(), strict=True))

@@ -279,9 +279,8 @@ def partition_of_point(
         **kept,
         **{k: v for k, v in mine.items() if k not in ("scheme", "clients")},
     }
-    if (
-        "hold_out" in mine
-    ):  # one value, whatever characters it has: as words it would be split at commas
+    # one value, whatever characters it has: as words it would be split at commas
+    if "hold_out" in mine:
         options["hold_out"] = (mine["hold_out"],)
     clients = int(mine["clients"]) if "clients" in mine else base.clients
     return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)

@@ -38,9 +38,8 @@ class GridRecord:
 
     def __init__(self, request: GridRequest, search: str | None = None) -> None:
         points = [] if search else [[method, dict(sweep)] for method, sweep in request.points]
-        elsewhere = (
-            "" if request.runs == request.home.runs else str(request.runs.resolve())
-        )  # a home may be moved
+        # a home may be moved
+        elsewhere = "" if request.runs == request.home.runs else str(request.runs.resolve())
         command = command_of_grid(request)
         what = [search or points, search or command, elsewhere]
         self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"

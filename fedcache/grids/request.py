@@ -48,9 +48,8 @@ class GridRequest:
     extract: bool = True  # whether to run the extraction that is missing
     fresh: bool = False  # train points although their results are there
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
-    save: SaveModels = field(
-        default_factory=lambda: SaveModels("best")
-    )  # of which points models are kept
+    # of which points models are kept
+    save: SaveModels = field(default_factory=lambda: SaveModels("best"))
     retrain: bool = False  # train what was chosen by validation again, on all training rows
     search: SearchPlan | None = (
         None  # how points are drawn one after another; ``points`` are then corners of its space

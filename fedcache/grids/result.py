@@ -148,18 +148,16 @@ class Grid:
     # of the point that was chosen: trained again on all training rows, where that was asked for; of a grid that holds
     # values out in turn, one for each of them
     retrained: list[Point] = field(default_factory=list)
-    pruned: list[PrunedPoint] = field(
-        default_factory=list
-    )  # of a search, those that were stopped on their way
+    # of a search, those that were stopped on their way
+    pruned: list[PrunedPoint] = field(default_factory=list)
     search: dict[str, Any] | None = (
         None  # of a search: sampler, seed, pruner, counts of trials, and where they are
     )
     score: str | None = (
         None  # client-mean | pooled: what points are ranked and shown by; None as ``scored_by`` says
     )
-    without_result: list[Spending] = field(
-        default_factory=list
-    )  # of points that were pruned, failed or are damaged
+    # of points that were pruned, failed or are damaged
+    without_result: list[Spending] = field(default_factory=list)
 
     @property
     def code(self) -> Exit:

@@ -83,9 +83,8 @@ def fit_mixture(
         k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed
     )
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # EM at its last step, or fewer distinct rows than Gaussians: still a mixture
+        # EM at its last step, or fewer distinct rows than Gaussians: still a mixture
+        warnings.simplefilter("ignore")
         em = em.fit(z)
     if cov == "full":
         scale = np.stack([pack(c) for c in em.covariances_])

@@ -68,9 +68,8 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
             return u
         return u + b.unsqueeze(-2)
     if W.dim() == 2:
-        if (
-            b is not None and W.requires_grad and by_onednn(x, W)
-        ):  # a step of local training: its shape comes again
+        # a step of local training: its shape comes again
+        if b is not None and W.requires_grad and by_onednn(x, W):
             alone: Tensor = _Batched.apply(x[None], W[None], b[None])
             return alone[0]
         if not _transposed(*W.shape):  # looks at no number of rows: an exported program takes any
@@ -82,9 +81,8 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
         G, M, C, D = W.shape
         folded = x[0] @ W.permute(1, 3, 0, 2).reshape(M, D, G * C)
-        u = folded.view(folded.shape[0], -1, G, C).permute(
-            2, 0, 1, 3
-        )  # M is 1 for a head that clients share
+        # M is 1 for a head that clients share
+        u = folded.view(folded.shape[0], -1, G, C).permute(2, 0, 1, 3)
     elif b is not None and x.dim() == 3 and W.dim() == 3 and x.shape[0] == W.shape[0]:
         out: Tensor = _Batched.apply(x, W, b)
         return out
@@ -105,9 +103,8 @@ def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         du' x [.., C, D], and the sum of du over rows [.., C].
     """
-    if (
-        du.dim() == 4 and x.shape[0] == 1 and du.shape[0] > 1
-    ):  # as in ``affine``: one GEMM per client for all points
+    # as in ``affine``: one GEMM per client for all points
+    if du.dim() == 4 and x.shape[0] == 1 and du.shape[0] > 1:
         G, M, N, C = du.shape
         folded = du.permute(1, 0, 3, 2).reshape(M, G * C, N) @ x[0]
         dW = folded.view(M, G, C, -1).transpose(0, 1)

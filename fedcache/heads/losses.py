@@ -113,9 +113,8 @@ def set_contrast(
     mask = inside.unsqueeze(-3).expand(u.shape)
     real = (w > 0).unsqueeze(-1) & mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if anchored:
-        anchor = y.mT.unsqueeze(-2).expand(
-            *u.shape[:-3], S, B, B
-        )  # [.., S, l, a]: the class of row a
+        # [.., S, l, a]: the class of row a
+        anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, B, B)
         return anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
     per_row = proto_contrast(u, y, inside.unsqueeze(-3), include)
     rows = (w.unsqueeze(-1) * real).to(u.dtype)

@@ -77,9 +77,8 @@ def onednn_works() -> bool:
     b = torch.arange(12.0).view(4, 3) - 5.0
     c = torch.arange(4.0)
     try:
-        return torch.equal(
-            _onednn(a, b, c), torch.addmm(c, a, b.mT)
-        )  # small integers, which float32 has exactly
+        # small integers, which float32 has exactly
+        return torch.equal(_onednn(a, b, c), torch.addmm(c, a, b.mT))
     except (AttributeError, TypeError, RuntimeError):
         return False
 

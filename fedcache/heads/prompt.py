@@ -27,9 +27,8 @@ def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Ten
     before = {"end": n, "middle": n // 2, "front": 0}[position]
     t = torch.arange(context, device=end.device)
     name = (end - 1).unsqueeze(-1)
-    rest = torch.where(
-        t <= n + name, context + t - 1 - name, t - n
-    )  # the other vectors, then END and padding
+    # the other vectors, then END and padding
+    rest = torch.where(t <= n + name, context + t - 1 - name, t - n)
     inner = torch.where(t <= before + name, t - before, rest)
     index = torch.where(t <= before, context + t - 1, inner)
     return torch.where(t == 0, 0, index), end + n

@@ -51,9 +51,8 @@ def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
 def dots(z: Tensor, sets: Tensor) -> Tensor:
     """z . C of rows z [.., N, P] and all prototypes of S sets [.., S, C, P], by one product; [.., N, S, C]."""
     flat = sets.flatten(-3, -2)
-    if (
-        z.dim() == 4 and flat.dim() == 4 and flat.shape[1] == 1
-    ):  # the clients of a point have the same sets
+    # the clients of a point have the same sets
+    if z.dim() == 4 and flat.dim() == 4 and flat.shape[1] == 1:
         G, M, N, P = z.shape
         u = (z.reshape(G, M * N, P) @ flat[:, 0].mT).view(G, M, N, -1)
     else:

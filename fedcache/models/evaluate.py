@@ -1,4 +1,4 @@
-"""A saved model on labelled rows of a store or a file of embeddings: the figures of ``models.measures``."""
+"""A saved model on labelled rows of a store or a file of embeddings: its figures, and its mistakes."""
 
 from __future__ import annotations
 
@@ -179,9 +179,8 @@ class LeftOutRows:
 
     unlabelled: int = 0
     unreadable: int = 0  # without features
-    unknown: Mapping[str, int] = field(
-        default_factory=dict
-    )  # rows of each class that the model does not know
+    # rows of each class that the model does not know
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
         """For a person."""
@@ -525,9 +524,8 @@ def measure(
         confidence[part] = np.exp(np.take_along_axis(logs, told[:, None], 1)[:, 0])
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
-            kept.append(
-                scores[:, -part.start % step :: step].copy()
-            )  # a view would hold the whole block
+            # a view would hold the whole block
+            kept.append(scores[:, -part.start % step :: step].copy())
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0

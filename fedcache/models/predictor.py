@@ -52,9 +52,8 @@ class Predictor:
     )
     device: str = "cpu"
     method: Method | None = None  # a user's own
-    encoders: FrozenEncoders | None = field(
-        default=None, repr=False
-    )  # live ones, for methods that run some
+    # live ones, for methods that run some
+    encoders: FrozenEncoders | None = field(default=None, repr=False)
     one_for_all: bool = False  # the server's model of a method that trains personal ones beside it
 
     def __post_init__(self) -> None:
@@ -138,9 +137,8 @@ class Predictor:
                     out[e, start : start + BLOCK] = model.scores(x).double().cpu().numpy()
                 scores = out[e, start : start + BLOCK]
                 lost = np.zeros(len(scores), bool)
-                if (
-                    x.is_floating_point()
-                ):  # a missing row has no scores, whatever a method makes of NaN
+                # a missing row has no scores, whatever a method makes of NaN
+                if x.is_floating_point():
                     lost = torch.isnan(x).any(-1).cpu().numpy()
                 if not np.isfinite(scores[~lost].max(-1)).all():
                     check_finite(member.tensors)

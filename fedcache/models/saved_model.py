@@ -643,8 +643,8 @@ def owned(tree: Tree) -> Tree:
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tree.items()}
 
 
-# What may be asked of the model of a run, as options of ``predict``, ``evaluate`` and ``export-
-# model``.
+# What may be asked of the model of a run, as options of ``predict``, ``evaluate`` and
+# ``export-model``.
 
 
 MODEL = "Model"

@@ -111,9 +111,8 @@ def predict_images(
                 yield from _named(
                     predictor, [images.names[r] for r in rows], rows, scores, top, reasons
                 )
-    except (
-        StoppedError
-    ) as error:  # an extraction would go on; what is made here is gone with its store
+    except StoppedError as error:
+        # an extraction would go on; what is made here is gone with its store
         said = f"{error.message.partition(';')[0]}; predict keeps no part of an answer."
         raise StoppedError(said, "Run the same command again: it begins anew.") from error
 

@@ -31,9 +31,8 @@ def next_step(result: Mapping[str, Any]) -> str:
     some, else a larger rate, else the data.
     """
     bytes_of = result.get("traffic", {}).get("exact", {})
-    asked_for = bytes_of.get("down_bytes") or result.get(
-        "participants"
-    )  # a method may send nothing by design
+    # a method may send nothing by design
+    asked_for = bytes_of.get("down_bytes") or result.get("participants")
     if result.get("protocol") == "global" and asked_for and not bytes_of.get("up_bytes", 1):
         return (
             "no client sent anything in any round: the same command with more clients a round (--participation), or "

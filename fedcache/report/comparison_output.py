@@ -448,9 +448,8 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
         axes.plot([rank, rank], [0, -0.22], color=ink, linewidth=0.9)
         if (rank - 1) % step == 0:
             axes.text(rank, -0.32, str(rank), ha="center", va="bottom")
-    shown = min(
-        cd, count - 1.0
-    )  # a longer one tells nothing apart, and the words say how long it is
+    # a longer one tells nothing apart, and the words say how long it is
+    shown = min(cd, count - 1.0)
     axes.plot([1, 1 + shown], [-1.35, -1.35], color=ink, linewidth=1.6)
     for end in (1.0, 1.0 + shown):
         axes.plot([end, end], [-1.5, -1.2], color=ink, linewidth=0.9)

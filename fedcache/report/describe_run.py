@@ -64,9 +64,8 @@ class RunsListed:
     entries: list[dict[str, Any]]
     problems: list[LeftOut] = field(default_factory=list)
     groups: list[HeldOutGroup] = field(default_factory=list)
-    tags_lost: list[str] = field(
-        default_factory=list
-    )  # what is wrong with damaged tags.json files, and what to do
+    # what is wrong with damaged tags.json files, and what to do
+    tags_lost: list[str] = field(default_factory=list)
 
 
 def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:

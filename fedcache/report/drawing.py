@@ -203,9 +203,8 @@ def _themed(
             elif key in ("style", "clip-path", "fill", "stroke"):
                 element.set(key, _style(value, ident))
             elif key in ("d", "x", "y", "points", "transform"):
-                element.set(
-                    key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " ")
-                )  # a third of the size
+                # a third of the size
+                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " "))
     return visible(
         re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode")), lines=True
     )

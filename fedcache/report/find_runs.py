@@ -128,9 +128,8 @@ class StoredRun:
     @property
     def seconds(self) -> float | None:
         """Seconds of training over all seeds; None when the measurements are lost."""
-        value = self.measured.get("seconds", {}).get(
-            "train"
-        )  # of a file without a digest: anything may stand there
+        # of a file without a digest: anything may stand there
+        value = self.measured.get("seconds", {}).get("train")
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)
         return None
@@ -225,9 +224,8 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
             found[path.resolve()] = open_run(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
-    if all(
-        isinstance(one, str) and selector(one) is not None for one in asked
-    ):  # nobody named a run
+    # nobody named a run
+    if all(isinstance(one, str) and selector(one) is not None for one in asked):
         entries, old = _newest(entries)
         left_out += old
     return Gathered(entries, left_out)

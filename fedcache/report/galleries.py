@@ -169,9 +169,8 @@ def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
 
 def thumbnail_uri(image: Image.Image) -> str:
     """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
-    small = Image.fromarray(
-        np.array(image.convert("RGB"))
-    )  # pixels alone: no profile, no words of a camera
+    # pixels alone: no profile, no words of a camera
+    small = Image.fromarray(np.array(image.convert("RGB")))
     kind = "png" if max(small.size) <= SIDE else "jpeg"
     small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     out = io.BytesIO()

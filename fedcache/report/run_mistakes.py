@@ -41,9 +41,8 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
     first = predict_run.predictor_of(
         members, ModelOptions(client=clients[0].name), places.home, "auto"
     )
-    step = -(
-        -sum(len(c.test) for c in clients) // MOST_SCORED
-    )  # clients may all be tested on the same rows
+    # clients may all be tested on the same rows
+    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)
     deals = (
         (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64))
         for c in clients[::step]

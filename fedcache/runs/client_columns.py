@@ -36,13 +36,11 @@ class ClientColumns:
     """One entry per client, in client order."""
 
     names: Sequence[str]
-    accuracy: (
-        np.ndarray
-    )  # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
+    # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
+    accuracy: np.ndarray
     classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
-    per_seed: (
-        np.ndarray
-    )  # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
+    # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
+    per_seed: np.ndarray
     validation: np.ndarray | None = (
         None  # float64 [M], as ``accuracy`` on the rows to choose by; None without such rows
     )

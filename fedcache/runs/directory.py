@@ -150,9 +150,8 @@ class RunDirectory:
         self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
     ) -> None:
         """Replace a seed's checkpoint, whole or not at all."""
-        content = json.dumps(
-            dict(state)
-        )  # as text: figures of a round may be NaN, which sealed JSON has not
+        # as text: figures of a round may be NaN, which sealed JSON has not
+        content = json.dumps(dict(state))
         with explain_disk_errors(self._checkpoint(seed), sum(t.nbytes for t in tensors.values())):
             write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
 
@@ -227,9 +226,8 @@ class RunDirectory:
             *self.path.glob(".*.partial"),
             *self.path.glob(f"{MODELS}/.*.partial"),
         ):  # of killed writers
-            with suppress(
-                OSError
-            ):  # and not of another process that makes the same run at this moment
+            # and not of another process that makes the same run at this moment
+            with suppress(OSError):
                 if left.stat().st_mtime < time.time() - MINUTE:
                     left.unlink()
         return whole

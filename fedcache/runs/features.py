@@ -287,9 +287,8 @@ class RunInputs:
     seconds: Mapping[str, float] = field(default_factory=dict)  # what preparing took, by step
     # in what single clients differ, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # fields of ``TrainConfig`` that lead to them again
+    # fields of ``TrainConfig`` that lead to them again
+    choices: Mapping[str, Any] = field(default_factory=dict)
     ledger: Path | None = (
         None  # where what a private run spends is written down; None where none may be run
     )

@@ -83,9 +83,8 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     Raises MachineError for what cannot be deleted; the rest of the list is left as it is.
     """
     done: list[Garbage] = []
-    for one in sorted(
-        garbage, key=lambda g: g.path.is_dir()
-    ):  # the journal of an array before its chunks
+    # the journal of an array before its chunks
+    for one in sorted(garbage, key=lambda g: g.path.is_dir()):
         try:
             if one.path.is_dir() and not one.path.is_symlink():
                 shutil.rmtree(one.path)
@@ -143,12 +142,10 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if not (run / "result.json").exists() or not (run / MODELS).is_dir():
             continue
-        with suppress(
-            FedcacheError, OSError
-        ):  # a damaged result is another finding, and keeps what lies beside it
-            if not is_private(
-                read_result(run / "result.json")
-            ):  # to train these again spends privacy again
+        # a damaged result is another finding, and keeps what lies beside it
+        with suppress(FedcacheError, OSError):
+            # to train these again spends privacy again
+            if not is_private(read_result(run / "result.json")):
                 yield (
                     run / MODELS,
                     "the trained models of a finished run, which --fresh trains again",

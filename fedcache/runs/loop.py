@@ -266,7 +266,9 @@ def train_together(
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
     with _training(list(opened.values()), observer, stop):
-        for number, run in [] if fresh else list(opened.items()):
+        for number, run in list(opened.items()):
+            if fresh:
+                break
             out = _ended_meanwhile(run)
             if out is None:
                 continue
@@ -458,9 +460,8 @@ class SeedTraining:
         telling = time.perf_counter()
         run.events.round_ended(self.seed, number, metrics, traffic)
         self.observer.advance(1)
-        self.began += (
-            time.perf_counter() - telling
-        )  # who listens, as a tracker that starts up, trains nothing
+        # who listens, as a tracker that starts up, trains nothing
+        self.began += time.perf_counter() - telling
         if number == self.spec.rounds:
             return
         if self.spec.trust.protects:

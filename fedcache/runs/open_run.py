@@ -146,9 +146,8 @@ class OpenRun:
     stored: Run | None = None  # its result, when it is there already
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
     fresh: bool = False  # whether what was computed of it before was to be forgotten
-    kept: KeptModels = field(
-        default_factory=lambda: KeptModels(SaveModels())
-    )  # which models are saved
+    # which models are saved
+    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
 
     def find_stored(self) -> None:
         """Take the stored result if there is one. Raises CorruptionError for a damaged result."""

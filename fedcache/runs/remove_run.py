@@ -88,8 +88,7 @@ def _delete(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    away = path.with_name(
-        f".{path.name}.{os.getpid()}-removed.partial"
-    )  # `gc` finds it when this process is dead
+    # `gc` finds it when this process is dead
+    away = path.with_name(f".{path.name}.{os.getpid()}-removed.partial")
     path.rename(away)
     shutil.rmtree(away)

@@ -99,9 +99,8 @@ class KeptModels:
         each = min(load.state_bytes, load.head_bytes) + (
             load.head_bytes if method.deploy is not keep_down else 0
         )
-        if (
-            method.personal_part is not less_training_state
-        ):  # an adapted model with its optimiser, or a cache of rows
+        # an adapted model with its optimiser, or a cache of rows
+        if method.personal_part is not less_training_state:
             each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         size = each * len(numbers)
         if found.above - found.working + COPIES * size > free:
@@ -148,9 +147,8 @@ class KeptModels:
         digest = str(result["digest"])
         kind = (str(result["method"]), *values_held_out(result))
         best = self._best.get(kind)
-        if (
-            best is not None and path == best[1]
-        ):  # the run of another point: one of a single round has any --rounds
+        # the run of another point: one of a single round has any --rounds
+        if best is not None and path == best[1]:
             return
         # As ``Grid.ranked`` sorts.
         order = -round(mean or 0.0, DIGITS), order_of_run(result), digest

@@ -216,9 +216,8 @@ class ResolvedRun:
         str, ...
     ]  # keys of the store's arrays, in the order in which they are concatenated
     rounds: int  # of every seed
-    participation: (
-        int | float | None
-    )  # clients a round: None for all, an int for a number, a float for a share
+    # clients a round: None for all, an int for a number, a float for a share
+    participation: int | float | None
     participation_text: str  # the same as it is written: ``10``, ``0.1``, ``10%``, ``all``
     eval_clients: int | float | None  # whose personal models are scored, written and read likewise
     seeds: tuple[int, ...]  # without repeats, in the order given
@@ -227,9 +226,8 @@ class ResolvedRun:
     ]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
     sampling: SamplingRule  # how a round's clients are drawn
     trust: TrustPolicy  # what is done with uploads
-    trust_options: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of that, what differs from the default
+    # of that, what differs from the default
+    trust_options: Mapping[str, Any] = field(default_factory=dict)
     timing: TimingRule | None = (
         None  # how long clients take, and whether rounds wait for them; None for no time
     )
@@ -384,9 +382,8 @@ def timing_from_config(
             f"{method.name} trains on one set, and has no clients that take time.", "Leave it out."
         )
     if rule.buffer is None:
-        if (
-            config.dp_clip is not None
-        ):  # the slowest of a round's clients says something of who they are
+        # the slowest of a round's clients says something of who they are
+        if config.dp_clip is not None:
             raise UsageError(
                 "--client-durations would tell of a private run who took part.", "Leave it out."
             )
@@ -601,9 +598,8 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
         config.max_row_norm,
     )
     if method is not None:
-        trust.check(
-            method, hyperparameters(method, replace(config, set={}))
-        )  # what is set is another method's too
+        # what is set is another method's too
+        trust.check(method, hyperparameters(method, replace(config, set={})))
     return trust
 
 
@@ -622,7 +618,6 @@ def non_default_options(config: TrainConfig) -> dict[str, Any]:
     if config.dp_clip is not None and "dp_delta" not in made:
         made["dp_delta"] = DELTA
     if "dp_allow" in made:
-        made["dp_allow"] = ",".join(
-            parse_allowed(made["dp_allow"])
-        )  # one set of words has one spelling
+        # one set of words has one spelling
+        made["dp_allow"] = ",".join(parse_allowed(made["dp_allow"]))
     return made

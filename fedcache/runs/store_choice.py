@@ -113,9 +113,8 @@ def array_name(store: Store, key: str) -> str:
     if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
         sized = backbone
     array = store.arrays[key]
-    plain = (
-        array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
-    )  # none draws their views
+    # none draws their views
+    plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
     if plain and _meant(store.arrays, sized) == [key]:
         return sized
     return key

@@ -104,9 +104,8 @@ def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | 
 
 def _array(raw: bytes) -> np.ndarray:
     """What the bytes of an .npy file hold, as ``np.load`` does, which takes three times as long for a few rows."""
-    start = 10 + int.from_bytes(
-        raw[8:10], "little"
-    )  # version 1.0: magic, version, length of the header, header
+    # version 1.0: magic, version, length of the header, header
+    start = 10 + int.from_bytes(raw[8:10], "little")
     shape, kind = _header(raw[:start])
     return np.frombuffer(raw, kind, offset=start).reshape(shape)
 

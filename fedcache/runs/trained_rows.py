@@ -114,9 +114,8 @@ def rows_of_clients(
     """
     table = train_table(folder)
     digest = str(result["dataset"]["digest"])
-    if table.get(
-        "clients_from"
-    ):  # its partition numbers the rows that any client has, not those of the dataset
+    # its partition numbers the rows that any client has, not those of the dataset
+    if table.get("clients_from"):
         stores = open_clients(Path(table["clients_from"]))
         if stores[0].dataset["shard"]["parent"] != digest:
             return None

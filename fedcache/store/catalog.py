@@ -261,9 +261,8 @@ def clean_up(store: Store) -> None:
         if not journal.exists():
             continue
         with try_lock(locks / f"{key}.lock") as free, suppress(OSError):
-            if (
-                free and key in read_manifest(store.path).arrays
-            ):  # not begun again since the store was opened
+            # not begun again since the store was opened
+            if free and key in read_manifest(store.path).arrays:
                 journal.unlink(missing_ok=True)
 
 

@@ -208,9 +208,8 @@ class Content:
         for key, array in self.arrays.items():
             begun = read_journal(journal_path(store.path, key)).header
             size = array.chunk_rows
-            fresh = (
-                begun is not None and begun["chunk_rows"] != size
-            )  # by a version that chose other chunks
+            # by a version that chose other chunks
+            fresh = begun is not None and begun["chunk_rows"] != size
             with store.writer(
                 key,
                 shape=array.shape,
@@ -351,9 +350,8 @@ def _read_once(
         return blocks
 
     observer.start("Reading features", count, "rows")
-    with ThreadPoolExecutor(
-        1
-    ) as pool:  # files and sums of whole blocks leave the interpreter to the sums of rows
+    # files and sums of whole blocks leave the interpreter to the sums of rows
+    with ThreadPoolExecutor(1) as pool:
         start = 0
         ahead = pool.submit(read_next)
         while (blocks := ahead.result()) is not None:
@@ -407,9 +405,8 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
 
 def _named(key: str, values: Any) -> Any:
     """Features under a name that a folder can have."""
-    if not SAFE.fullmatch(
-        f"{slug_of(key)}-{'0' * 8}"
-    ):  # what an array is called: with its recipe's digest
+    # what an array is called: with its recipe's digest
+    if not SAFE.fullmatch(f"{slug_of(key)}-{'0' * 8}"):
         raise UsageError(
             f"Features are named {key!r}.",
             "A name begins with a letter or digit and has at most 119 characters.",

@@ -223,9 +223,8 @@ def write_shard(
         label=s.label[rows],
         domain=s.domain[rows],
         split=split,
-        ok=np.ones(
-            len(rows), np.uint8
-        ),  # the arrays bring what could not be read, as they did in the parent
+        # the arrays bring what could not be read, as they did in the parent
+        ok=np.ones(len(rows), np.uint8),
         classes=s.classes,
         domains=s.domains,
     )
@@ -279,9 +278,8 @@ def write_shard(
                     read_text(store.path, backbone, entry),
                     entry["meta"],
                 )
-        shard.use_text(
-            backbone, entry["templates"], weights=weights
-        )  # an older shard may hold others last
+        # an older shard may hold others last
+        shard.use_text(backbone, entry["templates"], weights=weights)
     return shard
 
 

@@ -200,9 +200,8 @@ def open_unnamed(folder: Path) -> BinaryIO | None:
         return None
     try:
         return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-    except (
-        OSError
-    ):  # the file system cannot; where nothing can be written, the next attempt says so
+    except OSError:
+        # the file system cannot; where nothing can be written, the next attempt says so
         return None
 
 

@@ -105,9 +105,8 @@ class Manifest:
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)  # complete feature arrays by key
     # per backbone slug the text features, the current ones last: {id, templates, shape, crc, meta}
     texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    files: dict[str, str] = field(
-        default_factory=dict
-    )  # sha256 of every sidecar by its path in the store
+    # sha256 of every sidecar by its path in the store
+    files: dict[str, str] = field(default_factory=dict)
 
     @property
     def partitions(self) -> list[str]:
@@ -145,9 +144,8 @@ def read_manifest(store: Path) -> Manifest:
         raw = read_whole(store / NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         if was_store(store):
-            if (
-                store / NAME
-            ).exists():  # looked for last: a store may appear here, whole, at any moment
+            # looked for last: a store may appear here, whole, at any moment
+            if (store / NAME).exists():
                 return read_manifest(store)
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
         kind = "a directory but not" if store.is_dir() else "a file, not"

@@ -93,9 +93,8 @@ class Reader:
 
     def all(self) -> NDArray[Any]:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
-        for number in range(
-            len(self.info.chunks)
-        ):  # before memory is asked for: a manifest may claim any shape
+        # before memory is asked for: a manifest may claim any shape
+        for number in range(len(self.info.chunks)):
             if number not in self._verified:
                 place = self._file(number)
                 what = self._what(number)
@@ -124,9 +123,8 @@ class Reader:
             self.chunk(int(numbers[0]))  # before memory is asked for, as in `all`
         if self._hold(numbers):
             assert self._held is not None
-            return self._held.take(
-                wanted, axis=0, mode="clip"
-            )  # not "raise", which checks again and slower
+            # not "raise", which checks again and slower
+            return self._held.take(wanted, axis=0, mode="clip")
         return self._gather(wanted, numbers)
 
     def _hold(self, numbers: NDArray[np.int64]) -> bool:
@@ -134,9 +132,8 @@ class Reader:
         if self._held is None:
             if array_bytes(self.shape, self.info.dtype) > memory_limit():
                 return False
-            self._held = empty(
-                self.shape, self.dtype.newbyteorder("<")
-            )  # pages come with the chunks
+            # pages come with the chunks
+            self._held = empty(self.shape, self.dtype.newbyteorder("<"))
             self._present = np.zeros(len(self.info.chunks), bool)
         absent = np.flatnonzero(
             np.bincount(numbers, minlength=len(self._present)).astype(bool) & ~self._present

@@ -81,9 +81,8 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
         return None
     try:
         return _opened(path, what)
-    except (
-        FileNotFoundError
-    ):  # removed at this moment, by another process that has ended the same work
+    except FileNotFoundError:
+        # removed at this moment, by another process that has ended the same work
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = error.args[0] if type(error) is ValueError and error.args else "cannot be read"

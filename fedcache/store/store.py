@@ -80,9 +80,8 @@ class Store:
         place = Path(path)
         manifest = read_manifest(place)
         if forgotten_arrays(place, manifest):
-            manifest = read_manifest(
-                place
-            )  # another process may have finished an array between the two looks
+            # another process may have finished an array between the two looks
+            manifest = read_manifest(place)
             if keys := forgotten_arrays(place, manifest):
                 raise CorruptionError(
                     f"{place / 'manifest.json'} is older than the store: it does not list {', '.join(keys)}, which its "
@@ -326,9 +325,8 @@ class Store:
             return False
         with self.edit() as manifest:
             now = manifest.texts.get(slug, [])
-            manifest.texts[slug] = sorted(
-                now, key=lambda e: e["id"] == entry["id"]
-            )  # stable: only this one moves
+            # stable: only this one moves
+            manifest.texts[slug] = sorted(now, key=lambda e: e["id"] == entry["id"])
         return True
 
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:

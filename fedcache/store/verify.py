@@ -40,9 +40,8 @@ class VerifyReport:
     path: Path  # of the store
     # {file, what} for everything that is not what the manifest says
     problems: list[dict[str, str]] = field(default_factory=list)
-    notes: list[str] = field(
-        default_factory=list
-    )  # unfinished arrays and files the manifest does not know
+    # unfinished arrays and files the manifest does not know
+    notes: list[str] = field(default_factory=list)
     checked: int = 0  # files read
     bytes: int = 0  # read
 

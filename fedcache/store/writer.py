@@ -260,9 +260,8 @@ class ArrayWriter:
             # Finished, by us or by the writer we waited for. Its chunk size may differ from what we would choose.
             self.finished = True
             self.chunk_rows = known.chunk_rows
-            self.journal.path.unlink(
-                missing_ok=True
-            )  # a writer was killed between the manifest and this
+            # a writer was killed between the manifest and this
+            self.journal.path.unlink(missing_ok=True)
             return
         if self._fresh:
             self._discard()
@@ -341,9 +340,8 @@ class ArrayWriter:
         self._refuse_finished(chunk)
         place = array.chunk_file(chunk)
         with explain_disk_errors(place, array.chunk_bytes):
-            crc = files.write_chunk_file(
-                place, values, self.chunk_rows, self.dtype
-            )  # on disk when this returns
+            # on disk when this returns
+            crc = files.write_chunk_file(place, values, self.chunk_rows, self.dtype)
             self.add_to_journal(chunk, crc, reasons)
 
     def for_workers(self) -> WorkerArray:
@@ -428,9 +426,8 @@ class ArrayWriter:
                 "Write them first.",
             )
         with lock_manifest(self.store.path, self.store.rows):
-            manifest = read_manifest(
-                self.store.path
-            )  # as it is now: others may have completed arrays since we opened
+            # as it is now: others may have completed arrays since we opened
+            manifest = read_manifest(self.store.path)
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.

@@ -56,9 +56,8 @@ class Embeddings:
     ]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
     labels: NDArray[np.int32]  # int [N], -1 unknown
     domains: NDArray[np.int16]  # int [N]
-    splits: (
-        NDArray[np.uint8] | None
-    )  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
+    # int [N], 0 train, 1 test, 2 validation; None when the file does not say
+    splits: NDArray[np.uint8] | None
     names: Sequence[str]  # N names
     classes: tuple[str, ...]  # class names
     domain_names: tuple[str, ...]  # domain names
@@ -68,9 +67,8 @@ class Embeddings:
     left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
     # where no column is one of labels: those that may be, and how many values each has
     may_be_labels: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(
-        default_factory=list
-    )  # what a user should hear of how columns were understood
+    # what a user should hear of how columns were understood
+    notes: list[str] = field(default_factory=list)
 
 
 def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embeddings:
@@ -176,9 +174,8 @@ def _joined_splits(
     for _, held in of_splits:
         keys = features_of(path, held, choice.features)[1]
         lengths.append(len(held[min(keys)]))
-    names = dict.fromkeys(
-        name for _, held in of_splits for name in held
-    )  # in the order of the file
+    # in the order of the file
+    names = dict.fromkeys(name for _, held in of_splits for name in held)
     joined: dict[str, Any] = {}
     for name in names:
         parts: list[Any] = [held.get(name) for _, held in of_splits]

@@ -74,9 +74,8 @@ class Group:
         clean = [w.strip() for w in column.words]
         words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])
         place = {word: i for i, word in enumerate(words)}
-        to = np.array(
-            [*(place.get(word, -1) for word in clean), -1], np.int32
-        )  # the last: rows without a word
+        # the last: rows without a word
+        to = np.array([*(place.get(word, -1) for word in clean), -1], np.int32)
         return cls(to[column.codes], tuple(words))
 
     def values(self) -> list[str | None]:

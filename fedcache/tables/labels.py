@@ -28,9 +28,8 @@ class Coded:
 
     codes: NDArray[np.int32]  # [N], -1 where a row has no value
     words: tuple[str, ...]  # what the codes mean
-    without: Mapping[str, int] = field(
-        default_factory=dict
-    )  # rows without a value, by what stands there
+    # rows without a value, by what stands there
+    without: Mapping[str, int] = field(default_factory=dict)
 
 
 def with_names(column: Column, names: Sequence[str], where: str) -> Words:

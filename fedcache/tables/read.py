@@ -78,9 +78,8 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
         if floats and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
     if len(shape) > 1 and not floats and shape[1:] != (1,):
-        return as_column(
-            np.broadcast_to(np.zeros((), dtype), shape)
-        )  # its shape alone; nothing is read
+        # its shape alone; nothing is read
+        return as_column(np.broadcast_to(np.zeros((), dtype), shape))
     with opened() as file:
         return as_column(np.lib.format.read_array(file, allow_pickle=False))
 

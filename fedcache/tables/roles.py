@@ -146,9 +146,8 @@ class Roles:
     classes: tuple[str, ...]
     domains: NDArray[np.int32]  # [N], index into ``domain_names``
     domain_names: tuple[str, ...]
-    splits: (
-        NDArray[np.uint8] | None
-    )  # [N]: 0 train, 1 test, 2 validation; None where nothing says it
+    # [N]: 0 train, 1 test, 2 validation; None where nothing says it
+    splits: NDArray[np.uint8] | None
     names: Sequence[str]  # [N]
     groups: dict[str, Group]  # columns that sort the rows, by name
     unused: dict[str, str]  # columns without a role, and why
@@ -519,9 +518,8 @@ def _domains(
     if not without.any():
         return coded.codes, coded.words, []
     words = sorted_words([*coded.words, ONE_DOMAIN])
-    target = np.array(
-        [*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32
-    )  # the last: no domain
+    # the last: no domain
+    target = np.array([*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32)
     codes = target[coded.codes]
     note = f"{int(without.sum()):,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]

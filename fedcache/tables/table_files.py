@@ -41,12 +41,10 @@ class Table:
     count: int | None  # of its rows; None where it takes reading
     meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote beside the columns
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
-    class_names: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # of columns of ClassLabel of Hugging Face
-    measured: frozenset[str] = (
-        frozenset()
-    )  # of a CSV, columns whose first rows hold floats that are not whole
+    # of columns of ClassLabel of Hugging Face
+    class_names: dict[str, list[str]] = field(default_factory=dict)
+    # of a CSV, columns whose first rows hold floats that are not whole
+    measured: frozenset[str] = frozenset()
     separator: str = ""  # of a CSV, what stands between its cells
     encoding: str = "utf8"  # of a CSV
 
@@ -121,9 +119,8 @@ def _parquet(path: Path) -> Table:
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(
-                rows, columns=list(columns)
-            )  # never more than one row group in memory
+            # never more than one row group in memory
+            yield from file.iter_batches(rows, columns=list(columns))
 
     with pa.parquet.ParquetFile(path) as file:
         schema = file.schema_arrow

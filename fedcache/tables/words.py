@@ -401,9 +401,8 @@ def objects_of(values: Sequence[Any]) -> Column:
     if any(isinstance(v, list | tuple) for v in values):
         if not all(is_missing(v) or (isinstance(v, list | tuple) and len(v) == 1) for v in values):
             return Unread(shape, "lists", "lists")
-        return objects_of(
-            [v[0] if isinstance(v, list | tuple) else None for v in values]
-        )  # [N, 1] is [N]
+        # [N, 1] is [N]
+        return objects_of([v[0] if isinstance(v, list | tuple) else None for v in values])
     kinds = {type(v) for v in values if not is_missing(v)}
     if dict in kinds:
         return Unread(shape, "objects", "objects")

@@ -88,9 +88,8 @@ def executions_agree(trial: Trial) -> None:
 def chunks_change_nothing(trial: Trial) -> None:
     """How many clients are computed at once changes no figure."""
     pair = trial.with_views()
-    two, three = (
-        trial.run(pair, chunk=k) for k in (2, 3)
-    )  # of three clients one is left to a chunk of its own
+    # of three clients one is left to a chunk of its own
+    two, three = (trial.run(pair, chunk=k) for k in (2, 3))
     _close(two, three, trial.closeness_of_chunks)
 
 
@@ -175,9 +174,8 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
     pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, kept in saved.items():
-        snap = Snapshot(
-            load(save(kept.tensors)), json.loads(json.dumps(kept.meta))
-        )  # as it comes back from files
+        # as it comes back from files
+        snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))
         resumed = trial.run(pair, state=snap)
         _close(whole, resumed, 0.0, f"resumed after round {after}, ")
         require(
@@ -232,9 +230,8 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
 def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
     """A client that takes no part in a round sends and receives nothing, and what it keeps does not change."""
     before: list[dict[str, Tensor]] = []
-    data, clients = trial.federation(
-        sizes=(*TINY, 9, 5)
-    )  # two of six a round: a stack has two, and two are absent
+    # two of six a round: a stack has two, and two are absent
+    data, clients = trial.federation(sizes=(*TINY, 9, 5))
     out = trial.run(
         (data, clients),
         participation=2,
@@ -293,9 +290,8 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
     moved = [TinyClient(c.name, c.train + 1, c.test + 1) for c in clients]
 
     def watched(down: Any, state: Any, lanes: Any, ctx: Any) -> Any:
-        require(
-            lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row"
-        )  # whatever its weight
+        # whatever its weight
+        require(lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row")
         require(
             bool(torch.isfinite(lanes.x[lanes.rows]).all()), "rows that are NaN are handed over"
         )
@@ -324,9 +320,8 @@ def no_row_leaves_a_client(trial: Trial) -> None:
         x = features_of(fitted(trial.method, data))
         own = x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()
         for t in sent:
-            if (
-                t.dim() and t.shape[-1] == own.shape[-1]
-            ):  # perhaps a part of the rows, one below another
+            # perhaps a part of the rows, one below another
+            if t.dim() and t.shape[-1] == own.shape[-1]:
                 nearest = torch.cdist(t.reshape(-1, t.shape[-1]).double(), own).min()
                 require(
                     float(nearest) > 1e-3,

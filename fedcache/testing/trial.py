@@ -41,9 +41,8 @@ class Trial:
 
     method: Method
     execution: str = "sequential"  # of ``method.executions``
-    settings: Mapping[str, Value] = field(
-        default_factory=dict
-    )  # hyperparameters that are not at their defaults
+    # hyperparameters that are not at their defaults
+    settings: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def hp(self) -> dict[str, Value]:

@@ -247,13 +247,19 @@ class Pages:
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY})
 
     def find(self, words: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The runs that have some words (``filter``) and a ``state``, by ``sort`` in an ``order``, up or down."""
+        """The runs that have some words (``filter``) and a ``state``, by ``sort`` in an ``order``, up or down.
+
+        Raises UsageError for facts that have no order.
+        """
         key = words["sort"]
         found = [r for r in self.runs.every() if matches(r, words["filter"])]
         if words["state"]:
             found = [r for r in found if r["state"] == words["state"]]
         known = [r for r in found if r.get(key) is not None]
-        known.sort(key=lambda r: r[key], reverse=words["order"] == "down")
+        try:
+            known.sort(key=lambda r: r[key], reverse=words["order"] == "down")
+        except TypeError:
+            raise UsageError(f"Runs have no order by {key}.", "") from None
         return [*known, *(r for r in found if r.get(key) is None)]
 
     def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:

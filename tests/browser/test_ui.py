@@ -145,9 +145,8 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(
                 lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")),
                 "no run kept a state",
             )
-            os.killpg(
-                grid.pid, signal.SIGSTOP
-            )  # at work, and as it is for as long as the page is looked at
+            # at work, and as it is for as long as the page is looked at
+            os.killpg(grid.pid, signal.SIGSTOP)
             page.click("text=Grid of fedavg")
             page.wait_for_selector("h1 .running")
             page.wait_for_selector("main > [role=status]:has-text('left')")

@@ -183,9 +183,8 @@ def test_a_command_that_handles_no_signal_ends_with_130_by_either(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(runs, "listed", lambda *_: signal.raise_signal(number))
-    ignored = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # by shells, of what they run in the background
+    # by shells, of what they run in the background
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         done = fedcache("runs", "list")
     finally:

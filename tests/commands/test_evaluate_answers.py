@@ -88,9 +88,8 @@ def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(
     (found,) = first["runs"]
     assert found["left_out"]["unknown"] == {"9": 4}
     assert found["measures"]["rows"] == 12
-    assert (
-        recall_last(Home.from_environment()) == before
-    )  # what train takes by default is not what is evaluated on
+    # what train takes by default is not what is evaluated on
+    assert recall_last(Home.from_environment()) == before
     assert set(batches("other")) == {"glyph-clip", "random-projection"}
     monkeypatch.setattr("fedcache.runs.evaluate_run.extract", None)
     assert ok(*words).data == first, "computed once"
@@ -242,9 +241,8 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(
         shutil.copy(path, other / "test" / "zebra" / f"seen-{path.name}")
     assert "8 of 23" in counted(copied, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
     shutil.rmtree(run)
-    assert (
-        counted(copied, "--store", store) == []
-    )  # nothing says what it was trained on: nothing is claimed
+    # nothing says what it was trained on: nothing is claimed
+    assert counted(copied, "--store", store) == []
 
 
 @pytest.mark.slow

@@ -39,9 +39,8 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
-    monkeypatch.setattr(
-        output, "LINE_EVERY", 0.0
-    )  # a line for every round, where a file gets one per 10 seconds
+    # a line for every round, where a file gets one per 10 seconds
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
     done = ok(*words)
     lines = lines_of(done.err)
     assert len(lines) == 8

@@ -69,9 +69,8 @@ def test_scores_are_the_released_ones_whatever_the_partition(settings, group):
         settings.get("variance") == "pooled",
     )
     got = scores(out)
-    got, want = (
-        s - s.mean(1, keepdims=True) for s in (got, want)
-    )  # what all classes share says nothing
+    # what all classes share says nothing
+    got, want = (s - s.mean(1, keepdims=True) for s in (got, want))
     assert np.abs(got - want).max() < 1e-9 * np.abs(want).max()
     assert np.array_equal(out.predict(DATA.x).numpy(), want.argmax(1))
 

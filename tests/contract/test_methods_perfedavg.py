@@ -56,9 +56,8 @@ def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
         ends.append(theta)
     server = mean_of(ends, [20, 33, 7])
     assert gap(out.server, server) < 1e-12
-    for i, c in enumerate(
-        clients
-    ):  # deployed: two steps, each on the first batch of an order of the training rows
+    # deployed: two steps, each on the first batch of an order of the training rows
+    for i, c in enumerate(clients):
         theta = server
         for step in range(2):
             theta = stepped(theta, 0.4, theta, batches_of(c, 0, 1, step, "adapt")[0])

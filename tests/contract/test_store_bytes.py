@@ -28,9 +28,8 @@ def test_a_store_of_an_earlier_version_still_trains(tmp_path: Path, name: str) -
     assert 0.0 <= fc.train("fedncm", store, parts).accuracy["mean"] <= 1.0
 
 
-@pytest.mark.filterwarnings(
-    "ignore::zarr.errors.ZarrUserWarning"
-)  # of the manifest, which is no Zarr file
+# of the manifest, which is no Zarr file
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
 def test_zarr_reads_the_numbers_that_were_given(tmp_path: Path) -> None:
     path = tmp_path / "s.zarr"
     splits = [0] * 12 + [1] * 4

@@ -67,9 +67,8 @@ def test_a_fifth_of_sign_flippers_breaks_the_mean_and_no_robust_rule(name, cases
         try:
             return run(method, hp, data, clients, rounds=20, seed=seed, trust=trust).accuracy
         except FedcacheError as error:
-            return (
-                0.0 if "not positive definite" in str(error) else math.nan
-            )  # of flipped statistics nothing is made
+            # of flipped statistics nothing is made
+            return 0.0 if "not positive definite" in str(error) else math.nan
 
     for seed in range(cases(1, 5)):
         clean = accuracy("mean", None, seed)

@@ -80,6 +80,5 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases
         assert all(len(accuracies) == 1 for accuracies in heard.values())
         releases = read_releases(ledger)
         assert {r.seed for r in releases} == {0, 1}
-        assert (
-            2 <= len(releases) <= 2 + starts
-        )  # one more where the kill fell between ledger and checkpoint
+        # one more where the kill fell between ledger and checkpoint
+        assert 2 <= len(releases) <= 2 + starts

@@ -200,9 +200,8 @@ def test_ctrl_c_ends_what_is_begun_and_the_same_command_goes_on(words, whole, tm
     run = quiet.fedcache(*words, "--engine", "ray", "--store", store)
     until(20, store, run)
     everybody = family(run)
-    os.killpg(
-        run.pid, signal.SIGINT
-    )  # as a terminal does: the driver, Ray's processes and the workers
+    # as a terminal does: the driver, Ray's processes and the workers
+    os.killpg(run.pid, signal.SIGINT)
     _, err = quiet.end(run, 130)
     assert "Run the same command again" in err
     assert not left(everybody)

@@ -50,9 +50,8 @@ class OneProcess:
         }
         self._answers: dict[str, Message] = {}
         self.seen: list[tuple[int, str, RecordDict]] = []  # node, type and content of each answer
-        self.lost: set[tuple[int, int]] = (
-            set()
-        )  # (node, number of its answer from 1) that never arrive
+        # (node, number of its answer from 1) that never arrive
+        self.lost: set[tuple[int, int]] = set()
         self.harm: dict[
             tuple[int, int], Callable[[RecordDict], None]
         ] = {}  # what is done to such an answer

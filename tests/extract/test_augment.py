@@ -113,12 +113,10 @@ def test_geometry_by_hand():
     x = np.array(square)
     assert np.array_equal(done(square, "flip=0.5", 0.49), x[:, ::-1])
     assert np.array_equal(done(square, "flip=0.5", 0.5), x)
-    assert np.array_equal(
-        done(square, "flip=1", 0.0, mirror=False), x
-    )  # a digit; the draw is made all the same
-    assert np.array_equal(
-        done(square, "rotate=90", 1.0), np.rot90(x)
-    )  # anticlockwise, as torchvision's
+    # a digit; the draw is made all the same
+    assert np.array_equal(done(square, "flip=1", 0.0, mirror=False), x)
+    # anticlockwise, as torchvision's
+    assert np.array_equal(done(square, "rotate=90", 1.0), np.rot90(x))
     assert np.array_equal(done(square, "rotate=90", 0.0), np.rot90(x, -1))
     white = Image.new("RGB", (41, 41), (255, 255, 255))
     turned = done(white, "rotate=45", 1.0)
@@ -138,12 +136,10 @@ def test_colours_by_hand():
     grey = Image.new("RGB", (8, 8), (100, 100, 100))
     red = Image.new("RGB", (8, 8), (255, 0, 0))
     assert np.all(done(grey, "jitter=1:0.5:0:0", 0.0, 1.0, 0.5, 0.5) == 150)  # brightness times 1.5
-    assert np.all(
-        done(grey, "jitter=1:0:0:1", 0.0, 0.5, 0.5, 0.0) == 100
-    )  # grey has no saturation to lose
-    assert np.all(
-        done(grey, "jitter=0.3:0.5:0:0", 0.3, 1.0, 0.5, 0.5) == 100
-    )  # not chosen, and all draws made
+    # grey has no saturation to lose
+    assert np.all(done(grey, "jitter=1:0:0:1", 0.0, 0.5, 0.5, 0.0) == 100)
+    # not chosen, and all draws made
+    assert np.all(done(grey, "jitter=0.3:0.5:0:0", 0.3, 1.0, 0.5, 0.5) == 100)
     half = done(red, "jitter=1:0:0:0:0.5", 0.0, 0.5, 0.5, 0.5, 1.0)[
         0, 0
     ]  # of the circle; Pillow has 255 steps of it
@@ -159,9 +155,8 @@ def test_blur_spreads_a_point_and_keeps_its_sum():
     at = np.arange(31) - 15
     weight = spread[..., 0] / spread[..., 0].sum()
     assert spread[15, 15, 0] == spread.max() < 20
-    assert (weight.sum(0) * at**2).sum() == pytest.approx(
-        4.0, rel=0.2
-    )  # variance 2^2, in levels that are whole
+    # variance 2^2, in levels that are whole
+    assert (weight.sum(0) * at**2).sum() == pytest.approx(4.0, rel=0.2)
 
 
 @pytest.mark.parametrize(("name", "variance"), [("gaussian-noise", 1.0), ("laplace-noise", 2.0)])

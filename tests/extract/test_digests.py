@@ -133,9 +133,8 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[s
             assert str(last) in found.envelope["error"]["message"]
         assert fedcache("methods", "info", "fed3r").code == 0
     last.unlink()
-    assert (
-        fedcache("train", "--method", "fed3r").code == 4
-    )  # it extracted digits and trained on them
+    # it extracted digits and trained on them
+    assert fedcache("train", "--method", "fed3r").code == 4
     assert fedcache("extract", "--backbones", "pixels").code == 2
     assert (
         ok(*images, "--backbones", "random-projection").data["path"]

@@ -95,9 +95,8 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(
     config = run / "config.toml"
     assert key in config.read_text()
     extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
-    assert ok("train", "--config", config).data["path"] == str(
-        run
-    )  # what was extracted since is not meant
+    # what was extracted since is not meant
+    assert ok("train", "--config", config).data["path"] == str(run)
     none = fedcache(
         *asked, "--store", tmp_path / "plain.zarr", "--backbones", plain, "--set", "train_view=aug"
     )

@@ -142,9 +142,8 @@ def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> 
     (images / "train/zebra/005.png").write_bytes(kept)
     add(images, "train/10/newer.png", 8, 2)
     last = store_of(extract(images))
-    assert (
-        last.dataset["grown"] == middle.dataset["digest"]
-    )  # the store with the most of these images, not the first
+    # the store with the most of these images, not the first
+    assert last.dataset["grown"] == middle.dataset["digest"]
     assert (last.samples.name.count("train/zebra/005.png"), int(last.samples.ok.sum())) == (2, 50)
     assert by_uid(last) == by_uid(fresh(images, tmp_path))
 
@@ -373,9 +372,8 @@ def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path: Path, seed: i
                 sorted(store.samples.name[previous.rows :])
             )
             grown = done.data["growth"]
-            assert (
-                grown["forward_passes"] <= grown["new"] + 7
-            )  # and the rest of a partial chunk of 8
+            # and the rest of a partial chunk of 8
+            assert grown["forward_passes"] <= grown["new"] + 7
         assert by_uid(store) == by_uid(fresh(images, place))
         assert verify(store.path).ok
         previous = store

@@ -285,9 +285,8 @@ def test_overlapping_threads_restore_the_filters_whichever_ends_first():
     with quiet:
         thread.start()
         assert inside.wait(200)
-    warnings.warn(
-        "still quiet: the other thread decodes", stacklevel=1
-    )  # an error under this suite's filters
+    # an error under this suite's filters
+    warnings.warn("still quiet: the other thread decodes", stacklevel=1)
     leave.set()
     thread.join()
     assert warnings.filters == before
@@ -299,9 +298,8 @@ def test_crop_is_torchvisions_resize_and_centre_crop():
         image = Image.fromarray(pixels(seed, height, width))
         for name in ("bicubic", "bilinear"):
             mode = transforms.InterpolationMode[name.upper()]
-            oracle = transforms.Compose(
-                [transforms.Resize(27, mode), transforms.CenterCrop(24)]
-            )  # 24 / 0.875 = 27.4
+            # 24 / 0.875 = 27.4
+            oracle = transforms.Compose([transforms.Resize(27, mode), transforms.CenterCrop(24)])
             got = resize(image, recipe(size=24, crop_pct=0.875, interpolation=name))
             assert np.array_equal(got, np.asarray(oracle(image)))
 
@@ -343,8 +341,7 @@ def test_a_colour_key_is_white():
 
 
 def test_cmyk_is_converted():
-    got = np.asarray(
-        decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF"))
-    )  # no cyan, full magenta and yellow
+    # no cyan, full magenta and yellow
+    got = np.asarray(decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF")))
     assert got[0, 0].tolist() == [255, 0, 0]
     assert decode(encoded(flat((0, 0, 0, 0), mode="CMYK"), "JPEG")).mode == "RGB"

@@ -65,9 +65,8 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str
     path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
     ok("extract", "--dataset", specs["none"], *WORDS)
     assert sites(path) == ()
-    said = ok(
-        "extract", "--dataset", specs["two"], *WORDS
-    )  # finished, and its column is brought again
+    # finished, and its column is brought again
+    said = ok("extract", "--dataset", specs["two"], *WORDS)
     assert said.data["arrays"][0]["state"] == "complete"
     assert sites(path) == ("a", "b")
     assert ok("datasets", "info", specs["none"]).code == 0

@@ -38,9 +38,8 @@ def test_a_ready_grid_expands(name: str) -> None:
         part = partition_of_point(base, sweep, swept_schemes(points))
         defaults = METHODS[method].defaults
         clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
-        if (
-            repr(part) not in tried and part.scheme != "flesd"
-        ):  # which cuts the public rows out first
+        # which cuts the public rows out first
+        if repr(part) not in tried and part.scheme != "flesd":
             count = (
                 {}
                 if part.scheme in ("feature-shift", "feature-label-shift")
@@ -160,8 +159,7 @@ def test_another_scheme_leaves_the_arguments_of_the_grids_own_out() -> None:
     assert find_preset("alpha").unused_arguments(["feature-shift"]) == ("clients",)
     for scheme in ("iid", "label-shift"):
         assert find_preset("alpha").unused_arguments([scheme]) == ()
-    swept = find_preset(
-        "fst-sampling"
-    )  # which has shards = 10, for one of the schemes that it sweeps
+    # which has shards = 10, for one of the schemes that it sweeps
+    swept = find_preset("fst-sampling")
     assert swept.unused_arguments(["iid"]) == ("shards",)
     assert swept.unused_arguments(["iid", "shards"]) == swept.unused_arguments([]) == ()

@@ -105,9 +105,8 @@ def test_a_resized_crop_is_torchvisions(size, monkeypatch):
     for seed in range(60):
         x, u = image(1, 3, *size, seed=seed), drawn()
         u[0, : 2 * TRIES + 2] = image(2 * TRIES + 2, seed=100 + seed)
-        least = (
-            0.2 if seed % 3 else 0.9
-        )  # nine tenths of a long image fit seldom: the largest centred window
+        # nine tenths of a long image fit seldom: the largest centred window
+        least = 0.2 if seed % 3 else 0.9
         top, left, height, width = window(x, u, least, monkeypatch)
         theirs = F.resized_crop(x, top, left, height, width, list(size), antialias=False)
         assert gap(augment(x, u, Policy("resized", least)), theirs) < 1e-9, (
@@ -153,9 +152,8 @@ def test_colours_are_jittered_as_torchvision_does(order):
             wanted = steps[k](wanted, factor[k])
         view = augment(x, drawn(jitter=0.79, order=order, **by), policy)
         assert gap(view, wanted) < 2e-3, seed
-        assert (
-            gap(augment(x, drawn(jitter=0.81, order=order, **by), policy), x) == 0.0
-        )  # a fifth keeps its colours
+        # a fifth keeps its colours
+        assert gap(augment(x, drawn(jitter=0.81, order=order, **by), policy), x) == 0.0
 
 
 def test_hue_is_torchvisions():

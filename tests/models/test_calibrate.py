@@ -140,9 +140,8 @@ def test_a_second_training_finds_nearly_the_temperature_of_the_test_rows():
 
 
 def test_no_temperature_is_fitted_without_rows_that_the_model_has_not_seen():
-    assert (
-        temperature_of(*trained("fedavg", validation=False)) is None
-    )  # a second training takes as long again
+    # a second training takes as long again
+    assert temperature_of(*trained("fedavg", validation=False)) is None
     assert temperature_of(*trained("fedrep", validation=True)) is None  # a model for each client
     spec, out = trained("clip-zs", validation=False)  # labels are not read
     assert temperature_of(spec, out) is None

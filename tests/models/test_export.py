@@ -101,9 +101,8 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
     assert [line[0] for line in together] == many
     for (_, name, p), (wanted, q) in zip(alone, said_by_predict(runs["one"], some), strict=True):
         assert name == wanted
-        assert float(p) == pytest.approx(
-            q, abs=5e-5
-        )  # 1.1e-4 where features are not rounded as the store rounds them
+        # 1.1e-4 where features are not rounded as the store rounds them
+        assert float(p) == pytest.approx(q, abs=5e-5)
     for (path, name, p), (_, alike, q) in zip(together, (alone * 6)[:70], strict=True):
         assert name == alike, path
         # Batches of other sizes sum in another order, of which float16 features show some.
@@ -133,9 +132,8 @@ def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkey
         assert ("keys and label hold every training row of client-1 one by one" in card) is says
         part = predictor.deployed[0].personal
         rows = {t.shape[0] for t in part.values()}
-        assert (
-            rows == {12} and part["keys"].shape == (12, 128)
-        ) is says  # 24 training rows of 2 clients
+        # 24 training rows of 2 clients
+        assert (rows == {12} and part["keys"].shape == (12, 128)) is says
 
 
 def test_no_switch_makes_a_model_hold_rows_that_the_default_does_not():

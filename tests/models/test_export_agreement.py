@@ -160,9 +160,8 @@ def test_a_thousand_images_without_fedcache(home, tmp_path, monkeypatch, dtype, 
     wanted = np.array([[row[name] for name in model.classes] for row in rows])
     X, _ = store.Xy(keys, split="test")
     scores = model.scores(X)
-    assert (
-        np.abs(model.probabilities(X) - wanted).max() <= 1e-7
-    )  # what is compared below is what predict says
+    # what is compared below is what predict says
+    assert np.abs(model.probabilities(X) - wanted).max() <= 1e-7
 
     found, moved = answers_of_others(images, run, tmp_path, X)
     assert list(found["classes"]) == list(model.classes)

@@ -105,9 +105,8 @@ def test_a_method_in_every_format(case, tmp_path):
     write(tmp_path / "m.joblib", "sklearn", parts)
     made = joblib.load(tmp_path / "m.joblib")
     assert list(made.classes_) == ["a", "b", "c"]
-    size = max(
-        1.0, float(scores[scores > MASKED / 2].abs().max())
-    )  # the model's own scores are float32
+    # the model's own scores are float32
+    size = max(1.0, float(scores[scores > MASKED / 2].abs().max()))
     assert np.abs(made.predict_proba(given.double().numpy()) - wanted.numpy()).max() <= 1e-6 * size
 
 
@@ -234,9 +233,8 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
     monkeypatch.setattr(sys, "argv", ["predict.py", str(path), str(path)])
     script = Path(program.__file__).parent / "predict_images.py"
     code = compile(script.read_text(), str(script), "exec")
-    exec(
-        code, {"__file__": str(tmp_path / "predict.py"), "__name__": "it"}
-    )  # beside the files of the folder
+    # beside the files of the folder
+    exec(code, {"__file__": str(tmp_path / "predict.py"), "__name__": "it"})
     assert np.array_equal(seen[0].permute(0, 2, 3, 1).numpy(), np.stack([wanted, wanted]))
     assert capsys.readouterr().out == f"{path}\tdog\t0.750000\n" * 2
 

@@ -69,9 +69,8 @@ def test_a_client_of_the_run_gets_the_very_model_it_had(case):
     for client in clients:
         if client.name not in model.facts.saved:
             continue
-        if trains(METHODS[case[0]]) and not batch_sizes(
-            len(client.train), model.facts.hp
-        ):  # it rested
+        # it rested
+        if trains(METHODS[case[0]]) and not batch_sizes(len(client.train), model.facts.hp):
             with pytest.raises(StoreError, match="too few for one batch"):
                 personalise(model, shard(data, client))
             continue
@@ -108,9 +107,8 @@ def test_a_new_client_learns_its_rows(case):
     data, clients = tiny(views=4, sizes=(60, 60, 60, 60))
     settings = {**case[1], "batch": 16} if "batch" in case[1] else case[1]
     short = 0.1
-    if (
-        case[0] == "fedproto"
-    ):  # its own projection must come to prototypes that others made, in one round
+    # its own projection must come to prototypes that others made, in one round
+    if case[0] == "fedproto":
         settings, short = {**settings, "epochs": 8}, 0.2
     out = go_tiny(case[0], settings, data, clients, rounds=8, participation=None)
     data = fitted(METHODS[case[0]], data)

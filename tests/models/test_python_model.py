@@ -205,9 +205,8 @@ def test_the_order_of_classes_is_that_of_scores_where_probabilities_are_too_smal
     model = run.model()
     order = model.scores(X).argsort(1)[:, ::-1]
     cold = replace(model, predictor=replace(model.predictor, temperature=1e-5))
-    assert (model.probabilities(X, 1e-5) == 0.0).sum() > len(
-        X
-    )  # two of three classes, of some rows at least
+    # two of three classes, of some rows at least
+    assert (model.probabilities(X, 1e-5) == 0.0).sum() > len(X)
     names = [[cold.classes[c] for c in row] for row in order]
     assert [[name for name, _ in row] for row in cold.predict(X, top=3)] == names
 
@@ -237,9 +236,8 @@ def test_a_model_goes_to_another_process_and_comes_back_the_same(
     assert np.array_equal(halves(model, X), scores)
     joblib.dump(model, tmp_path / "m.joblib")
     assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(X), scores)
-    heard = pickle.loads(
-        pickle.dumps(replace(model, observer=Heard()))
-    )  # whoever listens stays where it is
+    # whoever listens stays where it is
+    heard = pickle.loads(pickle.dumps(replace(model, observer=Heard())))
     assert type(heard.observer) is Silent
 
 

@@ -147,9 +147,8 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Pat
     before = (run / "result.json").read_bytes()
     ok("train", "--config", run / "config.toml", "--fresh")
     assert ok("predict", run, "--store", store).data["rows"]
-    assert (
-        run / "result.json"
-    ).read_bytes() == before  # a result has the same bits with and without a model
+    # a result has the same bits with and without a model
+    assert (run / "result.json").read_bytes() == before
 
 
 DITTO = (
@@ -189,9 +188,8 @@ def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_re
     finished = [e["path"] for e in listed["entries"] if e["state"] == "finished"]
     assert finished == [str(other)]
     assert [e["path"] for e in listed["left_out"]] == [str(run)]
-    shutil.copytree(
-        other, run.parent / "elsewhere"
-    )  # a copy under a name of one's own is a run like any other
+    # a copy under a name of one's own is a run like any other
+    shutil.copytree(other, run.parent / "elsewhere")
     assert ok("predict", run.parent / "elsewhere", "--store", store).data["rows"]
 
 
@@ -347,9 +345,8 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
         assert [in_parquet["probability"], in_parquet["probability_2"]] == [
             p for _, p in line["top"]
         ] or line["reason"]
-    assert not list(
-        (Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir()
-    )  # nothing is left over
+    # nothing is left over
+    assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,8 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
         if n not in core | optional_ones | BY_ITS_OWN_NAME | {"pytest"}
     }
     assert undeclared == {}
-    assert all(
-        w.startswith("testing/") for w in found["pytest"]
-    )  # which a package's own tests import
+    # which a package's own tests import
+    assert all(w.startswith("testing/") for w in found["pytest"])
     assert core - set(found) == set()
     assert optional_ones - set(found) - LOADED_BY_NAME == set()
 

@@ -100,9 +100,8 @@ def check_lines(pages: Mapping[str, str]) -> int:
             for words in commands(line) if "fedcache " in line else ():
                 problem = refused(words)
                 seen += 1
-                if problem and (
-                    whole or not problem.startswith("Missing")
-                ):  # a literal may name a command alone
+                # a literal may name a command alone
+                if problem and (whole or not problem.startswith("Missing")):
                     wrong.append(f"{name}: {line.strip()}: {problem}")
     assert not wrong
     return seen
@@ -248,6 +247,5 @@ def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.Mon
         for p in (one, many, skewed)
         for execution in ("sequential", "batched")
     ]
-    assert (
-        len({r.accuracy["mean"] for r in runs}) == 1
-    )  # sums add up: neither who holds what matters, nor the execution
+    # sums add up: neither who holds what matters, nor the execution
+    assert len({r.accuracy["mean"] for r in runs}) == 1

@@ -26,9 +26,8 @@ FAMILIES = tool("method_families")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(
-    1800
-)  # 69 s on two idle cores; a machine with other work takes many times as long
+# 69 s on two idle cores; a machine with other work takes many times as long
+@pytest.mark.timeout(1800)
 def test_all_that_readme_and_tutorials_show_runs_and_prints_what_they_show(tmp_path: Path) -> None:
     done = list(RUN.every(tmp_path))
     assert [line.partition(":")[0] for line in done] == [page.name for page in RUN.PAGES]

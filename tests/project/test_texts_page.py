@@ -35,9 +35,8 @@ def test_the_example_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.M
             if command[0] == "python":
                 runpy.run_path(command[1], run_name="__main__")
                 continue
-            if any(
-                word.startswith("hf:") for word in command
-            ):  # whose model is not here: a tiny one in its place
+            # whose model is not here: a tiny one in its place
+            if any(word.startswith("hf:") for word in command):
                 folder = Path(next(word for word in command if word.startswith("hf:"))[3:])
                 folder.mkdir(parents=True)
                 tiny_hf.sentence_encoder(folder, words)

@@ -420,9 +420,8 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
     for i, where in enumerate(("p0", "p1", "p2")):
         write(f"a{i}", "fedavg", [0.1 * i, 0.1 * i + 0.2], partition=where)
         write(f"b{i}", "fedprox", [0.5 + 0.1 * i], partition=where)
-    write(
-        "c0", "fed3r", [0.9], partition="p0", rounds=7
-    )  # what it alone has in another way is in no name that is left
+    # what it alone has in another way is in no name that is left
+    write("c0", "fed3r", [0.9], partition="p0", rounds=7)
     write("d3", "fedavg", [0.9], dataset="other")
     found = across(entries(own_home / "runs"), "accuracy")
     assert found.names == ("fedavg", "fedprox")

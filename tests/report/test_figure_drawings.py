@@ -356,9 +356,8 @@ def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
 def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_AVERAGED", 30)
     monkeypatch.setattr(data, "MOST_POINTS", 12)
-    monkeypatch.setattr(
-        data, "READ_BYTES", 3 * 2 * 2 * 4
-    )  # three chunks of two rows of two numbers
+    # three chunks of two rows of two numbers
+    monkeypatch.setattr(data, "READ_BYTES", 3 * 2 * 2 * 4)
     clients = [([0, 20 + i, 40 + i], list(range(i, 100, 9))) for i in range(9)]
     place = features_of(np.ones((100, 2)), [0] * 100, clients)
     rows = data.sampled(place, "k")

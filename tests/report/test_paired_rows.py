@@ -40,9 +40,8 @@ def test_mcnemar_by_hand() -> None:
     assert found is not None
     assert (found.rows, found.gained, found.lost, found.test) == (8, 4, 1, "mcnemar")
     assert found.difference == pytest.approx(3 / 8)
-    assert found.p == pytest.approx(
-        2 * (5 + 1) / 32
-    )  # two-sided binomial of 4 or more, or 1 or fewer, among 5
+    # two-sided binomial of 4 or more, or 1 or fewer, among 5
+    assert found.p == pytest.approx(2 * (5 + 1) / 32)
     e = np.array([1, 1, 1, 1, 0, 0, -1, 0]) / 8 - 3 / 64
     half = 1.959963984540054 * np.sqrt(8 / 7 * (e**2).sum())
     assert found.interval == pytest.approx((3 / 8 - half, 3 / 8 + half))

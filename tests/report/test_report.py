@@ -135,9 +135,8 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
     last = {int(s): float(a) for _, s, r, a in curves if r == "3"}
     assert [last[0], last[1]] == pytest.approx(run["accuracy"]["per_seed"], rel=1e-5)
     confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
-    best = max(
-        closed, run, key=lambda r: r["accuracy"]["mean"]
-    )  # of equals fed3r, the first by name
+    # of equals fed3r, the first by name
+    best = max(closed, run, key=lambda r: r["accuracy"]["mean"])
     assert sum(int(n) for *_, n in confusion) == sum(map(sum, best["confusion"]))
     assert sum(int(row[-1]) for row in found["s0-dots"][1:]) == 36  # training rows: 3 classes of 12
     cost = {row[0]: float(row[1]) for row in found["s0-bytes"][1:]}

@@ -37,9 +37,8 @@ def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_w
         hp = METHODS[cell.method].resolve(cell.preset, cell.set)
         assert hp["train_view"] == "aug"
         if cell.method in ("fedpcl", "fedproto"):
-            assert (
-                hp["proto_view"] == "aug"
-            )  # the released prototype pass reads the training images
+            # the released prototype pass reads the training images
+            assert hp["proto_view"] == "aug"
         assert {need.kind for need in looker.missing(entry(name), cell)} <= {"data", "weights"}
     assert [str(step) for step in parse_policy("domainnet")] == ["flip=0.5", "rotate=30"]
     others = [c for c in entry("fedpcl-table11").cells if "DomainNet" not in c.at[0]]
@@ -82,8 +81,7 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path)
         "gaussian-noise=51:0.2",
     }
     plain = [Store.open(path).reader(key).all()[:, 0] for key in arrays]
-    assert all(
-        np.array_equal(plain[0], other) for other in plain[1:]
-    )  # view 0 is the plain image whatever the policy
+    # view 0 is the plain image whatever the policy
+    assert all(np.array_equal(plain[0], other) for other in plain[1:])
     again = ok(*words, "--only", "method=FedPCL").data
     assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in again["cells"])

@@ -92,9 +92,10 @@ def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_p
 
 def test_a_paper_without_runs_has_plain_differences() -> None:
     page = markdown(replace(PAPER, entry=replace(TABLE, printed_seeds=0), lines=ROWS[:1]))
+    # 2.5 / (.2 / 2)
     assert (
         "| client mean (%) | 50.00 (0.20) | 52.50 (0.20) | +2.50 | +25.0 (got std only) |" in page
-    )  # 2.5 / (.2 / 2)
+    )
 
 
 @pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])

@@ -70,8 +70,7 @@ def test_clients_that_are_tested_on_the_same_rows_make_no_more_rows() -> None:
 def test_what_was_not_scored_or_has_one_class_is_not_judged() -> None:
     assert at_chance(result(None, [10, 10])) is None
     assert at_chance(result(1.0, [10, 0])) is None
-    assert (
-        at_chance(result(0.5, [9, 1])) is None
-    )  # better than chance would be above .9 + 2 sqrt(.9 .1 / 10) = 1.09
+    # better than chance would be above .9 + 2 sqrt(.9 .1 / 10) = 1.09
+    assert at_chance(result(0.5, [9, 1])) is None
     assert at_chance(result(0.1, None, partition={})) is None
     assert at_chance(result(0.1, [10, 10], classes=None)) is None

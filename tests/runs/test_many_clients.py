@@ -81,9 +81,8 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
     )
     for command in (("grid", *words, "--sweep", "beta=0.1,0.2"), ("train", *words)):
         planned = ok(*command, "--dry-run").data["programs"][0]["memory"]["total"]
-        monkeypatch.setattr(
-            forecast, "free_memory", lambda *_, needed=planned: needed
-        )  # as much as training needs
+        # as much as training needs
+        monkeypatch.setattr(forecast, "free_memory", lambda *_, needed=planned: needed)
         done = fedcache(*command, "--save-clients", "all")
         assert done.code == Exit.ENVIRONMENT, done.err
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
@@ -117,16 +116,14 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
         "bn=false",
     )
     path, found = Path(done.data["path"]), done.data["validation"]
-    assert (
-        found["rows"] == 250
-    )  # of 1,300 rows that train, 1,050 clients have one and 250 of them another
+    # of 1,300 rows that train, 1,050 clients have one and 250 of them another
+    assert found["rows"] == 250
     columns = client_columns(json.loads((path / "result.json").read_text()), path)
     assert columns.validation is not None
     scored = columns.validation[~np.isnan(columns.validation)]
     assert len(scored) == 250
-    assert (
-        found["client_mean"] == found["pooled"] == pytest.approx(scored.mean(), abs=1e-12)
-    )  # one row each
+    # one row each
+    assert found["client_mean"] == found["pooled"] == pytest.approx(scored.mean(), abs=1e-12)
 
 
 @pytest.mark.slow

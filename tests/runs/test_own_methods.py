@@ -48,9 +48,8 @@ Write = Callable[..., Any]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write both files and import the method's anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        sys, "dont_write_bytecode", True
-    )  # a file that changes within a second has a stale cache
+    # a file that changes within a second has a stale cache
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def made(file: str = FILE, helper: str = "FACTOR = 0.5\n") -> Any:
         (tmp_path / "my_method.py").write_text(file)

@@ -61,9 +61,8 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
     made = as_json(store, "old")
     assert load_partition(store, "old").digest == made.digest
     assert store.partition("old") == made.to_payload()
-    assert (
-        make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest
-    )  # and is left as it is
+    # and is left as it is
+    assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest
     assert files_of(store) == ["old.json"]
     where = ("--store", store.path)
     assert ok("inspect", store.path).data["partitions"] == ["old"]
@@ -125,9 +124,8 @@ def test_a_file_that_says_it_is_another_partition_is_refused(
     one, other = (
         make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1)
     )
-    one.__dict__["digest"] = (
-        other.digest
-    )  # a forger's head; a store vouches for its own files alone
+    # a forger's head; a store vouches for its own files alone
+    one.__dict__["digest"] = other.digest
     one.save(tmp_path / "p.partition")
     done = fedcache(
         "train",

@@ -183,9 +183,8 @@ def test_only_what_the_paper_chose_is_scaled_down() -> None:
 def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
     held = store()
     first = make_partition(held, "iid", clients=2, name="pp")
-    assert (
-        make_partition(held, "iid", clients=2, name="pp").digest == first.digest
-    )  # the same again
+    # the same again
+    assert make_partition(held, "iid", clients=2, name="pp").digest == first.digest
     hint = refused(make_partition, held, "iid", clients=3, name="pp", match="'pp'")
     assert "--name pp-2" in hint
     assert load_partition(held, "pp").digest == first.digest

@@ -87,7 +87,6 @@ def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_d
     spent = len(read_releases(home() / "privacy.jsonl"))
     again = train(CONFIG, Home(home()))
     assert not again.reused
-    assert (
-        len(read_releases(home() / "privacy.jsonl")) == spent == 4
-    )  # its seeds had ended: no noise is drawn again
+    # its seeds had ended: no noise is drawn again
+    assert len(read_releases(home() / "privacy.jsonl")) == spent == 4
     assert fedcache("runs", "list").code == 0

@@ -343,9 +343,8 @@ def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
     count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
     assert fedcache("ls", "--privacy").code == Exit.CORRUPT
-    assert (
-        fedcache(*REAL, "--fresh").code == Exit.CORRUPT
-    )  # nothing more is spent beside a count that is not known
+    # nothing more is spent beside a count that is not known
+    assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT
 
 
 def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends() -> None:
@@ -411,9 +410,8 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path: Path) 
         ledger.write_bytes(lines)
         with pytest.raises(CorruptionError):
             read_releases(ledger)
-    ledger.write_bytes(
-        whole + third[:-5]
-    )  # a power cut while a fourth was written: nothing of it was told
+    # a power cut while a fourth was written: nothing of it was told
+    ledger.write_bytes(whole + third[:-5])
     assert len(read_releases(ledger)) == 3
     record_release(ledger, RELEASE)
     assert len(read_releases(ledger)) == 4

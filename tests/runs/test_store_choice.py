@@ -111,9 +111,8 @@ def test_a_method_of_features_takes_all_arrays_and_says_so() -> None:
     assert told("fedavg", store, "b", "a") == (["b@32", "a@16"], [])
 
 
-@pytest.mark.parametrize(
-    "method", ["clip-zs", "promptfl", "tpfl"]
-)  # text features, a text tower, an image tower too
+# text features, a text tower, an image tower too
+@pytest.mark.parametrize("method", ["clip-zs", "promptfl", "tpfl"])
 def test_a_method_with_text_takes_one_backbone(method: str) -> None:
     store = shelf("a@16", "glyph-clip@32", "clip-rn50@224", text=("glyph-clip", "clip-rn50"))
     keys, (note,) = told(method, store)

@@ -36,9 +36,8 @@ class Tracked:
     parameters: dict[str, Any]
     group: str = ""
     ended: bool = True
-    figures: dict[str, list[tuple[int, float]]] = field(
-        default_factory=dict
-    )  # name -> (round, value)
+    # name -> (round, value)
+    figures: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
 
 

@@ -44,9 +44,8 @@ def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
     assert again.group("site").equals(site)
     before = (store.path / "manifest.json").read_bytes()
     assert put_groups(again, {"site": site}) == []
-    assert (
-        store.path / "manifest.json"
-    ).read_bytes() == before  # nothing is written for equal values
+    # nothing is written for equal values
+    assert (store.path / "manifest.json").read_bytes() == before
     assert put_groups(again, {"site": Group.of(["z"] * N)}) == ["site"]
     assert again.group("site").words == ("z",)
     assert again.dataset["digest"] == digest

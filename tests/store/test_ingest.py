@@ -198,9 +198,8 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
-    ok(
-        "ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other"
-    )  # the one last used
+    # the one last used
+    ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     for on in (("--store", made.stem), ("--dataset", "ingested:mine")):

@@ -219,9 +219,8 @@ def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
     eight = st.sampled_from([bytes(8), b"\0" * 7 + b"\1", b"\xff" * 8]) | st.binary(
         min_size=8, max_size=8
     )
-    halves = data.draw(
-        st.lists(st.tuples(eight, eight), min_size=n, max_size=n)
-    )  # many with the same first half
+    # many with the same first half
+    halves = data.draw(st.lists(st.tuples(eight, eight), min_size=n, max_size=n))
     uid = np.frombuffer(b"".join(first + second for first, second in halves), np.uint8).reshape(
         n, 16
     )

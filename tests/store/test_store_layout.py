@@ -108,9 +108,8 @@ def test_the_bytes_of_a_chunk_by_hand(tmp_path: Path) -> None:
 
 
 def test_crc32c_is_castagnoli() -> None:
-    assert (
-        google_crc32c.value(b"123456789") == 0xE3069283
-    )  # the check value of RFC 3720, appendix B.4's polynomial
+    # the check value of RFC 3720, appendix B.4's polynomial
+    assert google_crc32c.value(b"123456789") == 0xE3069283
     assert google_crc32c.value(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4: 32 bytes of zeros
 
 
@@ -142,9 +141,8 @@ def test_the_manifest_ends_with_the_digest_of_the_rest(place: Path) -> None:
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore::zarr.errors.ZarrUserWarning"
-)  # of the manifest, which is no Zarr file
+# of the manifest, which is no Zarr file
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
 def test_xarray_opens_a_store_with_arrays_of_several_widths(tmp_path: Path) -> None:
     features = {"narrow": np.ones((7, 2), np.float32), "wide": np.zeros((7, 3), np.float32)}
     texts = {"wide": np.eye(2, 3, dtype=np.float32)}

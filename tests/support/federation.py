@@ -57,9 +57,8 @@ def small(name):
     """The settings under which the laws run a method."""
     declared = {h.name for h in METHODS[name].hparams}
     sizes = {k: v for k, v in SMALL.items() if k in declared}
-    return (
-        {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes
-    )  # a step runs a tower
+    # a step runs a tower
+    return {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes
 
 
 LAW_SIZES = {"batch": {16: 4, 8: 3}, "dim": {5: 7}, "queue": {8: 4}, "esd_batch": {4: 2}}

@@ -118,9 +118,8 @@ def _digits(tree: Tree, *, parts: bool) -> None:
             rng = np.random.default_rng([d, count])
             shape = (count, side, side) if domain in ("mnist", "usps") else (count, side, side, 3)
             images = rng.integers(0, 256, shape, dtype=np.uint8)
-            labels = rng.permutation(np.arange(count) % 10).astype(
-                np.int64
-            )  # no order by class, as in the release
+            # no order by class, as in the release
+            labels = rng.permutation(np.arange(count) % 10).astype(np.int64)
             files = {f"{split}.pkl": slice(None)}
             if parts and split == "train":
                 files = {
@@ -140,9 +139,8 @@ def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> Non
     for domain in held.domains:
         for split in ("train", "test"):
             paths, words = [], []
-            for i in reversed(
-                range(per_class)
-            ):  # against the alphabet: the order of the list counts
+            # against the alphabet: the order of the list counts
+            for i in reversed(range(per_class)):
                 for label, folder in enumerate(held.folders):
                     path = f"{domain}/{folder}/{split}_{i:04d}.jpg"
                     raw = tree.image(path)

@@ -200,6 +200,9 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(
         values = [every[n].get(key) for n in names(f"sort={column}&order=up")]
         known = sorted(v for v in values if v is not None)
         assert values == known + [None] * (len(every) - len(known)), "what is not known comes last"
+    refused = client.ask("/runs?sort=settings")
+    assert refused.code == 404
+    assert "no order by settings" in refused.body.decode()
 
 
 def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(

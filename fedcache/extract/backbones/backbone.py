@@ -130,16 +130,14 @@ class Download:
 class Weights:
     """Located weights."""
 
-    path: (
-        Path | None
-    )  # the file; None when there is none (seeded, or not needed) or it is still to be downloaded
+    # the file; None when there is none (seeded, or not needed) or it is still to be downloaded
+    path: Path | None
     sha256: str  # of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded
     origin: str  # where it was found, in a few words
     download: Download | None = None  # what ``pull`` would fetch, when the file is not here
     key: str | None = None  # which weights of a file that holds several
-    taken: list[Taken] = field(
-        default_factory=list, compare=False, repr=False
-    )  # which tensors were loaded
+    # which tensors were loaded
+    taken: list[Taken] = field(default_factory=list, compare=False, repr=False)
 
     def file(self, backbone: str) -> Path:
         """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""

@@ -193,9 +193,8 @@ def _read_npz(path: Path) -> Mapping[str, Any]:
                 name: torch.from_numpy(np.ascontiguousarray(archive[name]))
                 for name in archive.files
             }
-    except (
-        Exception
-    ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+    except Exception as error:
+        # the parser is fed untrusted bytes: whatever it raises means the same
         raise _refuse(
             path,
             f"its arrays cannot be read as plain numbers ({error})",
@@ -221,9 +220,8 @@ def load_torch(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_plain_data()):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        Exception
-    ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+    except Exception as error:
+        # the parser is fed untrusted bytes: whatever it raises means the same
         raise _refuse(
             path,
             f"it is not a checkpoint of tensors alone ({_cause(error)})",

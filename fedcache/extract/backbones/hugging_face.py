@@ -262,9 +262,8 @@ def fetch(name: str, *, offline: bool) -> Path:
         )  # nosec B615
     except FedcacheError:
         raise
-    except (
-        Exception
-    ) as error:  # the network library has its own family of errors, and all mean the same here
+    except Exception as error:
+        # the network library has its own family of errors, and all mean the same here
         raise MachineError(
             f"{name} could not be fetched from the Hugging Face repository {repository}: {reason(error)}",
             f"With a folder at hand: --backbones {HUGGING_FACE}FOLDER",

@@ -168,9 +168,8 @@ def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
     if short is not None and cut:
         side = _square(told.get("crop_size", short))
         return side, "crop", side / int(short)
-    if (
-        short is not None and "crop_pct" in told
-    ):  # ConvNeXT: small images are cut out, large ones squashed
+    # ConvNeXT: small images are cut out, large ones squashed
+    if short is not None and "crop_pct" in told:
         return int(short), *(
             ("crop", float(told["crop_pct"])) if int(short) < 384 else ("squash", 1.0)
         )

@@ -127,9 +127,8 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
         )
         try:
             return ort.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-        except (
-            Exception
-        ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+        except Exception as error:
+            # the parser is fed untrusted bytes: whatever it raises means the same
             if "xternal data" in str(error):
                 raise MachineError(
                     f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",

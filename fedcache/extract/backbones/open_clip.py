@@ -95,9 +95,8 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
             pretrained_image=False,
         )
         return model, open_clip.get_tokenizer(backbone.architecture)
-    except (
-        Exception
-    ) as error:  # architectures with a Hugging Face text tower fetch its configuration
+    except Exception as error:
+        # architectures with a Hugging Face text tower fetch its configuration
         raise MachineError(
             f"open_clip could not build {backbone.architecture}: {type(error).__name__}: {error}",
             "Its text tower may need the package transformers and files from the network; choose another architecture.",

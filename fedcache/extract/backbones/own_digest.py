@@ -70,9 +70,8 @@ def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
     """What a module holds beside its tensors and parts."""
     from torch import nn
 
-    if _is_compiled(
-        module
-    ):  # what torch.compile adds is of this process; the module inside is a part
+    # what torch.compile adds is of this process; the module inside is a part
+    if _is_compiled(module):
         return []
     torchs = set(vars(nn.Module())) - set(HOOKS)
     made = []

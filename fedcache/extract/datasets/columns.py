@@ -89,9 +89,8 @@ class TableRows:
 
     names: Sequence[str]  # [n] of the rows inside the dataset
     source: Source  # row -> image
-    columns: Mapping[str, Column] = field(
-        default_factory=dict
-    )  # every column but that of the images
+    # every column but that of the images
+    columns: Mapping[str, Column] = field(default_factory=dict)
     split: int | None = None  # code of all rows; None when no name of a file or column says it
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 

@@ -95,9 +95,8 @@ class Dataset:
     may_be_labels: Mapping[str, int] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     holds: str = IMAGES  # images, texts or rows (``inputs``)
-    digest: str = field(
-        init=False
-    )  # sha256 over names, uids, labels, domains, splits and their names
+    # sha256 over names, uids, labels, domains, splits and their names
+    digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         if any(a >= b for a, b in pairwise(self.names)):
@@ -314,9 +313,8 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     }
     for at, (name, member) in enumerate(members.items()):
         place = {c: i for i, c in enumerate(first.classes)}
-        to = np.array(
-            [*(place[c] for c in member.classes), -1], dtype=np.int32
-        )  # label -1 picks the last: unknown
+        # label -1 picks the last: unknown
+        to = np.array([*(place[c] for c in member.classes), -1], dtype=np.int32)
         columns["label"].append(to[member.label])
         columns["domain"].append(member.domain + np.int16(len(domains)))
         columns["split"].append(member.split)

@@ -216,9 +216,8 @@ def _optdigits_rows() -> Iterator[Row]:
             )
 
 
-@lru_cache(
-    maxsize=1
-)  # seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
+# seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
+@lru_cache(maxsize=1)
 def _synth_rows(count: int) -> tuple[Row, ...]:
     return tuple(_drawn_rows(count))
 

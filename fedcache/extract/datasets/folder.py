@@ -64,9 +64,8 @@ class Labels:
     classes: list[str]  # [N] class name of each row; empty unknown
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
-    groups: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # [N] words by the name of a group; empty unknown
+    # [N] words by the name of a group; empty unknown
+    groups: dict[str, list[str]] = field(default_factory=dict)
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
@@ -246,9 +245,8 @@ def load(rest: str, context: Context) -> Dataset:
     """
     asked = _asked(rest)
     path = _locate(asked.place)
-    facts = key(
-        rest, context
-    )  # before the images are read: a change in between must not go unnoticed
+    # before the images are read: a change in between must not go unnoticed
+    facts = key(rest, context)
     if _kind(path) in image_lists.ENDINGS:
         return _from_list(rest, path, asked, facts, context)
     found, names, cut = _scanned(path, context)

@@ -139,9 +139,8 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
                 allow_patterns=["*.parquet"],
             )
             return
-        except (
-            Exception
-        ) as error:  # the library raises those of whatever it uses to reach the network
+        except Exception as error:
+            # the library raises those of whatever it uses to reach the network
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise MachineError(
                 f"{name} cannot be downloaded from huggingface.co: {first[:200]}",

@@ -59,9 +59,8 @@ class PaperLayout:
     format: str  # which reader of ``paper_index``
     at: tuple[str, ...]  # folders below the given path to look in, in this order
     needs: tuple[str, ...]  # paths that must be there for the layout to be recognised
-    counts: Mapping[str, int] = field(
-        default_factory=dict
-    )  # rows expected of ``train``, ``amazon``, ``mnist/train``
+    # rows expected of ``train``, ``amazon``, ``mnist/train``
+    counts: Mapping[str, int] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)  # lines expected in files of lists
     md5: Mapping[str, str] = field(default_factory=dict)  # published md5 of files of the layout
     options: Mapping[str, Any] = field(default_factory=dict)  # what the reader needs besides

@@ -344,9 +344,8 @@ def _mat(path: Path) -> dict[str, Any]:
         held: dict[str, Any] = scipy.io.loadmat(path)
     except FileNotFoundError:
         raise _missing(path) from None
-    except (
-        Exception
-    ) as error:  # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
+    except Exception as error:
+        # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
         raise damaged(
             path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})"
         ) from None

@@ -167,9 +167,8 @@ class Shards:
         with self._lock:
             source = self._warm.pop(which, None)
             if source is None:
-                source = copy.copy(
-                    self.sources[which]
-                )  # a copy opens the file anew, and closes it when it is dropped
+                # a copy opens the file anew, and closes it when it is dropped
+                source = copy.copy(self.sources[which])
             while len(self._warm) >= WARM:
                 del self._warm[next(iter(self._warm))]  # the one used longest ago
             self._warm[which] = source

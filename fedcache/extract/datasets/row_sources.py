@@ -192,9 +192,8 @@ class Packed:
         fd = open_as_listed(self.path, self.stamp)
         if self.member:
             os.close(fd)
-            with zipfile.ZipFile(
-                self.path
-            ) as archive:  # it stays open until its last member is closed
+            # it stays open until its last member is closed
+            with zipfile.ZipFile(self.path) as archive:
                 return archive.open(self.member)
         stream: Any = gzip.GzipFile(fileobj=os.fdopen(fd, "rb"))
         stream.myfileobj = stream.fileobj  # closed with it

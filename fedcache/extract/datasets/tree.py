@@ -76,12 +76,10 @@ class Tree:
 
     paths: list[str]  # as the file system or the archive spells them
     ignored: Counter[str]  # how many files were left out, by reason
-    entries: (
-        archives.Entries | None
-    )  # of the images, in the order of ``paths``; None for a directory
-    others: list[str] = field(
-        default_factory=list
-    )  # files that are no images, nor hidden, as ``paths``
+    # of the images, in the order of ``paths``; None for a directory
+    entries: archives.Entries | None
+    # files that are no images, nor hidden, as ``paths``
+    others: list[str] = field(default_factory=list)
     other_entries: archives.Entries | None = (
         None  # of ``others``, in their order; None for a directory
     )
@@ -184,9 +182,8 @@ def _walk(
                 "Correct its permissions, or move it out of the dataset",
             ) from None
         visited += 1 + len(listed)
-        if (
-            visited > archives.MAX_ENTRIES
-        ):  # links between sibling folders can make a few of them endless
+        # links between sibling folders can make a few of them endless
+        if visited > archives.MAX_ENTRIES:
             raise UsageError(
                 f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, counting those behind links.",
                 "Remove links between its folders, or split it",

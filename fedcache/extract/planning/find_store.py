@@ -97,9 +97,8 @@ def locate_store(
             observer.warn(
                 f"{later.name} was extracted later than the one remembered; --store {shell_word(later.name)} takes it."
             )
-    with suppress(
-        UsageError, MachineError
-    ):  # the files of a dataset may be gone: the store is what is meant
+    # the files of a dataset may be gone: the store is what is meant
+    with suppress(UsageError, MachineError):
         for found, where in _places_of(home, spec):
             if found.resolve() == chosen.resolve():
                 bring_groups(chosen, spec, where, observer or Silent())
@@ -289,9 +288,8 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     memory = memory_of(home)
     for array in store.arrays.values():
         fact = memory.recall(["order", store.dataset["digest"], array.digest])
-        with suppress(
-            FedcacheError
-        ):  # another version of fedcache may have ordered it, in other words
+        # another version of fedcache may have ordered it, in other words
+        with suppress(FedcacheError):
             if isinstance(fact, list):
                 order = resolve(ExtractConfig, fact[1], {})
                 return ExtractConfig(
@@ -358,9 +356,8 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
         label = None
         order = None
         fact = memory_of(home).recall(["order", store.dataset["digest"], header["recipe"]])
-        with suppress(
-            FedcacheError
-        ):  # another version of fedcache may have ordered it, in other words
+        # another version of fedcache may have ordered it, in other words
+        with suppress(FedcacheError):
             if isinstance(fact, list):
                 label = str(fact[0])
                 order = resolve(ExtractConfig, fact[1], {})

@@ -17,9 +17,7 @@ class ImagePlaces:
     """Where the images of stores are looked for."""
 
     home: Home  # remembers where extractions found their datasets
-    data: Mapping[str, str] = field(
-        default_factory=dict
-    )  # ``--data NAME=PATH``; NAME may be the name of a store
-    opened: dict[str, Dataset] = field(
-        default_factory=dict, repr=False
-    )  # by digest of a store's dataset
+    # ``--data NAME=PATH``; NAME may be the name of a store
+    data: Mapping[str, str] = field(default_factory=dict)
+    # by digest of a store's dataset
+    opened: dict[str, Dataset] = field(default_factory=dict, repr=False)

@@ -158,12 +158,10 @@ class IncrementalPlan:
 
     data: IncrementalDataset  # the dataset in the order of the rows
     parent: Store | None  # the earlier store; None when it is gone
-    chunk_rows: dict[str, int] = field(
-        default_factory=dict
-    )  # per array that is taken over, rows per chunk
-    whole: dict[str, int] = field(
-        default_factory=dict
-    )  # per array that is taken over, its first chunks that are whole
+    # per array that is taken over, rows per chunk
+    chunk_rows: dict[str, int] = field(default_factory=dict)
+    # per array that is taken over, its first chunks that are whole
+    whole: dict[str, int] = field(default_factory=dict)
     reused: int = 0  # chunks taken over in this run
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:

@@ -103,9 +103,8 @@ def ingest_file(
         target, old = _place(home, path, slug, content)
         notes = list(found.notes)
         if old is None or not is_ingested(old):
-            made = Store.from_content(
-                content, target, observer
-            )  # which refuses a store of something else
+            # which refuses a store of something else
+            made = Store.from_content(content, target, observer)
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
             notes += changes

@@ -150,9 +150,8 @@ class GpuFeeder(BatchWorkers):
         stop: Stop,
     ) -> None:
         self.workers = workers
-        self.depth = (
-            workers * 2 + 2
-        )  # decoded batches that wait for the GPU, beside those being decoded
+        # decoded batches that wait for the GPU, beside those being decoded
+        self.depth = workers * 2 + 2
         self.pool = WorkerProcesses(workers, no_preparation, (), stop)
         self.runner = BatchRunner(jobs, data.source, data.uid, len(data.names), settings)
 
@@ -191,9 +190,8 @@ def init_cpu_worker(
     global _runner
     try:
         _runner = make_runner(jobs, source, uid, rows, settings)
-    except (
-        FedcacheError
-    ) as error:  # told by the first call: an initializer that raises ends the pool with a traceback
+    except FedcacheError as error:
+        # told by the first call: an initializer that raises ends the pool with a traceback
         _runner = error
 
 

@@ -160,9 +160,8 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         connection.wait([sentinel])
-        os._exit(
-            1
-        )  # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
+        # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

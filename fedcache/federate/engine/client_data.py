@@ -182,9 +182,8 @@ def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
     with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
         file.truncate(size)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(
-                file.fileno(), 0, size
-            )  # a full disk is an error here, and later a signal
+            # a full disk is an error here, and later a signal
+            os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, np.float32, "r+", shape=shape))
 
 

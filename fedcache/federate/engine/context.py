@@ -127,9 +127,8 @@ class ClientRng:
     clients: tuple[str, ...]  # one name per place of the client axis
     axes: int  # number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1
     dtype: torch.dtype  # of floating-point draws as they are handed over
-    device: (
-        torch.device
-    )  # where they are handed over; they are made on the CPU, so a device never changes them
+    # where they are handed over; they are made on the CPU, so a device never changes them
+    device: torch.device
     memo: LruCache | None = None  # of a grid, where points find what others have drawn
 
     def generator(self, purpose: str, client: int, *key: int) -> np.random.Generator:

@@ -406,9 +406,8 @@ def models_together(
     trees: list[Tree] = []
     first: list[int] = []  # a client that has each of them
     which = np.empty(len(clients), np.int64)
-    fresh = (
-        -1
-    )  # the model of a client that never took part, which is likely to be that of the others
+    # the model of a client that never took part, which is likely to be that of the others
+    fresh = -1
     for place, client in enumerate(clients):
         tree = deployed_model(job, client, down, tests).personal
         new = client not in job.states

@@ -135,9 +135,8 @@ class Defaults:
     """The setting of the method's paper, used where the user names none."""
 
     rounds: int  # number of rounds; 1 for one-shot methods
-    participation: (
-        int | float | None
-    )  # clients a round: None for all, an int for a number, a float for a share
+    # clients a round: None for all, an int for a number, a float for a share
+    participation: int | float | None
     clients: int  # number of clients
     scheme: str  # name of the partition scheme
     official_participation: int | None = (

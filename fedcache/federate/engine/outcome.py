@@ -115,9 +115,8 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.n
     classes = int(label.max(initial=0)) + 1
     owned = np.zeros(len(clients), np.int64)
     first = 0
-    while first < len(
-        clients
-    ):  # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
+    # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
+    while first < len(clients):
         start = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")))
         known = label[rows[start : int(ends[last - 1])]]
@@ -300,21 +299,18 @@ class Snapshot(NamedTuple):
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
-    kept: Callable[[], None] = lambda: (
-        None
-    )  # to be called when it is written: only then the one before is not needed
+    # to be called when it is written: only then the one before is not needed
+    kept: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of the deployed models."""
 
-    client_accuracy: (
-        np.ndarray
-    )  # [M] fractions; NaN for a client without test rows or without a deployed model
-    global_accuracy: (
-        float | None
-    )  # of one model on the union of all test rows; None for personal models
+    # [M] fractions; NaN for a client without test rows or without a deployed model
+    client_accuracy: np.ndarray
+    # of one model on the union of all test rows; None for personal models
+    global_accuracy: float | None
     macro_f1: float  # of one model on the union of all test rows, or the unweighted mean over personal models
     by_domain: dict[
         int, float

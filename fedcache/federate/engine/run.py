@@ -192,9 +192,8 @@ def run_points(
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
         if not jobs[0].trust.plain:
-            chosen = replace(
-                chosen, points=1
-            )  # what is done with uploads is done with those of one run
+            # what is done with uploads is done with those of one run
+            chosen = replace(chosen, points=1)
         found: list[TrainingOutput | FedcacheError] = []
         for start in range(0, len(jobs), chosen.points):
             part = jobs[start : start + chosen.points]
@@ -329,9 +328,8 @@ def _run(
         if callbacks.after_round is not None:
             callbacks.after_round(number)
     owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
-    zero_shot = cache(
-        lambda: zero_shot_accuracy(jobs[0], chosen)
-    )  # of all points: they differ in floats alone
+    # of all points: they differ in floats alone
+    zero_shot = cache(lambda: zero_shot_accuracy(jobs[0], chosen))
 
     def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
         if g in failed:
@@ -396,9 +394,8 @@ def _outcome(
             return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
     broadcast = cache(job.down)  # one for all, so that what clients share is seen to be shared
-    one_for_all = cache(
-        lambda: deployed_model(job, None, broadcast())
-    )  # a probe is trained once for all who ask
+    # a probe is trained once for all who ask
+    one_for_all = cache(lambda: deployed_model(job, None, broadcast()))
 
     def deployed(client: int | None) -> DeployedModel | None:
         if (protocol == "global") != (client is None) or (

@@ -134,9 +134,8 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
     """The numbers of rows, of those that occur, that make no batch."""
     if not method.gradient or "batch" not in hp:
         return []
-    few = sorted_once(
-        rows[rows <= 2 * cast(int, hp["batch"])]
-    ).tolist()  # above there is a whole batch
+    # above there is a whole batch
+    few = sorted_once(rows[rows <= 2 * cast(int, hp["batch"])]).tolist()
     return [n for n in few if not batch_sizes(n, hp)]
 
 
@@ -280,15 +279,13 @@ class RunState:
         self.states = ClientStates()
         self.traffic = Traffic.none_of(len(clients))
         self.met = np.zeros(len(self.training_clients), bool)  # who was sent anything
-        self.public = int(
-            "public" in method.reads(hp)
-        )  # that many first clients hold what everybody reads, and rest
+        # that many first clients hold what everybody reads, and rest
+        self.public = int("public" in method.reads(hp))
         self.eligible = self._eligible()
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
-        self.early: frozenset[int] = (
-            frozenset()
-        )  # those that send in it and got their broadcast in an earlier one
+        # those that send in it and got their broadcast in an earlier one
+        self.early: frozenset[int] = frozenset()
         self.train_bytes = (
             int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
         )

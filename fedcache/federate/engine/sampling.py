@@ -39,9 +39,8 @@ class ClusterRule:
     count: int  # clusters there are
     per_round: int = 1
     named: tuple[str, ...] = ()  # clients of the file; () where the seed of the run deals them
-    given: np.ndarray = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )  # the cluster of each, from 0
+    # the cluster of each, from 0
+    given: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     digest: str = ""  # sha256 of the file; "" for none
 
     def words(self) -> dict[str, str | float]:

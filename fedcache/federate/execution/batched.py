@@ -175,9 +175,8 @@ class Batched(Executor):
         shown: Tree | None = None,
     ) -> None:
         """Note what each client of a chunk sends: its part of ``up``, and ``shown``, which has no axis of clients."""
-        alike = (
-            self.batch.points[0].method.sent is numel
-        )  # then every client of the chunk sends the same
+        # then every client of the chunk sends the same
+        alike = self.batch.points[0].method.sent is numel
         for j, c in enumerate(chunk[:1] if alike else chunk):
             self.batch.note_sent(c, {**self.batch.of_client(up, j), **(shown or {})}, size, sent)
         if alike:

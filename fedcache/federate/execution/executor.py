@@ -89,9 +89,8 @@ class Executor(ABC):
         for point in points[1:]:
             point.lost = points[0].lost
         downs = [point.down() for point in points]
-        if (
-            not ids and points[0].trust.privacy is None
-        ):  # a private round is noise alone, and told all the same
+        # a private round is noise alone, and told all the same
+        if not ids and points[0].trust.privacy is None:
             return [
                 None if g in self.batch.failed else p.nobody_sends(downs[g])
                 for g, p in enumerate(points)

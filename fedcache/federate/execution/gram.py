@@ -188,9 +188,8 @@ class Gram(Batched):
         pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(
             load.rows
         )
-        free = free_memory(
-            load.device
-        )  # where coordinates do not fit, other executions keep what clients have in a file
+        # where coordinates do not fit, other executions keep what clients have in a file
+        free = free_memory(load.device)
         fits = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free) and load.kept_bytes() <= free
         if pays and fits:
             return 0.25
@@ -305,9 +304,8 @@ class Gram(Batched):
         for n in travels:
             base = down[n] if batch.axes == 1 else down[n].squeeze(1)
             number["down", n] = frame.add(base)
-        for n, t in sorted(
-            state.items()
-        ):  # as files bring names in another order, and sums would follow it
+        # as files bring names in another order, and sums would follow it
+        for n, t in sorted(state.items()):
             if is_first(n):
                 full = t.unsqueeze(1) if batch.axes == 1 else t.movedim(1, 0)
                 number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))

@@ -44,9 +44,8 @@ class GramMatrices:
     """
 
     def __init__(self, x: Features, rows: Mapping[int, np.ndarray]) -> None:
-        order = sorted(
-            rows, key=lambda c: (-len(rows[c]), c)
-        )  # as chunks are cut, so that a chunk is one block
+        # as chunks are cut, so that a chunk is one block
+        order = sorted(rows, key=lambda c: (-len(rows[c]), c))
         self.n = {c: len(rows[c]) for c in order}
         starts = np.cumsum([0, *self.n.values()])
         self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}

@@ -220,9 +220,8 @@ class ClientStates(MutableMapping[int, Tree]):
         """A copy, in the memory of ``into`` where that has the same names, shapes and dtypes."""
         if into is None:
             return self.blocks.copy_tree(tree)
-        if not same_outline(
-            tree, into
-        ):  # a block would keep its old place for as long as its neighbours
+        # a block would keep its old place for as long as its neighbours
+        if not same_outline(tree, into):
             return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
         for k, t in tree.items():
             into[k].copy_(t)
@@ -270,9 +269,8 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if key.startswith(("coords/", "base/")):
             place, number, name = key.split("/", 2)
             if place == "coords":
-                coords.setdefault(int(number), {})[name] = t.to(
-                    grams.packed.device
-                )  # ``keep`` copies it
+                # ``keep`` copies it
+                coords.setdefault(int(number), {})[name] = t.to(grams.packed.device)
             else:
                 bases.setdefault(int(number), {})[int(name)] = t.to(grams.packed.device, copy=True)
     known: list[Tensor] = []

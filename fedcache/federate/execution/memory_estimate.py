@@ -127,9 +127,8 @@ def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
 def free_memory(device: str = "cpu") -> int:
     """Bytes of memory that can be had without swapping, as the system says; or of a GPU, as torch says."""
     if device == "cuda":
-        held = (
-            torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        )  # by torch, for tensors that are gone
+        # by torch, for tensors that are gone
+        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(torch.cuda.mem_get_info()[0]) + held
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():

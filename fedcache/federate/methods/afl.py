@@ -54,9 +54,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     made = add_up(data, ctx, ctx.env.width, sums)
     D = ctx.env.width
     i = torch.arange(D, device=ctx.env.device)
-    made["gram"][..., i * D - i * (i - 1) // 2] += float(
-        ctx.number("gamma")
-    )  # of a packed triangle the diagonal
+    # of a packed triangle the diagonal
+    made["gram"][..., i * D - i * (i - 1) // 2] += float(ctx.number("gamma"))
     W = solve(unpack(made["gram"], D), made["class_sum"].mT, 0.0, switch="gamma")
     return {}, {"head": W.mT.contiguous(), "gram": made["gram"]}
 

@@ -43,9 +43,8 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
         out[f"v/{n}"] = v = (
             delta if is_zero(momentum) else over(momentum, delta) * server[f"v/{n}"] + delta
         )
-        if (
-            isinstance(lr_g, Tensor) or lr_g != 1.0 or not is_zero(momentum)
-        ):  # else the mean itself, without a rounding
+        # else the mean itself, without a rounding
+        if isinstance(lr_g, Tensor) or lr_g != 1.0 or not is_zero(momentum):
             out[n] = server[n] - over(lr_g, v) * v
     return out
 

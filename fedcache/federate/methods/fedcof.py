@@ -59,9 +59,8 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     N = counts.sum(0)
     K = (counts > 0).sum(0)
     mean = sums.sum(0) / N.clamp(min=1.0).unsqueeze(-1)
-    share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(
-        min=1.0
-    )  # with K_c = 1 the one mean is mu_c: nothing is added
+    # with K_c = 1 the one mean is mu_c: nothing is added
+    share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(min=1.0)
     apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(
         -1
     )

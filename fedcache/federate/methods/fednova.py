@@ -73,9 +73,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     a = length(data, ctx)
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
     for n in moved:
-        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(
-            min=1.0
-        )  # a_i is 0 or at least 1
+        # a_i is 0 or at least 1
+        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(min=1.0)
     return {k: p[k] for k in state}, {
         **up,
         LENGTH: a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1),

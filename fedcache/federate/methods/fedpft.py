@@ -101,9 +101,8 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
     reg = float(ctx.number("reg_covar"))
-    if not np.isfinite(
-        z
-    ).all():  # the engine refuses such an upload by the client's name; EM would not know it
+    # the engine refuses such an upload by the client's name; EM would not know it
+    if not np.isfinite(z).all():
         nan = np.full((1, 1), np.nan)
         return Gaussians(nan, nan, np.ones(1))
     try:

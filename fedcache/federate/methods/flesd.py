@@ -100,9 +100,8 @@ def sent(up: Tree, ctx: Ctx) -> int:
     share = float(ctx.number("sim_topk_percent")) / 100.0
     if share < 1.0:
         own = bool(ctx.hp["sim_topk_own"])
-        return (
-            2 * rows * (kept(rows, share, own=own) - own)
-        )  # its similarity to itself is 1, as everybody knows
+        # its similarity to itself is 1, as everybody knows
+        return 2 * rows * (kept(rows, share, own=own) - own)
     return rows * (rows - 1) // 2
 
 

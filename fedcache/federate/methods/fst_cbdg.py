@@ -177,9 +177,8 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
     def tsamp(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
         value = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
-        return (
-            value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value
-        )  # there are no real rows
+        # there are no real rows
+        return value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value
 
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)

@@ -76,9 +76,8 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
 
 def step_sizes(x: Tensor, t: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Steps of w and alpha, [..] each, from rows x [.., R, D] and products t [.., R, C], 0 on padding; n [..] rows."""
-    small = (
-        x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
-    )  # both have the eigenvalues that are not 0
+    # both have the eigenvalues that are not 0
+    small = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
     largest = torch.linalg.eigvalsh(small)[..., -1]
     tiny = torch.finfo(x.dtype).tiny
     return 4.0 * n / largest.clamp(min=tiny), n / (4.0 * (t**2).sum(-2).amax(-1)).clamp(min=tiny)
@@ -99,9 +98,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     for iteration in range(1, ctx.count("epochs") + 1):
         ctx.env.watch()
         u = affine(x, p["W"], p.get("b")) + p["alpha"].unsqueeze(-2) * t
-        error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(
-            -1
-        )  # of each row in the mean loss
+        # of each row in the mean loss
+        error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)
         moved = {"W": error.mT @ x, "b": error.sum(-2)}
         pull = (error * t).sum(-2)
         summed = summed + pull if ctx.hp["alpha_grad"] == "sum" else pull

@@ -100,9 +100,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
     sgd = as_sgd(ctx, "alpha")
-    sgd = replace(
-        sgd, hp={**sgd.hp, "drop_last": False}
-    )  # a client with less than a batch adapts on what it has
+    # a client with less than a batch adapts on what it has
+    sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)

@@ -47,9 +47,8 @@ from fedcache.heads.prototype import scores
 def enter(_down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
     p = prototypes.own_body(ctx)
-    every_row = replace(
-        ctx, hp={**ctx.hp, "proto_drop_last": False}
-    )  # it may have too few for a batch
+    # it may have too few for a batch
+    every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})
     return {**p, **prototypes.own_prototypes(p, data, every_row)}
 
 

@@ -46,9 +46,8 @@ class Validation:
     """Rows to choose by, which nobody trains on and nobody is tested on."""
 
     rows: np.ndarray  # int64, ascending: all of them
-    own: (
-        RowLists | None
-    )  # of each of the M clients, some of them empty; None where every client has all of them
+    # of each of the M clients, some of them empty; None where every client has all of them
+    own: RowLists | None
 
     @classmethod
     def of_clients(cls, own: RowLists) -> Validation:

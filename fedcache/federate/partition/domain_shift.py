@@ -43,7 +43,7 @@ from fedcache.federate.partition.scheme import (
 # Clients that a draw left short get rows of the clients that have most: a way to deal to very
 # many.
 #
-# Waiting for a draw in which nobody is short (``dirichlet_shares``) ends well for hundreds of
+# Waiting for a draw in which nobody is short (``deal_by_rule``) ends well for hundreds of
 # clients. Among a million some are always short of one row, whatever is drawn.
 
 

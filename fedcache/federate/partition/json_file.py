@@ -225,7 +225,7 @@ _VALIDATION: Fields = {"validation": (lambda value: isinstance(value, list), "a 
 _ALL_SHARE = {"train", "train_sizes", "test"}
 _OWN = {"own", "own_sizes", "shares"}
 _MATCHED = {"order", "starts", "classes", "classes_sizes", "taken"}
-_VALIDATION_of_array_form = {"validation", "validation_sizes"}
+_VALIDATION_ARRAYS = {"validation", "validation_sizes"}
 
 
 def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
@@ -279,7 +279,7 @@ def decode_arrays(raw: memoryview, origin: str) -> dict[str, Any]:
         isinstance(names, list) and len(names) == count and all(map(is_name, names))
     ):
         raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
-    tests = arrays.keys() - _VALIDATION_of_array_form in (
+    tests = arrays.keys() - _VALIDATION_ARRAYS in (
         _ALL_SHARE,
         _ALL_SHARE | _OWN,
         _ALL_SHARE | _MATCHED,

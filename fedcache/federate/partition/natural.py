@@ -83,9 +83,8 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"--by {shell_word(by)} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
         )
     if args["hold_out"] is not None and args["tests"] != "within":
-        raise _two_test_sets(
-            args["tests"]
-        )  # a default cannot be told from within here, see ``with_column``
+        # a default cannot be told from within here, see ``with_column``
+        raise _two_test_sets(args["tests"])
     group = pool.columns.sorted_by(by)
     notes = []
     if args["unlabelled"] == "drop":

@@ -199,9 +199,8 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
         return np.zeros(len(values), bool)
     low = int(others.min())
     high = int(others.max())
-    if high - low < DENSE * len(
-        others
-    ):  # a place for each that could be, at a tenth of the time of sorting
+    # a place for each that could be, at a tenth of the time of sorting
+    if high - low < DENSE * len(others):
         there = np.zeros(high - low + 1, bool)
         there[others - low] = True
         among = (values >= low) & (values <= high)

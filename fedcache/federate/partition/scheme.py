@@ -116,9 +116,8 @@ class Argument:
                     return value
                 return None
             case "names":
-                names = (
-                    (value,) if isinstance(value, str | int) else value
-                )  # years and ids are names too
+                # years and ids are names too
+                names = (value,) if isinstance(value, str | int) else value
                 if (
                     not isinstance(names, Sequence)
                     or not names
@@ -462,9 +461,8 @@ class RowPool:
     domains: tuple[int, ...]  # codes of the chosen domains, in the user's order
     train: np.ndarray  # int64, rows of split train
     test: np.ndarray  # int64, rows of split test
-    dealt: (
-        np.ndarray
-    )  # int64, rows of the split that is dealt, with those left out because their label is unknown
+    # int64, rows of the split that is dealt, with those left out because their label is unknown
+    dealt: np.ndarray
     notes: list[str] = field(default_factory=list)
 
     def by_class(self, rows: np.ndarray) -> list[np.ndarray]:

@@ -97,9 +97,8 @@ def hold_out(
     classes = int(label[train.rows].max(initial=-1)) + 2
     group = train.owner * np.int64(classes) + (label[train.rows] + 1)
     order = by_group_and_uid(group, uid[train.rows])
-    first = np.flatnonzero(
-        np.diff(group[order], prepend=-1)
-    )  # where each class of each client begins
+    # where each class of each client begins
+    first = np.flatnonzero(np.diff(group[order], prepend=-1))
     sizes = np.diff(first, append=len(order))
     client = group[order[first]] // classes
     before = first - train.ends[client]  # rows of the client in the classes before

@@ -98,9 +98,8 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
     by_losses = PLDAccountant(value_discretization_interval=step)
     log = logging.getLogger("absl")
     level = log.level
-    log.setLevel(
-        logging.ERROR
-    )  # orders whose series does not converge are left out, with a line for each
+    # orders whose series does not converge are left out, with a line for each
+    log.setLevel(logging.ERROR)
     try:
         events: list[tuple[dp_accounting.DpEvent, int]] = []
         for noise, share, rounds in spent:

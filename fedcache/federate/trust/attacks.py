@@ -87,9 +87,8 @@ class Attack:
         elif self.name == "nan":
             lies = torch.full_like(V[lying], math.nan)
         else:
-            norm = honest.norm(dim=1).mean() / math.sqrt(
-                V.shape[1]
-            )  # per coordinate, so that scale 1 is inconspicuous
+            # per coordinate, so that scale 1 is inconspicuous
+            norm = honest.norm(dim=1).mean() / math.sqrt(V.shape[1])
             drawn = generator(seed, "attack", now).standard_normal((int(lying.sum()), V.shape[1]))
             lies = scale * norm * torch.from_numpy(drawn).to(V)
         out = V.clone()

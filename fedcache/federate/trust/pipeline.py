@@ -224,9 +224,8 @@ class UploadPipeline:
             False when all of them are rejected, and there is nothing to ``add``.
         """
         why = self.validation.structure_problem(up, lead, coordinates)
-        if (
-            why is not None
-        ):  # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
+        # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
+        if why is not None:
             self.rejected += [self._rejection(client, why) for client in sorted(clients)]
             return False
         self._check_counts(up, clients)
@@ -663,9 +662,8 @@ class BufferedUploads(UploadPipeline):
         ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have checks of their own, and clipping
         bounds the uploads of a private run.
         """
-        robust = (
-            self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
-        )  # the rule withstands such uploads
+        # the rule withstands such uploads
+        robust = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
         if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
             return
         reasons: dict[int, str] = {}

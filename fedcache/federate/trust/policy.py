@@ -103,9 +103,8 @@ class TrustPolicy:
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
         """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
         told = ["evaluation", *(["rows"] if "sum" in set(method.pool(hp).values()) else [])]
-        told += (
-            ["participants"] if self.on_bad == "reject" else []
-        )  # a rejected upload is named with its round
+        # a rejected upload is named with its round
+        told += ["participants"] if self.on_bad == "reject" else []
         of_all_rows = {"row norms", "row counts"} & method.reads(hp)
         told += ["statistics"] if hp.get("feat_post") == "standardize" or of_all_rows else []
         missing = [word for word in told if word not in privacy.allow]
@@ -127,9 +126,8 @@ class TrustPolicy:
                 f"{method.name} takes no --max-row-norm: its clients send no statistics of their rows.",
                 "Bound its updates instead: --max-update-norm",
             )
-        if (
-            self.privacy is None or method.merges == "classes"
-        ):  # of counts no more than 0 or 1 is taken, with noise
+        # of counts no more than 0 or 1 is taken, with noise
+        if self.privacy is None or method.merges == "classes":
             return
         beside = sorted(
             n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point
@@ -199,9 +197,8 @@ def parse_policy(
     max_row_norm: float | None = None,
 ) -> TrustPolicy:
     """From the words of the command line. Raises UsageError."""
-    on_bad_update = (
-        on_bad_update or ON_BAD[0]
-    )  # in one process a malformed upload is a bug, or an attack that is studied
+    # in one process a malformed upload is a bug, or an attack that is studied
+    on_bad_update = on_bad_update or ON_BAD[0]
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
     if not 0.0 <= byzantine < 0.5:

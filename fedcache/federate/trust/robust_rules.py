@@ -48,18 +48,16 @@ def geomedian(V: Tensor) -> Tensor:
     """The point with the least sum of distances, by Weiszfeld's iteration from the coordinate-wise median."""
     point = median(V)
     spread = float((V - point).norm(dim=1).median())
-    if (
-        spread == 0.0
-    ):  # half of the rows are at this point, and no pull of the others outweighs them
+    # half of the rows are at this point, and no pull of the others outweighs them
+    if spread == 0.0:
         return point
     for _ in range(STEPS):
         far = (V - point).norm(dim=1)
         met = far <= 1e-9 * spread
         weight = (~met) / torch.where(met, spread, far)
         moved = (weight / weight.sum()) @ V
-        if held := int(
-            met.sum()
-        ):  # rows at the point hold it by one each, unless the others pull harder
+        # rows at the point hold it by one each, unless the others pull harder
+        if held := int(met.sum()):
             pull = float((weight @ (V - point)).norm())
             if pull <= held:
                 break

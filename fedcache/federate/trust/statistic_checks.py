@@ -269,9 +269,8 @@ def _ridge_solutions(s: _Checked) -> str | None:
     # A solution is as exact as the largest entries of its system allow.
     rounding = s.tolerance(width) * float(system.diagonal().abs().sum())
     most = s.rows * (1.0 + s.tolerance(width)) + rounding * float((s.t**2).sum())
-    if not energy <= most or not math.isfinite(
-        most
-    ):  # numbers that overflow here are too large too
+    # numbers that overflow here are too large too
+    if not energy <= most or not math.isfinite(most):
         return f"fits its rows with {energy:.3g}, and {s.rows:g} rows give at most that number"
     longest = float(sums.norm(dim=-1).sum())
     if longest > s.rows * s.within + rounding * float(s.t.norm(dim=-1).sum()):

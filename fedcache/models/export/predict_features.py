@@ -18,9 +18,8 @@ lost = 0  # files that could not be read
 for path in sys.argv[1:]:
     try:
         _scores, probability = model(torch.from_numpy(np.load(path, allow_pickle=False)).float())
-    except (
-        Exception
-    ) as error:  # no array, or one of another shape: numpy and torch have errors of many kinds
+    except Exception as error:
+        # no array, or one of another shape: numpy and torch have errors of many kinds
         lost += 1
         print(f"{path}\t-\t{error}", file=sys.stderr)
         continue

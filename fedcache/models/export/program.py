@@ -172,16 +172,15 @@ class ImageModel(nn.Module):
                 for part, recipe in zip(parts, self.saved.recipes, strict=True)
             ]
         x = self.post(parts)
-        ids = (
-            self.made.ctx.ids
-        )  # of the client whose model it is; of nobody where it is the one for all
+        # of the client whose model it is; of nobody where it is the one for all
+        ids = self.made.ctx.ids
         own = facts.overrides.get(ids[0] if ids else -1)
         if own is not None and own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))
 
     def post(self, parts: Sequence[Tensor]) -> Tensor:
-        """``federate.engine.feature_post`` on tensors: [N, d] of each backbone -> [N, D] float32."""
+        """``client_data.prepare`` on tensors: [N, d] of each backbone -> [N, D] float32."""
         how = self.saved.facts.feat_post
         if how == "l2":
             parts = [normalize(p, dim=-1, eps=1e-12) for p in parts]
@@ -254,9 +253,8 @@ def make_program(
         planned = [locate_recipe(recipe, home, given) for recipe in read_recipes(model)]
         for item in planned:
             encoder = backbones.load(item.backbone, item.weights, item.recipe)
-            if (
-                type(encoder) is not ModuleEncoder
-            ):  # another library computes it, or a function makes its inputs
+            # another library computes it, or a function makes its inputs
+            if type(encoder) is not ModuleEncoder:
                 raise UsageError(
                     f"{item.backbone.name} cannot be part of an exported program: it is no torch module that takes "
                     "pixels.",

@@ -296,9 +296,8 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
     """
     left, size, axes = np.linalg.svd(x - x.mean(0), full_matrices=False)
     largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
-    flat: NDArray[np.float64] = np.zeros(
-        (len(x), 2)
-    )  # one axis alone where rows have one number each
+    # one axis alone where rows have one number each
+    flat: NDArray[np.float64] = np.zeros((len(x), 2))
     flat[:, : len(axes)] = (left * size * np.sign(largest))[:, :2]
     return flat
 

@@ -111,9 +111,8 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = (
-            "-" if all(order_of_value(v)[0] == 0 for v in values) else ""
-        )  # nothing lies between two words
+        # nothing lies between two words
+        joined = "-" if all(order_of_value(v)[0] == 0 for v in values) else ""
         (line,) = axes.plot(
             range(len(values)),
             accuracy,

@@ -36,9 +36,8 @@ def differences(
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
     all_rows = all(p.rows and p.rows.interval for p in pairs)
-    by_rows = all_rows and not all(
-        p.interval for p in pairs
-    )  # of one kind, so that bars can be compared
+    # of one kind, so that bars can be compared
+    by_rows = all_rows and not all(p.interval for p in pairs)
     shown = [
         (p, p.rows.interval if p.rows else None, p.rows.holm if p.rows else None)
         if by_rows

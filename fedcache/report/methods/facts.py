@@ -62,9 +62,8 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
         return state, sent
 
     hp = method.resolve()
-    depends = (
-        not method.one_shot and "stack" in method.pool(hp).values()
-    )  # everyone's uploads come back
+    # everyone's uploads come back
+    depends = not method.one_shot and "stack" in method.pool(hp).values()
     count = min(method.defaults.clients, MOST_CLIENTS) if depends else CLIENTS
     data = _rows(method, sizes, count)
     per = PER_CLASS * sizes.classes
@@ -106,9 +105,8 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
-    side = (
-        8 if towers is None else 32
-    )  # of images: nothing that travels depends on it, towers are made for 32
+    # of images: nothing that travels depends on it, towers are made for 32
+    side = 8 if towers is None else 32
     if "pixels" in need:
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
     else:

@@ -189,9 +189,8 @@ def _value(score: Mapping[str, Any] | None) -> str:
     if not score["values"]:
         return "not trained"
     values = 100 * np.array(score["values"])
-    spread = (
-        f" ({values.std(ddof=1):.2f})" if len(values) > 1 and np.ptp(values) else ""
-    )  # no draw: no spread to tell
+    # no draw: no spread to tell
+    spread = f" ({values.std(ddof=1):.2f})" if len(values) > 1 and np.ptp(values) else ""
     chosen = ", ".join(f"{k} {v}" for k, v in score["settings"].items())
     return f"{values.mean():.2f}{spread}" + (f" [{chosen}]" if chosen else "")
 

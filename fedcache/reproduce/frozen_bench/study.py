@@ -145,9 +145,8 @@ class Study:
         found: dict[str, BenchData] = {}
         for text in specs:
             label, equals, spec = text.partition("=")
-            if (
-                not equals or ":" in label
-            ):  # ``a=SPEC,b=SPEC`` is one data set of two domains: it needs a label too
+            # ``a=SPEC,b=SPEC`` is one data set of two domains: it needs a label too
+            if not equals or ":" in label:
                 label = label_of(text)
                 spec = text
             if label in found:

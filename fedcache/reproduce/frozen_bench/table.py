@@ -108,9 +108,8 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
         return None
     found = {(s.treatment, s.block): s for s in scores}
     values = np.array([[_mean(found.get((t, b))) for b in blocks] for t in labels])
-    ranked = ranking(
-        np.nan_to_num(values, nan=-1.0), LEVEL
-    )  # what was not trained is below all that was
+    # what was not trained is below all that was
+    ranked = ranking(np.nan_to_num(values, nan=-1.0), LEVEL)
     ranks = (
         ranked.ranks
         if ranked is not None

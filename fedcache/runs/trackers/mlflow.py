@@ -110,9 +110,8 @@ class MLflow(SeedTracker):
 
     @cached_property
     def _client(self) -> MlflowClient:
-        os.environ.setdefault(
-            "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # nothing leaves that nobody asked for
+        # nothing leaves that nobody asked for
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes tables

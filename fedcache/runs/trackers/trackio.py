@@ -41,9 +41,8 @@ class Trackio(SeedTracker):
                 "Another folder needs another process.",
             )
         name = name_of(round_)
-        with redirect_stdout(
-            io.StringIO()
-        ):  # it tells a story of its own, and stdout is the answer
+        # it tells a story of its own, and stdout is the answer
+        with redirect_stdout(io.StringIO()):
             with suppress(ValueError):  # there is no such project yet
                 for old in [run for run in trackio.Api().runs(PROJECT) if run.name == name.key]:
                     old.delete()

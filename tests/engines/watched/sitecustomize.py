@@ -13,9 +13,8 @@ def note(event, arguments):
     if event in LOOKED_UP:
         host = arguments[0]
     elif event in ("socket.connect", "socket.sendto"):
-        host = (
-            arguments[1][0] if isinstance(arguments[1], tuple) else ""
-        )  # a path is a socket of this machine
+        # a path is a socket of this machine
+        host = arguments[1][0] if isinstance(arguments[1], tuple) else ""
     else:
         return
     host = host.decode() if isinstance(host, bytes) else str(host or "")

@@ -382,9 +382,8 @@ def rn50(tmp_path_factory):
 def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     model, path = rn50
     encoder = native("clip-rn50", path)
-    assert (
-        caplog.records == []
-    )  # open_clip would say "initialized randomly", which is not how it ends
+    # open_clip would say "initialized randomly", which is not how it ends
+    assert caplog.records == []
     x, recipe = images(2, 224), BACKBONES["clip-rn50"].recipe
     import open_clip
 

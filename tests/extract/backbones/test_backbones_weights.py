@@ -159,9 +159,8 @@ def test_ready_lists_what_locate_finds(find, own_home):
 
 @pytest.mark.parametrize("name", ["clip-vit-b-32", "vgg11"])
 def test_without_a_network_a_pull_ends_in_exit_6(name, own_home, no_network, monkeypatch):
-    monkeypatch.setattr(
-        "time.sleep", lambda seconds: None
-    )  # the hub's client waits between its tries
+    # the hub's client waits between its tries
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(FedcacheError, match="could not be fetched") as caught:
         pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests"))
     assert caught.value.code is Exit.ENVIRONMENT
@@ -222,9 +221,8 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
     )
     before, row = find(RESNET), lookup(RESNET)
     raw, stat = path.read_bytes(), path.stat()
-    with path.open(
-        "r+b"
-    ) as file:  # one bit, and neither size, time nor inode change: the digest is remembered
+    # one bit, and neither size, time nor inode change: the digest is remembered
+    with path.open("r+b") as file:
         file.seek(len(raw) // 2)
         file.write(bytes([raw[len(raw) // 2] ^ 1]))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -150,9 +150,8 @@ def test_features_are_the_projections_of_open_clips_own_model(encoder: Any, rows
     got = encoder.image(x)
     assert got.dtype == torch.float32
     assert close(got, want, SUMS)
-    assert not torch.allclose(
-        got.norm(dim=1), torch.ones(8), atol=0.01
-    )  # raw projections, as every image feature is
+    # raw projections, as every image feature is
+    assert not torch.allclose(got.norm(dim=1), torch.ones(8), atol=0.01)
     assert close(encoder.text(prompts), words, SUMS)
     assert close(encoder.text(prompts).norm(dim=1), torch.ones(3), SUMS)
 

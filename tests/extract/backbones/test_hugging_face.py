@@ -120,9 +120,8 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
     row, encoder = opened(saved["clip"])
     assert row.text_width == row.width == 8
     model = transformers.CLIPModel.from_pretrained(saved["clip"]).eval()
-    ids = torch.tensor(
-        [[2, 4, 5, 6, 4, 7, 3], [2, 4, 5, 6, 4, 8, 3]]
-    )  # [CLS] a photo of a cat|dog [SEP]
+    # [CLS] a photo of a cat|dog [SEP]
+    ids = torch.tensor([[2, 4, 5, 6, 4, 7, 3], [2, 4, 5, 6, 4, 8, 3]])
     with torch.inference_mode():
         expected = model.text_projection(model.text_model(input_ids=ids).pooler_output)
     expected = expected / expected.norm(dim=1, keepdim=True)
@@ -177,9 +176,8 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     with torch.inference_mode():
         state = encoder.model(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state[0, 0]
     expected = (state / state.norm()).numpy()
-    assert close(
-        encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS
-    )  # cut to four tokens
+    # cut to four tokens
+    assert close(encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS)
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
     with pytest.raises(UsageError, match=r"not known.*Dense"):
         TextEncoder(f"hf:{path}")

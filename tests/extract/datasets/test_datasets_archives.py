@@ -141,9 +141,8 @@ def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
 def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path, memory):
     path = write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/liar.png": bytes(30 << 20)})
     raw = path.read_bytes()
-    at = (
-        raw.rindex(b"train/cat/liar.png") - 46
-    )  # its record in the central directory; the size is at +24
+    # its record in the central directory; the size is at +24
+    at = raw.rindex(b"train/cat/liar.png") - 46
     assert raw[at : at + 4] == b"PK\x01\x02"
     path.write_bytes(raw[: at + 24] + struct.pack("<I", 1000) + raw[at + 28 :])
     data = open_dataset(f"folder:{path}", memory=memory)
@@ -286,9 +285,8 @@ def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(
 def test_an_archive_that_changes_under_a_reader_is_noticed(tmp_path, memory):
     path = write_zip(tmp_path / "x.zip", tree(NAMES))
     open_dataset(f"folder:{path}", memory=memory)
-    fresh = open_dataset(
-        f"folder:{path}", memory=memory
-    )  # uids from memory: the file is not open yet
+    # uids from memory: the file is not open yet
+    fresh = open_dataset(f"folder:{path}", memory=memory)
     write_zip(path, tree([*NAMES, "train/cat/9.png"]))
     with pytest.raises(FedcacheError, match="has changed since it was listed"):
         fresh.source.read(0)

@@ -77,9 +77,8 @@ def test_mnist_is_mlxtends_and_no_image_is_in_two_domains(bundle):
             assert np.array_equal(bundle.source.read(row), oracle[i])
             assert bundle.split[row] == (i >= 250)
     uids = {uid.tobytes() for uid in bundle.uid}
-    assert (
-        len(uids) >= len(bundle) - 20
-    )  # scikit-learn's 8 x 8 digits may repeat; nothing else does
+    # scikit-learn's 8 x 8 digits may repeat; nothing else does
+    assert len(uids) >= len(bundle) - 20
     rows = np.concatenate([rows_of(bundle, d) for d in ("mnist", "mnistm", "synth")])
     assert len({bundle.uid[r].tobytes() for r in rows}) == len(rows)
 
@@ -139,9 +138,8 @@ def test_synth_is_legible_and_varied(bundle):
     rows = rows_of(bundle, "synth")
     images = np.stack([bundle.source.read(int(r)) for r in rows]).astype(float)
     luma = images @ [0.299, 0.587, 0.114]
-    ink = np.abs(
-        luma - np.median(luma[:, 4:-4, 4:-4], axis=(1, 2), keepdims=True)
-    )  # dark on light as light on dark
+    # dark on light as light on dark
+    ink = np.abs(luma - np.median(luma[:, 4:-4, 4:-4], axis=(1, 2), keepdims=True))
     ink = ink[:, 4:-4, 4:-4].reshape(len(rows), -1)
     ink /= np.linalg.norm(ink, axis=1, keepdims=True)
     train, label = bundle.split[rows] == 0, bundle.label[rows]

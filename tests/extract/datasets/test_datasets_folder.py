@@ -508,9 +508,8 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monk
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
-    write_directory(
-        tmp_path / "x", tree(["cat/a.png", "dog/b.png"])
-    )  # two folders, two files; each is listed too
+    # two folders, two files; each is listed too
+    write_directory(tmp_path / "x", tree(["cat/a.png", "dog/b.png"]))
     monkeypatch.setattr(archives, "MAX_ENTRIES", 7)
     assert len(open_dataset(f"folder:{tmp_path / 'x'}", memory=memory)) == 2
     monkeypatch.setattr(archives, "MAX_ENTRIES", 6)

@@ -239,9 +239,8 @@ def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, memory, name) -> 
         with pytest.raises(FedcacheError) as caught:
             opened(place, memory)
         assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
-    for _ in range(
-        40
-    ):  # a flipped byte anywhere: refused, bad images, or other bytes, and never a traceback
+    # a flipped byte anywhere: refused, bad images, or other bytes, and never a traceback
+    for _ in range(40):
         at = int(rng.integers(len(raw)))
         place.write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
         with suppress(FedcacheError):

@@ -381,9 +381,8 @@ def test_a_data_file_agrees_with_itself(name):
     assert (
         len(set(held.classes)) == len(held.classes) == len(held.folders) == len(set(held.folders))
     )
-    assert len({_letters(name) for name in held.classes}) == len(
-        held.classes
-    )  # told apart in CoOp's spelling too
+    # told apart in CoOp's spelling too
+    assert len({_letters(name) for name in held.classes}) == len(held.classes)
     assert all((held.title, held.paper, held.licence, held.steps))
     assert held.template is None or held.template.count("{}") == 1
     words = {"train", "test", "validation"}

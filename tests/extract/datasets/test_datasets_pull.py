@@ -395,9 +395,8 @@ def tar_with(path, change):
     ids=["parent", "absolute", "tar-parent", "link", "pipe", "no-archive", "cut", "bomb"],
 )
 def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        download, "FREE_BYTES", 100_000
-    )  # of the 256 MB that may always be unpacked
+    # of the 256 MB that may always be unpacked
+    monkeypatch.setattr(download, "FREE_BYTES", 100_000)
     path = tmp_path / "archive"
     make(path)
     with pytest.raises(FedcacheError) as caught:

@@ -105,9 +105,8 @@ def test_a_run_that_goes_on_with_clients_in_training_has_the_same_bits(case, exe
     )
     assert any(key.startswith("version/") for snap in saved.values() for key in snap.tensors)
     for after, snap in saved.items():
-        snap = Snapshot(
-            load(save(snap.tensors)), json.loads(json.dumps(snap.meta))
-        )  # as it comes back from files
+        # as it comes back from files
+        snap = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))
         resumed = go_tiny(*case, *pair, execution=execution, state=snap, **STALE)
         assert difference(whole, resumed) == 0.0, f"resumed after step {after}"
         assert resumed.traffic == whole.traffic
@@ -271,16 +270,14 @@ def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling
         clock = schedule.clock
         if sampling.available == 1.0 and sampling.dropout == 0.0:
             assert len(arrived) == min(buffer, clients)
-            assert (
-                max(Counter(began).values(), default=1) == 1
-            )  # nobody begins twice with one model
+            # nobody begins twice with one model
+            assert max(Counter(began).values(), default=1) == 1
         begun.update((c, round_) for c in began)
         ended.update(arrived.items())
         in_training = [one.client for one in schedule._heap]
         assert len(in_training) == len(set(in_training)) <= min(concurrency, clients)
-        assert (
-            not ended - begun
-        )  # every update is of a client that began, with that model, and comes once
+        # every update is of a client that began, with that model, and comes once
+        assert not ended - begun
         again = Schedule(rule, sampler, schedule.concurrency, schedule.durations)
         again.take_up(json.loads(json.dumps(schedule.to_json())))
         assert sorted(again._heap) == sorted(schedule._heap)

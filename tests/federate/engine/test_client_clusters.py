@@ -185,9 +185,8 @@ def test_a_file_is_parsed_once_while_it_says_the_same(tmp_path, monkeypatch):
     rules = [parse_clusters(str(path), each) for each in (1, 2, 1)]
     assert [rule.per_round for rule in rules] == [1, 2, 1]
     assert len(read) == 1
-    path.write_text(
-        "client,cluster\na,x\nb,x\n"
-    )  # as long as before, and perhaps in the same tick of the clock
+    # as long as before, and perhaps in the same tick of the clock
+    path.write_text("client,cluster\na,x\nb,x\n")
     assert parse_clusters(str(path), 1).count == 1
     assert len(read) == 2
 

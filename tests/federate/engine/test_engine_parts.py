@@ -231,9 +231,8 @@ def test_fairness_by_hand():
     f = fairness(np.arange(1, 41)[::-1] / 100)
     got = [f[k] for k in ("mean", "worst10", "worst20", "worst40", "best10")]
     assert got == pytest.approx([0.205, 0.025, 0.045, 0.085, 0.385])
-    assert (
-        f["var_pp2"] == f["std_pp"] ** 2 == pytest.approx((40**2 - 1) / 12)
-    )  # T-X1, uniform variance
+    # T-X1, uniform variance
+    assert f["var_pp2"] == f["std_pp"] ** 2 == pytest.approx((40**2 - 1) / 12)
     assert np.isnan(fairness(np.array([0.5, np.nan, 0.7]))["worst10"])
     assert fairness(np.array([0.5, np.nan, 0.7]))["mean"] == pytest.approx(0.6)
 

@@ -64,12 +64,10 @@ LINEAR, MLP, GRAM, T = (
     C * D,
 )  # 4 P: BatchNorm
 SIMCLR = (H * D + H) + (H * H + H) + (Z * H + Z)
-RESNET = (
-    9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32
-)  # one channel: w = 1
-RESNET += (
-    4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)
-)  # BatchNorm, the projection
+# one channel: w = 1
+RESNET = 9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32
+# BatchNorm, the projection
+RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)
 SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the projection's place
 PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
 SAME = dict.fromkeys(
@@ -105,9 +103,10 @@ SAME |= {
     "lp-plus-plus": LINEAR,
     "fedclip": 2 * D * (D + 1),
 }
+# fedtpg
 NETWORK = (
     PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)
-)  # fedtpg
+)
 SAME |= {
     "promptfl": PROMPT,
     "pfedprompt": PROMPT,

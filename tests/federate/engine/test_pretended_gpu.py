@@ -66,9 +66,8 @@ def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
                 rounds=3,
                 on_round=lambda *a, kept=kept: kept.append(a[-1]()),
             )
-            snapshot = kept[0]._replace(
-                tensors={k: t.cpu() for k, t in kept[0].tensors.items()}
-            )  # as a file has it
+            # as a file has it
+            snapshot = kept[0]._replace(tensors={k: t.cpu() for k, t in kept[0].tensors.items()})
             rest = trial.run((data.to(second), clients), rounds=3, state=snapshot)
             assert difference(whole, on_cpu(rest)) <= trial.closeness
 

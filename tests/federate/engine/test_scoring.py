@@ -35,9 +35,8 @@ def test_models_that_are_scored_together_say_what_each_says_alone(method, monkey
     table, asked = shared(clients), []
     together = evaluate.models_together
     monkeypatch.setattr(evaluate, "models_together", lambda *a: asked.append(a[2]) or together(*a))
-    few = (
-        {"epochs": 2, "probe_epochs": 2} if method == "min-local" else {}
-    )  # its own 200 take half a minute
+    # its own 200 take half a minute
+    few = {"epochs": 2, "probe_epochs": 2} if method == "min-local" else {}
     many = go(method, few, data, table).evaluation
     monkeypatch.setattr(evaluate, "CLIENTS", 1)
     alone = go(method, few, data, table).evaluation

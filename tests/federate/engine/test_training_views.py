@@ -61,9 +61,8 @@ def test_tests_read_the_plain_image():
     lost = replace(data, x=torch.stack([noise, data.x[:, 1]], 1))  # the plain images are noise
     good, bad = (go("fedavg", hp, d, clients) for d in (data, lost))
     assert gap(good.server, bad.server) == 0.0  # trained alike
-    assert (
-        bad.predict(lost.x[:, :1]).tolist() != good.predict(data.x[:, :1]).tolist()
-    )  # and scored on what view 0 is
+    # and scored on what view 0 is
+    assert bad.predict(lost.x[:, :1]).tolist() != good.predict(data.x[:, :1]).tolist()
     rows = bad.evaluation.rows
     assert bad.evaluation.predictions.tolist() == bad.predict(lost.x[rows, :1]).tolist()
 
@@ -78,9 +77,8 @@ def test_an_epoch_draws_one_augmentation_of_each_row_and_never_the_plain_one():
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert not torch.equal(
-        first, inner
-    )  # Per-FedAvg's two batches show a row in views of their own
+    # Per-FedAvg's two batches show a row in views of their own
+    assert not torch.equal(first, inner)
     assert set(first.flatten().tolist()) == {1, 2, 3}
 
 
@@ -104,9 +102,8 @@ def test_one_view_twice_is_what_two_views_are_where_images_have_one():
         go("fedpcl", {**official, "views": v}, data, clients) for v in ("1", "2", "twice")
     )
     assert all(gap(two.server[k], twice.server[k]) == 0 for k in two.server)
-    assert (
-        gap(one.server["sets"], twice.server["sets"]) > 1e-4
-    )  # its candidates are 2B embeddings, not B
+    # its candidates are 2B embeddings, not B
+    assert gap(one.server["sets"], twice.server["sets"]) > 1e-4
     noisy, clients = federation(views=2)
     drawn = go(
         "fedpcl",

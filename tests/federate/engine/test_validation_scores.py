@@ -132,9 +132,8 @@ def test_a_method_that_learns_from_what_it_is_scored_on_learns_from_no_test_row_
     ]
     rows[1] = np.setdiff1d(rows[1], rows[0])
     y = data.y.clone()
-    y[rows[1]] = (
-        y[rows[1]] + 1
-    ) % data.classes  # so that what is learnt of the ones is wrong of the others
+    # so that what is learnt of the ones is wrong of the others
+    y[rows[1]] = (y[rows[1]] + 1) % data.classes
     data = replace(data, y=y)
     plain, other = (
         ClientTable.of([Client(c.name, c.train, own) for c in clients], own) for own in rows

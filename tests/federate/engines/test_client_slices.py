@@ -79,9 +79,8 @@ def test_sums_of_many_clients_travel_in_place_of_their_uploads(monkeypatch):
     spec = TrainingRun(METHODS["fed3r"], data, clients, execution="sequential")
     made, workers = over_workers(spec, hp)
     same(made, run(spec, hp))
-    assert (
-        workers.most == 4
-    )  # two for each worker, of the pieces that 120 clients of three rows make
+    # two for each worker, of the pieces that 120 clients of three rows make
+    assert workers.most == 4
 
 
 @pytest.mark.parametrize(

@@ -282,9 +282,8 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path
     (run,) = together(plan("fedavg", rounds=3), grid, tmp_path, heard)
     assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
     again = grid_of(sites, tmp_path / "state")
-    (whole,) = together(
-        plan("fedavg", rounds=3), again, tmp_path
-    )  # what lacked a site is not what was asked for
+    # what lacked a site is not what was asked for
+    (whole,) = together(plan("fedavg", rounds=3), again, tmp_path)
     assert not whole.reused
     assert whole.result["accuracy"] == alone("fedavg", sites, tmp_path, rounds=3).result["accuracy"]
     assert together(plan("fedavg", rounds=3), again, tmp_path)[0].reused

@@ -171,9 +171,8 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(
     found = masking.sums(total, down, [float(n) for n in rows])
     worst = len(rows) * step * max(rows)
     means = sum(n * up["W"].double() for n, up in zip(rows, ups, strict=True))
-    assert torch.allclose(
-        found["W"][0], means, atol=worst + 1e-4 * max(rows), rtol=0
-    )  # and float32's own rounding
+    # and float32's own rounding
+    assert torch.allclose(found["W"][0], means, atol=worst + 1e-4 * max(rows), rtol=0)
     assert torch.allclose(
         found["even"][0], sum(up["even"].double() for up in ups), atol=worst, rtol=0
     )

@@ -84,9 +84,8 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(
         predictor = Predictor((model,))
         guess = predictor.predicted(predictor.scores(x[test]))
         assert float((guess == label[test]).mean()) == claimed
-    out = ok(
-        "predict", file, "--store", site.path
-    )  # the file alone is enough, and its one client need not be named
+    # the file alone is enough, and its one client need not be named
+    out = ok("predict", file, "--store", site.path)
     assert len(out.data["rows"]) == len(x)
 
 

@@ -124,9 +124,8 @@ def test_a_file_is_at_most_twice_what_clients_keep(tmp_path: Path) -> None:
         table.kept()
     assert path.stat().st_size == 100 * row
     table.close()
-    table = StateTable(
-        path, 50, CPU, saved
-    )  # the rows between those of the checkpoint are found again
+    # the rows between those of the checkpoint are found again
+    table = StateTable(path, 50, CPU, saved)
     for client in range(50):
         table[client] = state(99)
     assert path.stat().st_size <= 100 * row

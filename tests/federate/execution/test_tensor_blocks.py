@@ -49,9 +49,8 @@ def test_small_tensors_share_blocks_and_large_ones_have_their_own():
     large = blocks.copy(torch.zeros(LARGE_BYTES // 4 + 1))
     assert large.untyped_storage().nbytes() == large.nbytes
     most = [blocks.copy(torch.zeros(LARGE_BYTES // 4)) for _ in range(BLOCK_BYTES // LARGE_BYTES)]
-    assert (
-        len({t.untyped_storage().data_ptr() for t in most}) == 2
-    )  # the first has small ones in it: one does not fit
+    # the first has small ones in it: one does not fit
+    assert len({t.untyped_storage().data_ptr() for t in most}) == 2
     assert [float(t[0]) for t in small] == [0, 1, 2]
 
 

@@ -166,9 +166,8 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn():
         < 1e-12
     )
     after = distil.distil(w, Ensemble(R[None], None, 0.2), ctx)
-    assert (
-        gap(after, w) < 1e-9
-    )  # one step: Adam blows rounding errors up, and would find a direction in them
+    # one step: Adam blows rounding errors up, and would find a direction in them
+    assert gap(after, w) < 1e-9
 
 
 def test_a_cold_queue_takes_no_step_until_it_is_full():

@@ -62,9 +62,8 @@ def released(w, target, ctx, *, momentum_while_filling):
     leaves = [student[n].requires_grad_() for n in names]
     adam = torch.optim.Adam(leaves, lr=hp["esd_lr"], weight_decay=hp["wd"])
     size, batch = hp["queue"], hp["esd_batch"]
-    keys = torch.full(
-        (size, encoder.proj), torch.nan, dtype=torch.float64
-    )  # noise, which must not be used
+    # noise, which must not be used
+    keys = torch.full((size, encoder.proj), torch.nan, dtype=torch.float64)
     places, pointer = torch.zeros(size, dtype=torch.long), 0
     rows = len(ctx.public)
     data = ClientData(ctx.public, None, torch.arange(rows), (rows,))

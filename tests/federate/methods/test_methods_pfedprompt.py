@@ -22,9 +22,8 @@ def test_without_the_attention_it_is_promptfl_to_the_bit():
     plain = go("promptfl", FEW, data, clients, **shared)
     out = go("pfedprompt", {**FEW, "a": 0.0}, data, clients, **shared)
     loud = go("pfedprompt", {**FEW, "a": 500.0}, data, clients, **shared)
-    assert (
-        gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0
-    )  # the prompt does not see it
+    # the prompt does not see it
+    assert gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0
     assert np.array_equal(out.client_accuracy, plain.client_accuracy)
     assert not np.array_equal(loud.client_accuracy, plain.client_accuracy)
 

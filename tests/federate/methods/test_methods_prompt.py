@@ -288,9 +288,8 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     value = cross_entropy(100 * z @ t.T, y) + mu * (pull(t, t_g, t_p) + pull(z, z_g, z_p))
     grads = torch.autograd.grad(value, list(leaf.values()))
     assert gap(up, {k: d - 1e-3 * q for (k, d), q in zip(down.items(), grads, strict=True)}) < 1e-12
-    assert (
-        gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0
-    )  # z_prev of its next participation
+    # z_prev of its next participation
+    assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -340,9 +339,8 @@ def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, firs
             clients,
             rounds=rounds,
         )
-        assert towers.image.rows == rows + 2 * len(
-            out.evaluation.rows
-        )  # of the model, and of zero-shot beside it
+        # of the model, and of zero-shot beside it
+        assert towers.image.rows == rows + 2 * len(out.evaluation.rows)
 
 
 # Who sends what, and who is scored on what.

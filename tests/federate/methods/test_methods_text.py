@@ -180,9 +180,8 @@ def test_self_training_is_watched():
     data, clients = federation()
     out = go_all("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, eval_every=3)
     seen = out.records[-1].diagnostics
-    q = torch.softmax(
-        data.x[:, 0] @ data.text.T, -1
-    )  # a fixed point: the soft labels stay those of eq 2
+    # a fixed point: the soft labels stay those of eq 2
+    q = torch.softmax(data.x[:, 0] @ data.text.T, -1)
     rows = np.concatenate([c.train for c in clients])
     assert seen["pseudo_accuracy"] == pytest.approx(
         float((q.argmax(-1) == data.y)[rows].double().mean())

@@ -26,9 +26,8 @@ def test_hand_worked_logits():
     # class 0: 10 * 1 + 2 exp(-3 * 0) = 12;  class 1: 10 * 0 + 2 (exp(-3) + exp(-3)) = 4 exp(-3)
     eye = torch.eye(2, dtype=torch.float64)
     ctx = lanes("tip-local", {"scale": 10.0, "a": 2.0, "b": 3.0}, classes=2, width=2, text=eye)
-    logits = tip_local.cached_logits(
-        5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx
-    )  # the length of I is free
+    # the length of I is free
+    logits = tip_local.cached_logits(5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx)
     assert torch.allclose(logits, doubles([[12.0, 4.0 * np.exp(-3.0)]]))
 
 

@@ -80,9 +80,8 @@ def test_a_texts_confidence_is_its_softmax_among_the_other_classes_own_texts():
             T = texts[0].clone()
             T[c] = texts[m, c]
             assert gap(p[:, m, c], (20.0 * z @ T.T).softmax(-1)[:, c]) < 1e-12
-    sure = tofa.confidence(
-        texts[0], texts, 1e4
-    )  # one class outweighs all: nothing overflows or cancels
+    # one class outweighs all: nothing overflows or cancels
+    sure = tofa.confidence(texts[0], texts, 1e4)
     assert not sure.isnan().any()
     assert gap(sure[:, 0].diagonal(), torch.ones(6, dtype=torch.float64)) < 1e-12
 

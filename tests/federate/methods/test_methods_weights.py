@@ -88,9 +88,8 @@ def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
             ends.append(net.state_dict())
         w = mean_of([{k: e[k] for k in names.values()} for e in ends], [20, 33, 7])
     out = go_all("fedavg", settings, data, clients, rounds=2)
-    assert (
-        gap(out.server, {k: w[n] for k, n in names.items()}) < 1e-7
-    )  # fused Adam corrects its bias in float32
+    # fused Adam corrects its bias in float32
+    assert gap(out.server, {k: w[n] for k, n in names.items()}) < 1e-7
     net.load_state_dict(w, strict=False)
     net.eval()
     right = [
@@ -366,6 +365,5 @@ def test_which_prototypes_classify(rule):  # D-12
     ):
         state["count"] = torch.tensor(count).double()
         got = int(fedpcl.predict(down, state, None, x, ctx).argmax(-1))
-        assert got == expected.get(
-            rule, 2
-        )  # a client that has no prototypes yet uses the global ones
+        # a client that has no prototypes yet uses the global ones
+        assert got == expected.get(rule, 2)

@@ -80,9 +80,8 @@ def test_any_partition_is_read_back_from_both_forms(made, tmp_path):
         assert again.table.tested.tolist() == made.table.tested.tolist()
         assert all(c.train.dtype == c.test.dtype == np.int64 for c in again.clients)
     assert read(whole(made), vouched=True).digest == made.digest
-    assert whole(load(tmp_path / "p.json")) == whole(
-        made
-    )  # one file for one partition, from whatever form
+    # one file for one partition, from whatever form
+    assert whole(load(tmp_path / "p.json")) == whole(made)
 
 
 KINDS = pytest.mark.parametrize(
@@ -265,9 +264,8 @@ def test_matched_tests_cost_classes_and_not_rows():
     columns = even_columns(2000, 2000, 4)
     made = make("dirichlet", columns, clients=200, alpha=50.0, test_protocol="matched")
     assert made.table.test_sizes.sum() > 500_000
-    assert (
-        len(whole(made)) < 3 * 2 * 8000 + 5000
-    )  # three arrays of rows, and a few numbers of each client
+    # three arrays of rows, and a few numbers of each client
+    assert len(whole(made)) < 3 * 2 * 8000 + 5000
     again = read(whole(made))
     assert isinstance(again.table.tests, MatchedLists)
     assert again.digest == made.digest

@@ -90,9 +90,8 @@ def test_a_first_draw_that_is_sound_is_not_changed(scheme):
         for more in ({}, {"fill": False}, {"fill": True})
     )
     assert [c.train.tolist() for c in plain.clients] == [c.train.tolist() for c in filled.clients]
-    assert (
-        filled.digest != plain.digest == off.digest
-    )  # the argument is part of a partition where it is on
+    # the argument is part of a partition where it is on
+    assert filled.digest != plain.digest == off.digest
 
 
 @pytest.mark.parametrize(

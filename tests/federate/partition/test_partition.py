@@ -62,9 +62,8 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     if isinstance(partition, FedcacheError):
         assert partition.code == Exit.USAGE
         assert partition.hint
-        if instead := getattr(
-            partition, "instead", {}
-        ):  # what the message says works must not be infeasible too
+        # what the message says works must not be infeasible too
+        if instead := getattr(partition, "instead", {}):
             again = attempt(scheme.name, columns, seed=seed, **{**args, **instead})
             assert not isinstance(again, InfeasibleError), f"{partition.message} -> {instead}"
         return
@@ -123,9 +122,8 @@ def test_class_shares_are_even_for_a_large_alpha(scheme):
         scheme, columns, alpha=1e6, **more, **({} if "feature" in scheme else {"clients": 5})
     )
     counts = partition.counts(columns).astype(float)
-    if (
-        scheme == "label-shift"
-    ):  # its training rows are a random floor(n_i / r) of an even draw: compare the draw
+    # its training rows are a random floor(n_i / r) of an even draw: compare the draw
+    if scheme == "label-shift":
         held = [np.concatenate([c.train, c.test]) for c in partition.clients]
         counts = np.stack([np.bincount(columns.label[rows], minlength=10) for rows in held]).astype(
             float
@@ -213,9 +211,8 @@ def test_label_shift_tests_each_client_on_its_own_draw():
         have = np.bincount(CIFAR10.label[client.test], minlength=10)
         assert (CIFAR10.split[client.test] == 0).all()
         own = np.bincount(CIFAR10.label[np.concatenate([client.train, client.test])], minlength=10)
-        assert (
-            have[own >= 40].min(initial=1) > 0
-        )  # 10 of 11 rows are for testing: no class of 40 is trained on whole
+        # 10 of 11 rows are for testing: no class of 40 is trained on whole
+        assert have[own >= 40].min(initial=1) > 0
     assert partition.test.tolist() == np.flatnonzero(CIFAR10.split == 1).tolist()
 
 
@@ -306,9 +303,8 @@ def test_matched_tests_follow_the_training_shares():
 
 def test_a_client_without_matching_tests_is_refused():
     label = [0, 0, 1, 1, 0]
-    columns = columns_from(
-        label, [0] * 5, [0, 0, 0, 0, 1], [1] * 5, 2, 1
-    )  # class 1 has no test row
+    # class 1 has no test row
+    columns = columns_from(label, [0] * 5, [0, 0, 0, 0, 1], [1] * 5, 2, 1)
     with pytest.raises(
         FedcacheError, match=r"no test row has a class of client 'client-\d'"
     ) as error:

@@ -130,9 +130,8 @@ def test_clients_compete_so_the_bound_on_success_holds(alpha, gate):
 
 
 def test_the_largest_smallest_client_is_that_of_all_draws():
-    rule = Rule(
-        quota(30, 40, 50), 5, 1.0, minimum=24
-    )  # 120 rows for 5 clients: only exactly even draws would do
+    # 120 rows for 5 clients: only exactly even draws would do
+    rule = Rule(quota(30, 40, 50), 5, 1.0, minimum=24)
     found = search(np.random.default_rng(7), rule, draws=200)
     assert found.counts is None
     rng = np.random.default_rng(7)
@@ -147,9 +146,8 @@ def test_the_search_stops_at_its_caps():
     impossible = Rule(quota(1), 2, 1.0)
     found = search(np.random.default_rng(0), impossible, draws=300)
     assert (found.counts, found.draws, found.largest, found.hopeless) == (None, 300, 0, False)
-    assert (
-        search(np.random.default_rng(0), impossible, shares=100).draws == 50
-    )  # 100 numbers are 50 draws of 2
+    # 100 numbers are 50 draws of 2
+    assert search(np.random.default_rng(0), impossible, shares=100).draws == 50
     assert search(np.random.default_rng(0), impossible, shares=1).draws == module.LEAST_DRAWS
 
 

@@ -306,9 +306,8 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
         assert not np.intersect1d(a.train, b.validation).size
     uid = np.zeros((2, 16), np.uint8)
     uid[1] = 1
-    with pytest.raises(
-        UsageError, match="1 of 2"
-    ):  # the first gives row 0, which is all of the other
+    # the first gives row 0, which is all of the other
+    with pytest.raises(UsageError, match="1 of 2"):
         hold_out(RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5)
 
 
@@ -320,9 +319,8 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
 def test_rows_are_ordered_by_group_then_by_all_of_the_uid_then_as_they_stand(groups, kinds, seed):
     rng = np.random.default_rng(seed)
     uid = np.zeros((len(groups), 16), np.uint8)
-    uid[:, rng.integers(0, 16)] = (
-        rng.integers(0, kinds, len(groups)) % 256
-    )  # many are equal, or but for their end
+    # many are equal, or but for their end
+    uid[:, rng.integers(0, 16)] = rng.integers(0, kinds, len(groups)) % 256
     expected = sorted(range(len(groups)), key=lambda r: (groups[r], uid[r].tobytes(), r))
     assert by_group_and_uid(np.array(groups, np.int64), uid).tolist() == expected
 

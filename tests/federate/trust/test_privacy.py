@@ -79,9 +79,8 @@ def test_noise_of_the_system_is_standard_normal_and_independent():
 def test_noise_of_the_system_is_made_of_every_bit_of_its_bytes(monkeypatch):
     # Bytes of one kind are the ends of the distribution: sign by the lowest bit, size by the others.
     monkeypatch.setattr(noise.os, "urandom", lambda n: b"\x00" * n)
-    assert noise.system_normals(3).tolist() == pytest.approx(
-        [2 * 9.0] * 3, abs=1.0
-    )  # 4 draws of 9 deviations, over 2
+    # 4 draws of 9 deviations, over 2
+    assert noise.system_normals(3).tolist() == pytest.approx([2 * 9.0] * 3, abs=1.0)
     assert noise.system_uniforms(2).tolist() == [0.0, 0.0]
     monkeypatch.setattr(noise.os, "urandom", lambda n: b"\xff" * n)
     assert noise.system_normals(3).tolist() == pytest.approx([0.0] * 3, abs=1e-12)
@@ -140,9 +139,8 @@ def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
         if hidden:  # squares of d numbers of deviation z C = 1; false alarms are one in a million
             low, high = stats.chi2.ppf(1e-6, d), stats.chi2.isf(1e-6, d)
             assert low < float(noisy.square().sum()) < high
-            assert (
-                min(errors) > low
-            )  # twice as much on average: a guess that is wrong adds noise of its own
+            # twice as much on average: a guess that is wrong adds noise of its own
+            assert min(errors) > low
         else:  # the same attack on a simulation gets the sum back, as its name says
             assert min(errors) < 1e-9
 
@@ -174,9 +172,8 @@ def test_simulated_noise_is_that_of_one_run_alone():
     assert float((PrivateDraws(**base).normals(1)(50) - made).abs().min()) > 0.0
     assert torch.equal(PrivateDraws(**base).normals(0)(50), made)
     ten, nine = after_one_round(SIMULATED, 9) * 9, after_one_round(SIMULATED, 8) * 8
-    assert (
-        float((ten - nine).square().mean().sqrt()) > 0.8
-    )  # with shared noise: one clipped upload, 0.1 a number
+    # with shared noise: one clipped upload, 0.1 a number
+    assert float((ten - nine).square().mean().sqrt()) > 0.8
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
@@ -187,9 +184,8 @@ def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
 
         def drawn(n, height=height):
             noise = torch.full((n,), height, dtype=torch.float64)
-            noise[-6:] = torch.tensor(
-                [3.0, 1.0, 0.5, 0.0, -3.0, 1.01]
-            )  # in fedproto, how many own each class
+            # in fedproto, how many own each class
+            noise[-6:] = torch.tensor([3.0, 1.0, 0.5, 0.0, -3.0, 1.01])
             return noise
 
         monkeypatch.setattr(
@@ -207,9 +203,8 @@ def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
             trust=parse_policy(privacy=Privacy(1.5, 2.0, seed=0, allow=("evaluation",))),
         )
         assert made[height].records[0].clients == ()
-    if (
-        name == "fedavg"
-    ):  # 2 x 1.5 x 4 on every number of the first weights, of one client that is expected
+    # 2 x 1.5 x 4 on every number of the first weights, of one client that is expected
+    if name == "fedavg":
         for tensor in ("P.W", "P.b", "Q.W"):
             moved = made[4.0].server[tensor] - made[0.0].server[tensor]
             assert torch.allclose(moved, torch.full_like(moved, 12.0))

@@ -99,9 +99,8 @@ def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(n):
     """Of rows on a grid, many of which are the same and where the iteration begins."""
     for seed in range(DRAWS // 5):
         V = normal(n, 2, seed=seed).round()
-        assert (
-            sum_of_distances(V, parse_rule("geomedian")(V, 1)) <= least_sum(V) + 0.01
-        )  # 200 steps
+        # 200 steps
+        assert sum_of_distances(V, parse_rule("geomedian")(V, 1)) <= least_sum(V) + 0.01
 
 
 @pytest.mark.parametrize(("f", "chosen"), [(0, 5.0), (1, 2.0), (2, 1.0)])
@@ -122,9 +121,8 @@ def test_krum_of_three_rows_looks_at_one_other():
 def test_a_rule_does_not_depend_on_the_unit(text):
     V = normal(9, 4, seed=3)
     V[0] *= 30.0
-    V[1] = (
-        V[2:].median(0).values
-    )  # where the iteration for the geometric median begins, so a weight is bounded
+    # where the iteration for the geometric median begins, so a weight is bounded
+    V[1] = V[2:].median(0).values
     rule = parse_rule(text)
     for unit in (1e-9, 1e9):
         assert torch.allclose(rule(V * unit, 2) / unit, rule(V, 2), rtol=1e-6, atol=1e-8)
@@ -224,9 +222,8 @@ def test_attacks_by_hand():
     assert lied("alie:0.4") == [2.0, 0.0]
     assert Attack.deviations(50, 24) == pytest.approx(1.426, abs=1e-3)  # the quantile (26 - 2) / 26
     assert Attack.deviations(9, 2) == pytest.approx(0.1800, abs=1e-4)  # the quantile (7 - 3) / 7
-    assert Attack.deviations(3, 3) == pytest.approx(
-        4.7534, abs=1e-4
-    )  # nobody is honest: the quantile 1, less 1e-6
+    # nobody is honest: the quantile 1, less 1e-6
+    assert Attack.deviations(3, 3) == pytest.approx(4.7534, abs=1e-4)
     assert Attack.deviations(2, 0) == Attack.deviations(2, 1) == pytest.approx(-4.7534, abs=1e-4)
     assert lied("gaussian:0.4:1") == lied("gaussian:0.4:1") != V[2].tolist()
     assert torch.equal(parse_attack("label-flip:0.4")(V, lying, 0, 0), V)

@@ -144,13 +144,11 @@ def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which):
         ups, declared = seen_uploads(
             name, SETTINGS[name][which], data, clients, dtype=torch.float32
         )
-        assert (
-            ups or SETTINGS[name][which].get("gamma") == 0.0
-        )  # whose own system is singular, which the client says
+        # whose own system is singular, which the client says
+        assert ups or SETTINGS[name][which].get("gamma") == 0.0
         for up, n in ups:
-            if all(
-                bool(torch.isfinite(t).all()) for t in up.values()
-            ):  # 16 bits do not hold all numbers
+            # 16 bits do not hold all numbers
+            if all(bool(torch.isfinite(t).all()) for t in up.values()):
                 assert statistic_problem(declared, up, n, data.longest_row) is None, rows
 
 

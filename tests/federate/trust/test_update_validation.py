@@ -147,9 +147,8 @@ def test_a_number_that_could_make_a_sum_overflow_is_refused_and_one_below_is_sou
         huge = {"W": torch.full((2, 2), part * largest(dtype), dtype=dtype), "b": torch.zeros(1)}
         validation = UpdateValidation(declared(huge), 1)
         assert (validation.problem(huge, 1.0) is None) == sound
-        assert not validation.is_sound(
-            huge, 1.0
-        )  # the sum of the squares is infinite, so it is looked at twice
+        # the sum of the squares is infinite, so it is looked at twice
+        assert not validation.is_sound(huge, 1.0)
         assert sound or "the largest that is safe to add up" in validation.problem(huge, 1.0)
 
 

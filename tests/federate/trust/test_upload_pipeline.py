@@ -180,7 +180,6 @@ def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_ar
         run(method, method.resolve(), data, clients, rounds=1, execution="sequential")
     how = {"rounds": 1, "execution": "sequential", "trust": parse_policy("median")}
     judged = run(method, method.resolve(), data, clients, **how)
-    first = next(
-        up for up in judged.traffic.up if up
-    )  # every number of an upload: weights and biases
+    # every number of an upload: weights and biases
+    first = next(up for up in judged.traffic.up if up)
     assert first == sum(t.numel() for t in judged.server.values())

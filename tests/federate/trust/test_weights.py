@@ -35,9 +35,8 @@ def test_no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_
     assert max(weights) <= max(share, 1 / max(1, some)) * total * (1 + 1e-9)
     cut = [w for w, n in zip(weights, rows, strict=True) if w < n]
     if cut and share * some > 1:
-        assert min(cut) == pytest.approx(
-            share * total, rel=1e-9
-        )  # what is cut has all of the share it may have
+        # what is cut has all of the share it may have
+        assert min(cut) == pytest.approx(share * total, rel=1e-9)
     assert [w for w, n in zip(weights, rows, strict=True) if n < max(cut, default=0.0)] == [
         n for n in rows if n < max(cut, default=0.0)
     ]

@@ -57,9 +57,8 @@ class SiteMessage:
     """A message's content."""
 
     words: dict[str, Any]  # JSON values
-    trees: Sequence[Tree] = field(
-        default=()
-    )  # one for each point and seed that the message is about
+    # one for each point and seed that the message is about
+    trees: Sequence[Tree] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,8 @@ def pack(message: SiteMessage) -> PackedMessage:
     for tree in message.trees:
         entry: dict[str, Any] = {}
         for name, t in tree.items():
-            values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(
-                tuple(t.shape)
-            )  # which makes 0-d 1-d
+            # which makes 0-d 1-d
+            values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(tuple(t.shape))
             key = hashlib.sha256(
                 f"{values.dtype}{values.shape}".encode() + values.tobytes()
             ).digest()

@@ -68,9 +68,8 @@ class SummedUploads:
     """What a server learns of a job's round."""
 
     clients: Sequence[int] = ()  # who is in the sums, in client order
-    sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(
-        default_factory=dict
-    )  # as ``UploadPipeline.add_sum``
+    # as ``UploadPipeline.add_sum``
+    sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)  # client -> why it is not in them
     failed: str = ""  # why there are no sums; "" when there are
     sent: tuple[int, int] = (0, UPLOAD_BYTES)  # numbers that each client sent, and bytes of one

@@ -42,12 +42,10 @@ class ServerJob:
     evaluation: Evaluation | None = None  # of the last round that was scored
     dealt: Data | None = None  # the labels that ``evaluation`` is about
     failed: FedcacheError | None = None  # what ended it
-    shapes: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # of what the server held at the beginning
-    latest: dict[int, int] = field(
-        default_factory=dict
-    )  # client -> the last round in which the server has its upload
+    # of what the server held at the beginning
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # client -> the last round in which the server has its upload
+    latest: dict[int, int] = field(default_factory=dict)
 
     def answered(self, client: int, told: Any) -> int:
         """The round that a client says it answers; what it holds is noted.

@@ -445,9 +445,8 @@ class Sites:
         self.joined: list[MissedSite] = []  # sites that came after the beginning
         self._question: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have said what they have, or are asked no more
-        self._silent: Counter[int] = (
-            Counter()
-        )  # node -> how often it was asked what it has, and said nothing
+        # node -> how often it was asked what it has, and said nothing
+        self._silent: Counter[int] = Counter()
 
     def gather(self, question: Mapping[str, Any]) -> list[Member]:
         """Wait for the sites, ask them ``question``, and take those that fit together, in client order.

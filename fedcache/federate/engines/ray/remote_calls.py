@@ -211,9 +211,8 @@ def call(
 ) -> dict[str, Any]:
     """In a worker: one use of what this process made of the setup, which it fetches once."""
     try:
-        if (
-            session not in _sessions
-        ):  # the first call of this process: become like the driver, then load
+        # the first call of this process: become like the driver, then load
+        if session not in _sessions:
             import ray
 
             check_code(environment.code)

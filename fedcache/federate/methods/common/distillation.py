@@ -166,9 +166,8 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     """
     hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"]}
     hp["drop_last"] = hp["esd_drop_last"]
-    hp["bn"] = simclr.on_images(
-        hp
-    )  # a last batch of one image, which has no variance, joins the one before it
+    # a last batch of one image, which has no variance, joins the one before it
+    hp["bn"] = simclr.on_images(hp)
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
@@ -176,9 +175,8 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     projected = hp["sim_at"] == "projection"
     zeta = float(ctx.number("zeta"))
     ema = hp["ema"]
-    names = tuple(
-        n for n in simclr.trained(hp) if projected or n.startswith("t.")
-    )  # else the projection rests
+    # else the projection rests
+    names = tuple(n for n in simclr.trained(hp) if projected or n.startswith("t."))
     one = optimiser_step(_loss(target), names, {})
     by_batch = hp["key_mode"] == "train"
 

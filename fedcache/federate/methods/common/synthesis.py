@@ -62,14 +62,12 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
         w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
     shape = (*ctx.lead, longest)
     cls = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
-    per_client = (
-        np.asarray(counts).reshape(points, -1).max(0)
-    )  # grid points share draws: a prefix of the longest
+    # grid points share draws: a prefix of the longest
+    per_client = np.asarray(counts).reshape(points, -1).max(0)
     noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
     sigma = ctx.env.width**-0.5 if ctx.hp["sigma"] is None else ctx.number("sigma")
-    near = ctx.text.index_select(0, cls.flatten()).view(
-        *shape, ctx.env.width
-    )  # a third of the time of ``text[cls]``
+    # a third of the time of ``text[cls]``
+    near = ctx.text.index_select(0, cls.flatten()).view(*shape, ctx.env.width)
     scale = over(sigma, noise)
     z = near.add_(noise, alpha=scale) if isinstance(scale, float) else near + scale * noise
     if ctx.hp["renorm_synth"]:
