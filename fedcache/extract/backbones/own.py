@@ -243,7 +243,7 @@ def shape_of(
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's code or file: whatever it raises is told in a sentence
+    ) as error:  # the user's code or file may raise anything: its error becomes a message
         raise UsageError(
             f"{name} fails on two images of {size} px: {reason(error)}",
             "Mend it, or name another size: --size N",

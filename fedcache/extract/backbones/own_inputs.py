@@ -82,7 +82,7 @@ class OwnItemEncoder:
         except (
             Exception,
             SystemExit,
-        ) as error:  # the user's code: whatever it raises is told in a sentence
+        ) as error:  # the user's code may raise anything: its error becomes a message
             raise UsageError(
                 f"{self.name} fails on {count} {self.kind}: {reason(error)}", "Mend its forward."
             ) from error

@@ -183,7 +183,7 @@ def _own(name: str) -> OwnModule:
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's code: whatever it raises is told in a sentence
+    ) as error:  # the user's code may raise anything: its error becomes a message
         raise UsageError(
             f"{attribute}() of {place} fails: {reason(error)}",
             "Mend it; it is called without arguments.",
