@@ -19,6 +19,7 @@ from fedcache.runs.directory import (
     WRITTEN,
     DamagedRunError,
     check_files,
+    config_changed,
     measured_of,
     read_pruned,
     read_result,
@@ -441,11 +442,14 @@ def open_run(path: Path) -> StoredRun | LeftOut:
             return LeftOut(
                 path, f"is not finished: {error.message}", f"rm {shell_word(path / PRUNED)}"
             )
+        why = "is not finished"
+        if pruned is not None:
+            why += f": a search stopped it after round {pruned['round']} of {pruned['rounds']}"
+        elif config_changed(path):
+            why += ", and its config.toml is not what was written when it began"
         return LeftOut(
             path,
-            "is not finished"
-            if pruned is None
-            else f"is not finished: a search stopped it after round {pruned['round']} of {pruned['rounds']}",
+            why,
             f"The command that began it goes on:  fedcache train --config {shell_word(config)}",
         )
     try:

@@ -378,6 +378,17 @@ def check_config(path: Path | None) -> None:
             )
 
 
+def config_changed(folder: Path) -> bool:
+    """Whether the ``config.toml`` of an unfinished run has other bytes than the run began with."""
+    try:
+        found = read_sealed(folder / WRITTEN, {"kind": FILES})
+    except CorruptionError:
+        return False  # the damaged list is reported by the command that resumes the run
+    if found is None:
+        return False
+    return bool(found.content.get("config.toml") != sha256_hex(read_whole(folder / "config.toml")))
+
+
 def _raw_digest(_name: str, raw: bytes) -> str:
     return sha256_hex(raw)
 

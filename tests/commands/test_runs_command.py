@@ -79,6 +79,11 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
     }
     (left,) = ok("runs", "list", "--state", "unfinished").data["entries"]
     assert (left["method"], left["accuracy"], left["backbones"]) == ("fedncm", None, ["mine"])
+    changed = "config.toml is not what was written"
+    assert changed not in fedcache("runs", "list").err
+    config = Path(three["ncm"], "config.toml")
+    config.write_text(config.read_text().replace("fedncm", "fedncn"))
+    assert changed in fedcache("runs", "list").err
     assert fedcache("runs", "list", "--state", "finish").code == Exit.USAGE
 
 
