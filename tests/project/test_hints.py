@@ -85,20 +85,14 @@ def _is_a_command(line: str) -> bool:
 
 def texts(source: str, where: str) -> Iterator[Text]:
     """The strings of a module but docstrings and patterns; of a choice between constants in an f-string, each."""
-    tree = ast.parse(source)
-    inner = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    unread = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    unread |= {id(part) for node in ast.walk(tree) if _is_a_pattern(node) for part in node.args}
-    messages = {
-        id(part) for node in ast.walk(tree) if _is_an_error(node) for part in ast.walk(node.args[0])
-    }
-    for node in ast.walk(tree):
-        if id(node) in inner | unread:
+    nodes = list(ast.walk(ast.parse(source)))
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    unread = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    unread |= {id(part) for node in nodes if _is_a_pattern(node) for part in node.args}
+    messages = {id(part) for node in nodes if _is_an_error(node) for part in ast.walk(node.args[0])}
+    unread |= inner
+    for node in nodes:
+        if id(node) in unread:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield Text(f"{where}:{node.lineno}", node.value, [], id(node) in messages)
