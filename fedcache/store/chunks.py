@@ -288,11 +288,7 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
     except OSError as error:
         raise damaged(what, path, "is missing or unreadable") from error
     payload = raw[:-CRC_BYTES]
-    tail = raw[-CRC_BYTES:]
-    if len(raw) < CRC_BYTES or struct.unpack("<I", tail)[0] != checksum(payload):
-        raise damaged(what, path, "does not match its own checksum")
-    if crc is not None and checksum(payload) != crc:
-        raise damaged(what, path, "is whole but not the file the manifest lists at this place")
+    verify_payload(payload, raw[-CRC_BYTES:], crc, path, what)
     return payload
 
 
@@ -364,9 +360,9 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
 
 
 def verify_payload(
-    payload: NDArray[np.uint8], rest: bytes, crc: int, path: Path, what: str
+    payload: bytes | NDArray[np.uint8], rest: bytes, crc: int | None, path: Path, what: str
 ) -> None:
-    """Compare a payload with the checksum in its file and with ``crc``, the one listed for its place.
+    """Compare a payload with the checksum in its file and with ``crc``, the one listed for its place, unless it is None.
 
     ``rest`` are the bytes that follow it in the file; the last four are the checksum of all before. Raises
     CorruptionError, naming ``what``.
@@ -374,7 +370,7 @@ def verify_payload(
     found = checksum(payload)
     if len(rest) > CRC_BYTES:
         found = int(google_crc32c.extend(found, rest[:-CRC_BYTES]))
-    if found != int.from_bytes(rest[-CRC_BYTES:], "little"):
+    if len(rest) < CRC_BYTES or found != int.from_bytes(rest[-CRC_BYTES:], "little"):
         raise damaged(what, path, "does not match its own checksum")
-    if found != crc:
-        raise damaged(what, path, "is whole but not the chunk the manifest lists at this place")
+    if crc is not None and found != crc:
+        raise damaged(what, path, "is whole but not the file the manifest lists at this place")

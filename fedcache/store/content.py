@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import all_finite, array_bytes, checksum, encode, to_stored_dtype
 from fedcache.store.files import digest_of, make_private, sha256_hex
-from fedcache.store.groups import GroupStore, put_groups
-from fedcache.store.journal import journal_path, read_journal
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, complete_split
 from fedcache.store.writer import ArrayWriter
 from fedcache.tables.embeddings import Embeddings, assemble
@@ -114,6 +112,7 @@ class ContentArray:
 
     def write_missing(self, writer: ArrayWriter, observer: Observer) -> None:
         """Write the chunks that a writer lacks, each while the next one is read; errors as ``ArrayWriter.write``."""
+        observer.start(f"Writing {self.name}", self.shape[0], "rows")
         missing = set(writer.missing())
         with ThreadPoolExecutor(1) as pool:  # which waits for the disk
             written: Future[None] | None = None
@@ -127,6 +126,7 @@ class ContentArray:
                 observer.advance(len(rows))
             if written is not None:
                 written.result()
+        observer.stop()
 
     def chunk_crc(self, rows: NDArray[Any]) -> int:
         """crc32c of the chunk file that holds these rows, the last one filled up."""
@@ -150,36 +150,6 @@ WHERE = Path("from_arrays()")
 """What messages name in the place of a file."""
 
 
-class ContentStore(GroupStore, Protocol):
-    """What content asks of a store; ``Store`` is one."""
-
-    def has_text(self, backbone: str) -> bool:
-        """Whether there are text features."""
-
-    def put_text(
-        self,
-        backbone: str,
-        templates: Sequence[str],
-        matrix: NDArray[np.float32],
-        meta: Mapping[str, Any],
-    ) -> None:
-        """Write text features."""
-
-    def writer(
-        self,
-        key: str,
-        *,
-        shape: tuple[int, ...],
-        dtype: str,
-        chunk_rows: int,
-        recipe: dict[str, Any],
-        how: dict[str, Any],
-        wait: bool,
-        fresh: bool,
-    ) -> ArrayWriter:
-        """The one writer of an array."""
-
-
 @dataclass
 class Content:
     """Embeddings in the order and the types of a store, not yet on disk."""
@@ -195,35 +165,6 @@ class Content:
     def reasons(self) -> dict[int, str]:
         """Why rows are not ok."""
         return dict.fromkeys(np.flatnonzero(self.samples.ok == 0).tolist(), NOT_FINITE)
-
-    def write_into(self, store: ContentStore, observer: Observer) -> None:
-        """Groups, text features and arrays into a store of these rows; what is there already is not written again.
-
-        Another writer of the same content is waited for: what it writes is what would be written here.
-        """
-        put_groups(store, self.groups)
-        for name, matrix in self.texts.items():
-            if not store.has_text(name):
-                store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
-        for key, array in self.arrays.items():
-            begun = read_journal(journal_path(store.path, key)).header
-            size = array.chunk_rows
-            # by a version that chose other chunks
-            fresh = begun is not None and begun["chunk_rows"] != size
-            with store.writer(
-                key,
-                shape=array.shape,
-                dtype=array.dtype,
-                chunk_rows=size,
-                recipe=array.recipe,
-                how={"source": INGESTED},
-                fresh=fresh,
-                wait=True,
-            ) as writer:
-                observer.start(f"Writing {array.name}", array.shape[0], "rows")
-                array.write_missing(writer, observer)
-                observer.stop()
-                writer.complete()
 
     @property
     def values(self) -> set[tuple[str, int]]:

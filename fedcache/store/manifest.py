@@ -72,17 +72,6 @@ class ArrayInfo:
         """Digest of the recipe."""
         return digest_of(self.recipe)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "recipe": self.recipe,
-            "how": self.how,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "chunk_rows": self.chunk_rows,
-            "chunks": list(self.chunks),
-        }
-
 
 def journal_header(
     recipe: dict[str, Any], how: dict[str, Any], shape: Sequence[int], dtype: str, chunk_rows: int
@@ -118,20 +107,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
-        return to_signed(
-            {
-                "format": FORMAT,
-                "dataset": self.dataset,
-                "rows": self.rows,
-                "rows_ok": self.rows_ok,
-                "classes": list(self.classes),
-                "domains": list(self.domains),
-                "samples": self.samples,
-                "arrays": {key: info.to_dict() for key, info in self.arrays.items()},
-                "texts": self.texts,
-                "files": self.files,
-            }
-        )
+        arrays = {key: vars(info) for key, info in self.arrays.items()}
+        return to_signed({"format": FORMAT, **vars(self), "arrays": arrays})
 
     def write(self, store: Path) -> None:
         """Replace the store's manifest, whole or not at all."""
@@ -486,13 +463,18 @@ def partition_file(store: Path, manifest: Manifest, name: str) -> str:
 def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
     """The file of a partition that the manifest lists, mapped. Raises CorruptionError, unless it is the file listed."""
     relative = partition_file(store, manifest, name)
+    return read_sidecar(store, manifest, relative, f"partition {name}")
+
+
+def read_sidecar(store: Path, manifest: Manifest, relative: str, what: str) -> memoryview:
+    """A file that the manifest lists, mapped. Raises CorruptionError, naming ``what``, unless it is the file listed."""
     path = store / relative
     try:
         raw = mapped(path)
     except OSError as error:
-        raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
+        raise files.damaged(what, path, "is missing or unreadable") from error
     if sha256_hex(raw) != manifest.files[relative]:
-        raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
+        raise files.damaged(what, path, "does not have the sha256 of the manifest")
     return raw
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ class VerifyReport:
         """Note a problem with a file."""
         self.problems.append({"file": str(place.relative_to(self.path)), "what": what})
 
+    def check(self, place: Path, read: Callable[[], object]) -> None:
+        """Count a file, and note a problem where ``read`` says that it is damaged."""
+        self.read(place)
+        try:
+            read()
+        except FedcacheError as error:
+            self.add(place, error.message)
+
     def read(self, place: Path) -> None:
         """Count a file."""
         self.checked += 1
@@ -91,25 +100,20 @@ def verify(path: Path) -> VerifyReport:
     """
     store = Store.open(path)
     report = VerifyReport(path)
-    known = {
-        path / NAME,
-        path / HISTORY,
-        path / QUARANTINE,
-        files.chunk_path(path / "samples" / "ok", 0, 1),
-    }
     for place, crc, size, what in chunk_files(store.path, store.manifest):
-        known.add(place)
-        report.read(place)
-        try:
-            files.read_checked(place, crc, what, size=size)
-        except FedcacheError as error:
-            report.add(place, error.message)
+        report.check(place, partial(files.read_checked, place, crc, what, size=size))
     report.read(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
-        if path / relative not in known:
-            report.read(path / relative)
-            if why := _sidecar(path / relative, digest):
-                report.add(path / relative, why)
+        # The list of unreadable images is checked with its column.
+        if relative == QUARANTINE:
+            continue
+        place = path / relative
+        report.read(place)
+        try:
+            if file_sha256(place) != digest:
+                report.add(place, "does not have the sha256 of the manifest")
+        except OSError:
+            report.add(place, "is missing or unreadable")
     _check_rows(store, report)
     _check_history(path, report)
     _check_journals(store, report)
@@ -147,11 +151,7 @@ def _check_rows(store: Store, report: VerifyReport) -> None:
     """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
     place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
     for where, read in ((place, store.readable), (store.path / QUARANTINE, store.quarantined)):
-        report.read(where)
-        try:
-            read()
-        except FedcacheError as error:
-            report.add(where, error.message)
+        report.check(where, read)
 
 
 def _check_history(path: Path, report: VerifyReport) -> None:
@@ -180,25 +180,11 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         size = files.array_bytes(shape, journal.header["dtype"])
         for chunk, line in sorted(journal.chunks.items()):
             place = files.chunk_path(folder, chunk, len(shape))
-            report.read(place)
-            try:
-                files.read_checked(
-                    place, line.crc, f"chunk {chunk} of unfinished {journal.key}", size=size
-                )
-            except FedcacheError as error:
-                report.add(place, error.message)
+            what = f"chunk {chunk} of unfinished {journal.key}"
+            report.check(place, partial(files.read_checked, place, line.crc, what, size=size))
         report.notes.append(
             f"{journal.key} is unfinished: {len(journal.chunks)} of {journal.count} chunks; its extract command goes on"
         )
-
-
-def _sidecar(place: Path, digest: str) -> str | None:
-    try:
-        if file_sha256(place) == digest:
-            return None
-        return "does not have the sha256 of the manifest"
-    except OSError:
-        return "is missing or unreadable"
 
 
 def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:

@@ -33,7 +33,7 @@ from fedcache.store.files import (
     write_atomic,
 )
 from fedcache.store.journal import Journal, journal_path, read_journal
-from fedcache.store.lock import hold_lock, is_alive, lock_manifest
+from fedcache.store.lock import hold_lock, is_alive, lock_manifest, writer_of
 from fedcache.store.manifest import (
     COLUMNS,
     FORMAT,
@@ -300,8 +300,8 @@ class ArrayWriter:
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
         """The error of an unfinished array whose rows were computed in another way than the next would be."""
         before = self.journal.header or {}
-        flat = {**before["how"], **{k: v for k, v in before.items() if k != "how"}}
-        now = {**header["how"], **{k: v for k, v in header.items() if k != "how"}}
+        flat = {**before["how"], **before, "how": None}
+        now = {**header["how"], **header, "how": None}
         changed = [
             f"{k} was {flat.get(k)!r}, now {now.get(k)!r}"
             for k in sorted({*flat, *now})
@@ -574,8 +574,8 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
 def _building_place(path: Path) -> Path:
     """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
-        pid = left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
+        pid = writer_of(left)
+        if pid and not is_alive(pid):
             shutil.rmtree(left, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process is in the name for this cleanup, the rest keeps its threads apart.

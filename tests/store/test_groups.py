@@ -10,8 +10,7 @@ from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.export import write_shards
-from fedcache.store.groups import put_groups
-from fedcache.store.store import Store
+from fedcache.store.store import Store, put_groups
 from fedcache.store.verify import repair, verify
 from fedcache.tables.groups import Group, joined
 

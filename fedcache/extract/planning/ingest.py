@@ -32,11 +32,10 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.content import NOT_FINITE_HINT, Content, arrange, usable_name
 from fedcache.store.files import digest_of, make_private
-from fedcache.store.groups import put_groups
 from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store
+from fedcache.store.store import Store, put_groups
 from fedcache.tables.conversion import BEGIN
 from fedcache.tables.roles import ColumnChoice, need_labels
 
