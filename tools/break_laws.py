@@ -934,7 +934,7 @@ TABLE = (
     B(
         "a_csv_means_the_same_however_it_is_written",
         "a first line sep=; names the columns",
-        "tables/csv_files.py",
+        "tables/table_files.py",
         "return Dialect(named[1], encoding, 1)",
         "return Dialect(named[1], encoding, 0)",
     ),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, InternalError, shell_word
 from fedcache.store.files import at_once, canonical_json, fsync_directory, read_whole, write_atomic
-from fedcache.tables.equal_strings import EqualStrings
+from fedcache.tables.words import EqualStrings
 
 CRC_BYTES = 4
 LINE = 64
@@ -362,7 +362,7 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
 def verify_payload(
     payload: bytes | NDArray[np.uint8], rest: bytes, crc: int | None, path: Path, what: str
 ) -> None:
-    """Compare a payload with the checksum in its file and with ``crc``, the one listed for its place, unless it is None.
+    """Compare a payload with the checksum in its file and with ``crc``, unless that is None.
 
     ``rest`` are the bytes that follow it in the file; the last four are the checksum of all before. Raises
     CorruptionError, naming ``what``.

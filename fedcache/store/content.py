@@ -28,10 +28,9 @@ from fedcache.store.files import digest_of, make_private, sha256_hex
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, complete_split
 from fedcache.store.writer import ArrayWriter
 from fedcache.tables.embeddings import Embeddings, assemble
-from fedcache.tables.equal_strings import EqualStrings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, ColumnChoice
-from fedcache.tables.words import Column, FileRows, as_column, blocks_of
+from fedcache.tables.words import Column, EqualStrings, FileRows, as_column, blocks_of
 
 # Features of one backbone on their way into a store: block by block, in the stored dtype, with a
 # digest of all.

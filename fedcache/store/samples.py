@@ -15,9 +15,9 @@ from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
 from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest
-from fedcache.tables.equal_strings import EqualStrings
 from fedcache.tables.groups import Group
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
+from fedcache.tables.words import EqualStrings
 
 INGESTED = "ingested"
 """``source`` in the description of a dataset that came as embeddings: no image is known of it."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
-from fedcache.tables.conversion import conversion
 from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
@@ -28,6 +27,24 @@ TRUSTED = "# runs what the file says: only for a file that you trust"
 
 PIXELS = ("pixels", "image", "images")
 """Columns of images in files of clients."""
+
+
+BEGIN = "Convert it with Python:"
+"""How a hint with lines of Python begins."""
+
+MARK = "    "
+"""What a line of Python in a hint begins with."""
+
+
+def conversion(lines: Sequence[str], following: str) -> str:
+    """A hint: lines that convert a file, and the command that takes what they wrote.
+
+    >>> print(conversion(["import numpy"], "fedcache ingest new.npz --name NAME"))
+    Convert it with Python:
+        import numpy
+    Then:  fedcache ingest new.npz --name NAME
+    """
+    return "\n".join([BEGIN, *(f"{MARK}{line}" for line in lines), f"Then:  {following}"])
 
 
 # Files that a pickle is part of

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.option_info import DATA, option
 from fedcache.parsing import in_a_list
-from fedcache.tables.equal_strings import numbered
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (
     Coded,
@@ -44,6 +43,7 @@ from fedcache.tables.words import (
     as_words,
     is_feature,
     last_level,
+    numbered,
     shape_of,
     some_names,
     sorted_words,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
-from fedcache.tables.conversion import conversion
+from fedcache.tables.foreign_files import conversion
 from fedcache.tables.labels import with_names
 from fedcache.tables.roles import TEXTS, has_a_meaning
 from fedcache.tables.table_files import (

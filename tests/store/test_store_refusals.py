@@ -19,7 +19,7 @@ from pyarrow import parquet
 from toy_store import KEYS, samples, whole
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
-from fedcache.store import chunks, lock, manifest, mapped_rows
+from fedcache.store import chunks, lock, manifest, reader
 from fedcache.store import samples as columns
 from fedcache.store.export import export
 from fedcache.store.manifest import read_quarantine
@@ -112,9 +112,9 @@ def test_a_store_without_features_says_so() -> None:
 def test_what_is_mapped_is_counted_or_taken_to_be_all(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, found in (("900 50 7 1 0 2 0", 7 * mmap.PAGESIZE), ("900 50", 33), ("a b c", 33)):
         monkeypatch.setattr(Path, "read_text", lambda self, encoding, said=said: said)
-        assert mapped_rows.mapped_bytes(33) == found
+        assert reader.mapped_bytes(33) == found
     monkeypatch.setattr(Path, "read_text", fails(OSError()))
-    assert mapped_rows.mapped_bytes(33) == 33
+    assert reader.mapped_bytes(33) == 33
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:

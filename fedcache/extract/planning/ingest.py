@@ -36,7 +36,7 @@ from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, put_groups
-from fedcache.tables.conversion import BEGIN
+from fedcache.tables.foreign_files import BEGIN
 from fedcache.tables.roles import ColumnChoice, need_labels
 
 
