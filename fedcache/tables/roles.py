@@ -559,27 +559,24 @@ def features_of(
     ``asked`` are those that the user names: columns, or what the names of a wide table's columns begin with.
     """
     wide = [key for key, values in raw.items() if isinstance(values, FileRows) and values.columns]
-    keys: dict[str, str] = {}
+    keys: list[str] = []
     for word in asked:
         key = word if word in raw or not wide else wide[0]
         find_column(path, raw, key, (), "--features-key")
-        keys[key] = _backbone(path, key)
+        keys.append(key)
     if not asked:
-        keys = {
-            key: _backbone(path, key)
+        matrices = [key for key, values in raw.items() if len(values.shape) > 1]
+        keys = [
+            key
             for key in raw
-            if key.startswith("features/") or _is_matrix(key, raw)
-        }
-    if not keys:
-        keys = {
-            key: _backbone(path, key)
-            for key in raw
-            if last_level(key) == DATA_COLUMN and len(raw[key].shape) > 1
-        }
-    # One number for each row is no feature, whatever it is called; where there is nothing else it is said to be wrong.
-    keys = keys or {key: _backbone(path, key) for key in raw if is_feature(key)}
+            if key.startswith("features/") or (key in matrices and is_feature(key))
+        ]
+        keys = keys or [key for key in matrices if last_level(key) == DATA_COLUMN]
+        # One number for each row is no feature, whatever it is called, and is refused if there is nothing else.
+        keys = keys or [key for key in raw if is_feature(key)]
     found: dict[str, Any] = {}
-    for key, name in keys.items():
+    for key in dict.fromkeys(keys):
+        name = _backbone(path, key)
         values = raw[key]
         floats = not isinstance(values, Words | Unread) and values.dtype.kind == "f"
         if not floats or len(values.shape) not in (2, 3) or not all(values.shape[1:]):
@@ -638,10 +635,6 @@ def _backbone(path: Path, key: str) -> str:
     if is_feature(key) or last_level(key) == DATA_COLUMN:
         return stem_of(path)
     return key
-
-
-def _is_matrix(key: str, raw: Mapping[str, Any]) -> bool:
-    return is_feature(key) and len(raw[key].shape) > 1
 
 
 def wide_sentence(features: Mapping[str, Any]) -> list[str]:

@@ -187,11 +187,7 @@ def find_splits(
                 continue
             codes = _codes_of(where, key, raw[key], meanings, groups, count, every=False)
             if codes is not None:
-                return FoundSplits(
-                    (key,),
-                    codes.astype(np.uint8),
-                    [f"{key} says the split: {_rows_of_splits(codes)}."],
-                )
+                return _said_by(key, codes)
     found = _flags(where, raw, groups, count)
     if found.codes is None:
         _refuse_unused_splits(where, raw, groups, count)
@@ -292,12 +288,13 @@ def _codes_of(
         if every and key not in groups:
             raise _unreadable(where, key, column, count)
         return None
-    codes = _read(group, meanings)
-    if not group.words or (codes >= 0).all():
-        if group.words:
-            return codes
+    if not group.words:
         return None
-    if key in groups or not (every or (codes >= 0).any()):
+    codes = _read(group, meanings)
+    known = codes >= 0
+    if known.all():
+        return codes
+    if key in groups or not (every or known.any()):
         return None
     raise _strange(where, key, group, codes, meanings)
 
@@ -375,9 +372,12 @@ def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
         )
     if not is_code:
         raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
-    return FoundSplits(
-        (key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."]
-    )
+    return _said_by(key, codes)
+
+
+def _said_by(key: str, codes: NDArray[np.int64]) -> FoundSplits:
+    note = f"{key} says the split: {_rows_of_splits(codes)}."
+    return FoundSplits((key,), codes.astype(np.uint8), [note])
 
 
 def _is_called_split(name: str) -> bool:
@@ -387,12 +387,12 @@ def _is_called_split(name: str) -> bool:
 
 def _rows_of_splits(codes: NDArray[np.int64]) -> str:
     """How many rows each split has: ``8 train, 4 test rows``."""
-    rows = [
-        f"{int((codes == code).sum()):,} {name}"
-        for code, name in enumerate(SPLIT_NAMES)
-        if (codes == code).any()
-    ]
-    return f"{', '.join(rows)} rows"
+    rows = []
+    for code, name in enumerate(SPLIT_NAMES):
+        count = int((codes == code).sum())
+        if count:
+            rows.append(f"{count:,} {name}")
+    return ", ".join(rows) + " rows"
 
 
 def _strange(
@@ -430,6 +430,5 @@ def _otherwise(key: str) -> str:
 
 def split_named(tokens: Sequence[str]) -> int | None:
     """The split that one of several words names, the first that does; None where none does."""
-    return next(
-        (SPLIT_WORDS[token.lower()] for token in tokens if token.lower() in SPLIT_WORDS), None
-    )
+    found = (SPLIT_WORDS.get(token.lower()) for token in tokens)
+    return next((split for split in found if split is not None), None)

@@ -59,7 +59,6 @@ def arrow() -> Any:
     import pyarrow.compute
     import pyarrow.csv
     import pyarrow.feather
-    import pyarrow.json
     import pyarrow.parquet
 
     return pyarrow
@@ -227,9 +226,10 @@ def is_number(word: str) -> bool:
 
 def _follow(words: Sequence[str]) -> bool:
     """Whether these are whole numbers that follow one another."""
-    return all(w.isdigit() for w in words) and [int(w) - int(words[0]) for w in words] == list(
-        range(len(words))
-    )
+    if not all(word.isdigit() for word in words):
+        return False
+    first = int(words[0])
+    return [int(word) for word in words] == [*range(first, first + len(words))]
 
 
 def is_list_text(column: Any) -> bool:
@@ -293,7 +293,8 @@ def _json(path: Path) -> Table:
         start = file.read(4096).lstrip()
     whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
     if whole is None:
-        held = _json_lines(path)
+        with path.open("rb") as file:
+            held = _table_of_records([parse_json(line) for line in file if line.strip()])
     elif isinstance(whole, dict):
         held = _table_of_columns(_leaf_columns(path, whole))
     else:
@@ -330,39 +331,6 @@ def _whole_json(path: Path, start: bytes) -> Any:
             f"fedcache ingest {shell_word(out)} --name NAME",
         ),
     )
-
-
-def _json_lines(path: Path) -> Any:
-    pa = arrow()
-    reading = pa.json.ReadOptions(block_size=TEXT_BLOCK)
-    try:
-        rows = pa.json.read_json(path, read_options=reading)
-    except pa.ArrowInvalid as error:
-        if "changed from" not in str(error):
-            raise
-        return _records_of_lines(path)  # a column of words and numbers, which arrow does not read
-    if any(
-        _may_be_rounded(rows.column(f.name)) for f in rows.schema if pa.types.is_floating(f.type)
-    ):
-        return _records_of_lines(path)
-    dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
-    if not dates:
-        return rows
-    # Words that look like dates stay as they are written.
-    words = pa.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in dates]))
-    return pa.json.read_json(path, read_options=reading, parse_options=words)
-
-
-def _may_be_rounded(column: Any) -> bool:
-    """Whether a column may hold integers of more than 64 bits, which arrow reads as floats."""
-    largest = arrow().compute.max(arrow().compute.abs(column)).as_py()
-    return largest is not None and largest >= 1 << 63
-
-
-def _records_of_lines(path: Path) -> Any:
-    """Records as Python reads them: integers of any size, and words and numbers in one column."""
-    with path.open("rb") as file:
-        return _table_of_records([parse_json(line) for line in file if line.strip()])
 
 
 def _table_of_records(records: Sequence[dict[str, Any]]) -> Any:

@@ -107,7 +107,7 @@ def test_which_columns_are_features_is_asked_where_several_may_be(
         found = open_embeddings(file, ColumnChoice(features=(asked,)))
         assert np.array_equal(found.features["t"].whole()[:, 0].astype("f4"), X[:, :2])
         assert list(found.groups) == ["ward", "y0", "y1"]
-        assert "a0" in found.left_out
+        assert "a0" in found.unused
     # A usual word wins: questions q1, q2 beside f0 .. f4.
     found = open_embeddings(write(tmp_path / f"u.{ending}", table(q1=LABELS, q2=LABELS)))
     assert found.features["u"].shape == (N, 1, D)
@@ -230,8 +230,8 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     )
     assert found.classes == ("cat", "dog")
     assert found.groups["ward"].values() == ["north; old", None, None]
-    assert found.left_out.keys() == {"", "patient"}
-    assert "--group-key patient" in found.left_out["patient"]
+    assert found.unused.keys() == {"", "patient"}
+    assert "--group-key patient" in found.unused["patient"]
     asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
     assert asked.groups["patient"].values() == [*map(str, ids), None]
     assert Words.of(["01234", "1"]).typed().every() == ["01234", "1"]  # a postal code

@@ -123,7 +123,7 @@ def ingest_file(
             )
     clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
-    return Ingested(made, notes, found.left_out)
+    return Ingested(made, notes, found.unused)
 
 
 @contextmanager
