@@ -17,23 +17,9 @@ from fedcache.runs.run_models import load_seed
 
 SEEDS = 4
 TRAIN = (
-    "train",
-    "--method",
-    "ditto",
-    "--scheme",
-    "iid",
-    "--clients",
-    20,
-    "--rounds",
-    1,
-    "--seeds",
-    f"0-{SEEDS - 1}",
-    "--set",
-    "dim=1500",
-    "--set",
-    "epochs=1",
-    "--json",
-)
+    f"train --method ditto --scheme iid --clients 20 --rounds 1 --seeds 0-{SEEDS - 1} "
+    "--set dim=1500 --set epochs=1 --json"
+).split()
 
 
 def saved(runs: Path) -> int:

@@ -28,7 +28,6 @@ from fedcache.store.content import arrange
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 from fedcache.tables import table_files as tables
-from fedcache.tables import table_readers
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Words
@@ -136,33 +135,6 @@ def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> 
     assert np.array_equal(np.delete(whole, 4, 0), np.delete(X.astype(float).round(3), 4, 0))
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "[1, 2]",
-                "[ -0.5,1e-3 ]",
-                " [nan,7]",
-                "[1]",
-                "[[1, 2]]",
-                "1, 2",
-                "[1, x]",
-                "[]",
-                "[1 2]",
-            ]
-        ),
-        min_size=1,
-    )
-)
-def test_texts_are_read_all_at_once_as_one_by_one(texts: list[str]) -> None:
-    found = table_readers._all_texts(pa.array(texts), 2)
-    good = {"[1, 2]": [1, 2], "[ -0.5,1e-3 ]": [-0.5, 1e-3], " [nan,7]": [np.nan, 7]}
-    if set(texts) <= good.keys():
-        assert np.array_equal(found, [good[text] for text in texts], equal_nan=True)
-    else:
-        assert found is None
-
-
 @pytest.mark.parametrize(
     "texts",
     [
@@ -181,23 +153,25 @@ def test_texts_that_are_no_lists_of_one_length_are_refused(
 
 
 WRITTEN = [
-    "0",
-    "1",
-    "-7",
-    "2.0",
-    "1.0",
-    "-0.0",
     "",
-    "NA",
-    "nan",
-    "x",
-    "true",
-    "1e3",
-    "1000",
-    "007",
-    "+1",
-    "-0",
-    "inf",
+    *[
+        "0",
+        "1",
+        "-7",
+        "2.0",
+        "1.0",
+        "-0.0",
+        "NA",
+        "nan",
+        "x",
+        "true",
+        "1e3",
+        "1000",
+        "007",
+        "+1",
+        "-0",
+        "inf",
+    ],
 ]
 
 
