@@ -26,7 +26,6 @@ from fedcache.errors import (
     UsageError,
     shell_word,
 )
-from fedcache.notebooks import html_table
 from fedcache.parsing import SAFE, parse_json, slug_of
 from fedcache.store import chunks as files
 from fedcache.store.array_file import is_array_file, mapped, read_content
@@ -290,37 +289,6 @@ def select_arrays(
     return list(dict.fromkeys(chosen))
 
 
-def describe_store(path: Path, m: Manifest) -> dict[str, Any]:
-    """What the manifest says, plain JSON values; rows and features are not among them."""
-    return {
-        "path": str(path),
-        "dataset": dict(m.dataset),
-        "rows": m.rows,
-        "ok": m.rows_ok,
-        "classes": list(m.classes),
-        "domains": list(m.domains),
-        "arrays": [{"key": k, **_described(a)} for k, a in sorted(m.arrays.items())],
-        "texts": {k: [list(e["templates"]) for e in v] for k, v in m.texts.items()},
-        "partitions": m.partitions,
-    }
-
-
-def store_html(path: Path, m: Manifest) -> str:
-    """A table of the arrays under one line on the dataset."""
-    some = ", ".join(m.classes[:10]) + (f", .. ({len(m.classes):,})" if len(m.classes) > 10 else "")
-    title = f"{m.dataset['slug']}: {m.rows_ok:,} of {m.rows:,} images; classes {some}; {path}"
-    rows = [(k, *_described(a).values()) for k, a in sorted(m.arrays.items())]
-    return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
-
-
-def _described(info: ArrayInfo) -> dict[str, Any]:
-    return {
-        "backbone": str(info.recipe.get("backbone", "")),
-        "shape": list(info.shape),
-        "dtype": info.dtype,
-    }
-
-
 # The small files of a store beside its arrays: unreadable images, saved partitions, and the
 # history.
 #
@@ -580,17 +548,6 @@ def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.f
     return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(
         entry["shape"]
     )
-
-
-def current_text(
-    store: Path, manifest: Manifest, backbone: str, templates: Sequence[str] | None
-) -> NDArray[np.float32]:
-    """The matrix [C, D] of a backbone or its array. Raises StoreError where there is none; CorruptionError."""
-    entry = find_text(manifest, backbone, templates, None)
-    name = backbone_of(manifest, backbone)
-    if entry is None:
-        raise no_text_features(store, name)
-    return read_text(store, name, entry)
 
 
 def write_text(

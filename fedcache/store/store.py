@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.notebooks import html_table
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import make_directories
@@ -29,9 +30,8 @@ from fedcache.store.manifest import (
     ArrayInfo,
     Manifest,
     append_event,
+    backbone_of,
     check_name,
-    current_text,
-    describe_store,
     find_text,
     forgotten_arrays,
     is_written,
@@ -41,8 +41,8 @@ from fedcache.store.manifest import (
     read_manifest,
     read_partition,
     read_quarantine,
+    read_text,
     select_arrays,
-    store_html,
     write_partition,
     write_text,
 )
@@ -362,7 +362,11 @@ class Store:
 
         Raises StoreError.
         """
-        return current_text(self.path, self._manifest, backbone, templates)
+        entry = find_text(self._manifest, backbone, templates, None)
+        name = backbone_of(self._manifest, backbone)
+        if entry is None:
+            raise no_text_features(self.path, name)
+        return read_text(self.path, name, entry)
 
     def put_text(
         self,
@@ -468,10 +472,27 @@ class Store:
 
     def to_dict(self) -> dict[str, Any]:
         """What the manifest says, plain JSON values; rows and features are not among them."""
-        return describe_store(self.path, self._manifest)
+        m = self._manifest
+        return {
+            "path": str(self.path),
+            "dataset": dict(m.dataset),
+            "rows": m.rows,
+            "ok": m.rows_ok,
+            "classes": list(m.classes),
+            "domains": list(m.domains),
+            "arrays": [{"key": key, **_described(info)} for key, info in self.arrays.items()],
+            "texts": {k: [list(e["templates"]) for e in v] for k, v in m.texts.items()},
+            "partitions": m.partitions,
+        }
 
     def _repr_html_(self) -> str:
-        return store_html(self.path, self._manifest)
+        m = self._manifest
+        classes = ", ".join(m.classes[:10])
+        if len(m.classes) > 10:
+            classes += f", .. ({len(m.classes):,})"
+        title = f"{m.dataset['slug']}: {m.rows_ok:,} of {m.rows:,} images; classes {classes}; {self.path}"
+        rows = [(key, *_described(info).values()) for key, info in self.arrays.items()]
+        return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
 
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
@@ -479,6 +500,11 @@ class Store:
             self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True
         ):
             append_event(self.path, event)
+
+
+def _described(info: ArrayInfo) -> dict[str, Any]:
+    backbone = str(info.recipe.get("backbone", ""))
+    return {"backbone": backbone, "shape": list(info.shape), "dtype": info.dtype}
 
 
 # Groups of a store.

@@ -20,11 +20,9 @@ from fedcache.option_info import DATA, option
 from fedcache.parsing import in_a_list
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (
-    Coded,
     distinct_names,
     read_domains,
     read_labels,
-    unlabelled_sentence,
     with_names,
 )
 from fedcache.tables.splits import (
@@ -202,13 +200,14 @@ def read_roles(
     label_key = _label_column(where, columns, choice, count)
     if label_key is None and not choice.unlabelled:
         _refuse_lost_labels(where, left_out, count)
-    domain_key = find_column(where, columns, choice.domain, (), "--domain-key")
-    domain_key = domain_key or find_column(
-        where, _of_rows(columns, count), None, DOMAINS, "--domain-key"
-    )
     # A column of another kind, such as measurements, is taken too, so that it is refused.
-    unread = {key: values for key, values in columns.items() if values.shape == (count,)}
-    domain_key = domain_key or find_column(where, unread, None, DOMAINS[:1], "--domain-key")
+    unread = {
+        key: values
+        for key, values in columns.items()
+        if values.shape == (count,) and last_level(key) == DOMAINS[0]
+    }
+    places = (_of_rows(columns, count), unread)
+    domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
@@ -271,7 +270,6 @@ def read_roles(
         notes=[
             *said,
             *_chosen_labels(columns, label_key),
-            *unlabelled_sentence(coded),
             *notes,
             *groups_sentence(groups),
             *_renamed(sorters, groups),
@@ -315,6 +313,21 @@ def find_column(
     return found[name][0]
 
 
+def _choose(
+    where: Path | str,
+    columns: Mapping[str, Any],
+    asked: str | None,
+    usual: Sequence[str],
+    places: Sequence[Mapping[str, Any]],
+    option: str,
+) -> str | None:
+    """The column that the user names, else one of a usual name in the first of ``places`` that has one."""
+    key = find_column(where, columns, asked, (), option)
+    for place in places:
+        key = key or find_column(where, place, None, usual, option)
+    return key
+
+
 def need_labels(
     where: Path | str, may_be_labels: Mapping[str, int], spec: str = ""
 ) -> FedcacheError:
@@ -336,9 +349,10 @@ def candidates_sentence(may_be_labels: Mapping[str, int]) -> str:
     return some_names((f"{name} has {counted(n)}" for name, n in may_be_labels.items()), 6)
 
 
-def counted(n: int) -> str:
+def counted(n: int, what: str = "value") -> str:
     """``1 value``, ``1,000 values``."""
-    return f"{n:,} value{'' if n == 1 else 's'}"
+    ending = "" if n == 1 else "s"
+    return f"{n:,} {what}{ending}"
 
 
 # Labels and domains
@@ -375,10 +389,8 @@ def _label_column(
         for key, values in columns.items()
         if isinstance(values, Words) and values.declared
     }
-    key = find_column(where, columns, choice.label, (), "--label-key")
-    key = key or find_column(where, marked, None, LABELS, "--label-key")
-    key = key or find_column(where, _of_rows(columns, count), None, LABELS, "--label-key")
-    key = key or find_column(where, columns, None, LABELS, "--label-key")
+    places = (marked, _of_rows(columns, count), columns)
+    key = _choose(where, columns, choice.label, LABELS, places, "--label-key")
     if key is None and len(marked) > 1:
         raise UsageError(
             f"{where} has several columns of classes: {', '.join(marked)}.",
@@ -477,10 +489,10 @@ def _labels(
     classes: Sequence[str] | None,
     count: int,
     choice: ColumnChoice,
-) -> tuple[Coded, list[str]]:
+) -> tuple[Group, list[str]]:
     """The class of each row, and what the user should know of it."""
     if key is None:
-        return Coded(np.full(count, -1, np.int32), distinct_names(classes or ())), []
+        return Group(np.full(count, -1, np.int32), distinct_names(classes or ())), []
     column = vector(columns[key])
     place = f"{where}: {key}"
     if classes is not None and column.shape == (count,) and not isinstance(column, Unread):
@@ -518,9 +530,8 @@ def _domains(
     if not without.any():
         return coded.codes, coded.words, []
     words = sorted_words([*coded.words, ONE_DOMAIN])
-    # the last: no domain
-    target = np.array([*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32)
-    codes = target[coded.codes]
+    codes = coded.recoded(words)
+    codes[without] = words.index(ONE_DOMAIN)
     note = f"{int(without.sum()):,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]
 
@@ -783,15 +794,16 @@ def _short(message: str) -> str:
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
     """Which columns are groups, with their numbers of values."""
-    lines = []
-    if groups:
-        parts = []
-        for name, group in groups.items():
-            none = int((group.codes < 0).sum())
-            more = f", {none:,} row{'' if none == 1 else 's'} without" if none else ""
-            parts.append(f"{name} ({counted(len(group.words))}{more})")
-        lines.append(f"Groups: {', '.join(parts)}.")
-    return lines
+    parts = []
+    for name, group in groups.items():
+        part = counted(len(group.words))
+        none = int((group.codes < 0).sum())
+        if none:
+            part += f", {counted(none, 'row')} without"
+        parts.append(f"{name} ({part})")
+    if not parts:
+        return []
+    return [f"Groups: {', '.join(parts)}."]
 
 
 def unused_sentence(unused: Mapping[str, str]) -> list[str]:

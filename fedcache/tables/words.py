@@ -234,21 +234,41 @@ _LIST = re.compile(r"\[[-+.,\seE\d]*\]")
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """One word for each row, or none.
+class Coded:
+    """A column as the different words in it and a number for each row."""
+
+    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
+    words: tuple[str, ...]  # distinct
+
+    def values(self) -> list[str | None]:
+        """The word of each row; None where there is none."""
+        words = [*self.words, None]
+        return [words[code] for code in self.codes.tolist()]
+
+    def recoded(
+        self, names: Sequence[str], words: Sequence[str] | None = None
+    ) -> NDArray[np.int32]:
+        """The codes as indices into ``names``, -1 for a word that is none of them.
+
+        ``words`` take the place of the words of the column.
+        """
+        place = {name: index for index, name in enumerate(names)}
+        target = [place.get(word, -1) for word in words or self.words]
+        return np.array([*target, -1], np.int32)[self.codes]
+
+
+@dataclass(frozen=True, eq=False)
+class Words(Coded):
+    """One word for each row, or none; the words are in the order in which they come.
 
     >>> Words.of(["b", None, "a", "b"]).codes.tolist()
     [0, -1, 1, 0]
     """
 
-    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
-    words: tuple[str, ...]  # distinct, in the order in which they come
-    declared: bool = (
-        False  # whether the file itself lists the words, in this order, with those that no row has
-    )
-    repeated: tuple[
-        str, ...
-    ] = ()  # words that the file lists twice, which have their numbers behind them here
+    # whether the file itself lists the words, in this order, with those that no row has
+    declared: bool = False
+    # words that the file lists twice, which have their numbers behind them here
+    repeated: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
@@ -276,8 +296,7 @@ class Words:
 
     def every(self) -> list[str]:
         """The word of each row; "" where there is none."""
-        words = [*self.words, ""]
-        return [words[code] for code in self.codes.tolist()]
+        return [word or "" for word in self.values()]
 
     def counts(self) -> dict[str, int]:
         """How many rows have each word, those that none has left out; "" counts rows without a word as well."""
@@ -319,10 +338,8 @@ class Words:
 
     def _only(self, kept: Collection[str]) -> Words:
         """The same, where rows with another word than those kept have none."""
-        words = [word for word in self.words if word in kept]
-        place = {word: index for index, word in enumerate(words)}
-        target = np.array([*(place.get(word, -1) for word in self.words), -1], np.int32)
-        return Words(target[self.codes], tuple(words))
+        words = tuple(word for word in self.words if word in kept)
+        return Words(self.recoded(words), words)
 
 
 @dataclass(frozen=True)
@@ -530,8 +547,7 @@ def as_words(column: Column) -> list[str | None]:
     if isinstance(column, Unread):
         return [None] * column.shape[0]
     if isinstance(column, Words):
-        every: list[str | None] = [*column.words, None]
-        return [every[code] for code in column.codes.tolist()]
+        return column.values()
     if column.dtype.kind != "f":
         return [str(value) for value in column.tolist()]
     found: list[str | None] = []
