@@ -82,12 +82,9 @@ def held_out(
     if not len(rows):
         return chosen
     # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row, as they are in
-    # order. Eight bytes are ordered as the number that begins with the first; the other eight tell few rows apart.
+    # order. Eight bytes are ordered as the number that begins with the first.
     high, low = np.ascontiguousarray(uid[rows]).view(">u8").T.astype(np.uint64)
-    order = np.lexsort((high, label[rows], domain[rows]))
-    if (np.diff(high[order]) == 0).any():
-        order = np.lexsort((low, high, label[rows], domain[rows]))
-    rows = rows[order]
+    rows = rows[np.lexsort((low, high, label[rows], domain[rows]))]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
     starts = np.concatenate([[0], np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1])
     sizes = np.diff(np.append(starts, len(rows)))

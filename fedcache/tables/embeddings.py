@@ -80,13 +80,11 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None
     raw = without_blanks(path, raw)
     raw, splits, unused = _joined_splits(path, raw, choice)
     features, keys = features_of(path, raw, choice.features)
-    rows = {len(values) for values in features.values()}
-    (count,) = rows if len(rows) == 1 else (0,)
-    if not count:
-        raise UsageError(
-            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.",
-            "All need the same, at least 1.",
-        )
+    rows = sorted({len(values) for values in features.values()})
+    count = rows[0]
+    if len(rows) > 1 or not count:
+        found = " and ".join(map(str, rows))
+        raise UsageError(f"{path} has features of {found} rows.", "All need the same, at least 1.")
     taken = dict.fromkeys(keys, "features")
     texts = {}
     for key, values in raw.items():
@@ -197,7 +195,8 @@ def _text_of(
             f"Name it text/{next(iter(features))}.",
         )
     width = features[name].shape[2]
-    values = values.whole() if isinstance(values, FileRows) else values
+    if isinstance(values, FileRows):
+        values = values.whole()
     wrong = isinstance(values, Words | Unread) or values.dtype.kind != "f" or values.ndim != 2
     if wrong or values.shape[1] != width:
         raise UsageError(

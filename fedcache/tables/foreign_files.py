@@ -56,8 +56,11 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
     PFLlib keeps every client in such a file of its own, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines
     read them all, with their client and split. ``images`` says that the rows are to be images, in their own shape.
     """
-    rows = "images" if images else "features"
-    flat = "" if images else ".reshape(len(d['y']), -1)"
+    rows = "features"
+    flat = ".reshape(len(d['y']), -1)"
+    if images:
+        rows = "images"
+        flat = ""
     load = "numpy.load({}, allow_pickle=True)[" + repr(name) + f"].item()  {TRUSTED}"
     if name == "data" and path.parent.name.lower() in ("train", "test"):
         folder = path.parent.parent
@@ -76,7 +79,8 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
         what = "client files of PFLlib"
     else:
         out = path.with_name(f"{stem_of(path)}-plain.npz")
-        lines = ["import numpy", f"d = {load.format(repr(str(path)))}"]
+        loaded = load.format(repr(str(path)))
+        lines = ["import numpy", f"d = {loaded}"]
         if name == "data":
             lines.append(f"numpy.savez({str(out)!r}, {rows}=d['x']{flat}, labels=d['y'])")
         else:
@@ -184,8 +188,10 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
         raise refused
     for client, held in clients.items():
         if held.keys() != set(names):
+            own = ", ".join(held)
+            first = ", ".join(names)
             raise UsageError(
-                f"{path}: the client {client} has {', '.join(held)}, and the first one has {', '.join(names)}.",
+                f"{path}: the client {client} has {own}, and the first one has {first}.",
                 "Write the same columns for every client.",
             )
     joined: dict[str, Any] = {}

@@ -15,7 +15,17 @@ import numpy as np
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.tables.groups import Group
-from fedcache.tables.words import NO_NUMBER, Column, Unread, Words, is_integer, shape_of, vector
+from fedcache.tables.words import (
+    NO_NUMBER,
+    Column,
+    Unread,
+    Words,
+    counted,
+    is_integer,
+    shape_of,
+    some_names,
+    vector,
+)
 
 ANOTHER_COLUMN = "--label-key NAME takes another column."
 
@@ -40,9 +50,10 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
         else:
             index = {"False": 0, "True": 1}.get(word, index)
         if not -1 <= index < len(names):
-            shown = ", ".join(names[:4]) + (", .." if len(names) > 4 else "")
+            shown = some_names(names, 4) or "none"
+            count = len(names)
             raise UsageError(
-                f"{where} has the label {word!r}, and the file has {len(names):,} class names: {shown or 'none'}.",
+                f"{where} has the label {word!r}, and the file has {count:,} class names: {shown}.",
                 "Give every label a class name, or leave the class names out of the file.",
             )
         target.append(index)
@@ -84,7 +95,7 @@ def read_labels(
     if not (isinstance(column, Words) and column.declared):
         notes += _likely_missing(coded)
     elif column.repeated:
-        shown = ", ".join(column.repeated[:4]) + (", .." if column.repeated[4:] else "")
+        shown = some_names(column.repeated, 4)
         notes.append(
             f"Class names that the file has twice, {shown}, have their numbers behind them."
         )
@@ -93,8 +104,10 @@ def read_labels(
 
 def _unlabelled(column: Any, coded: Group, said: Collection[str]) -> list[str]:
     """How many rows have no label, and what the file has in its place."""
-    declared = isinstance(column, Words) and column.declared
-    counts = {"with -1 or no value" if declared else "empty": int((coded.codes < 0).sum())}
+    nothing = "empty"
+    if isinstance(column, Words) and column.declared:
+        nothing = "with -1 or no value"
+    counts = {nothing: int((coded.codes < 0).sum())}
     for code, word in enumerate(coded.words):
         if word in said:
             counts[f"with {word}"] = int((coded.codes == code).sum())
@@ -102,7 +115,8 @@ def _unlabelled(column: Any, coded: Group, said: Collection[str]) -> list[str]:
     if not parts:
         return []
     rows = sum(counts.values())
-    return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {', '.join(parts)}."]
+    listed = ", ".join(parts)
+    return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {listed}."]
 
 
 def _as_number(word: str) -> str:
@@ -163,8 +177,7 @@ def _likely_missing(coded: Group) -> list[str]:
     notes = []
     for word in suspects:
         rows = int((coded.codes == coded.words.index(word)).sum())
-        counted = f"{rows:,} row{'' if rows == 1 else 's'}"
-        notes.append(
-            f"{word} is a class, of {counted}. If it means that no label is known: --no-label {shell_word(word)}"
-        )
+        hint = f"--no-label {shell_word(word)}"
+        size = counted(rows, "row")
+        notes.append(f"{word} is a class, of {size}. If it means that no label is known: {hint}")
     return notes

@@ -39,6 +39,7 @@ from fedcache.tables.words import (
     Unread,
     Words,
     as_words,
+    counted,
     is_feature,
     last_level,
     numbered,
@@ -121,13 +122,14 @@ class ColumnChoice:
 
     def options(self) -> list[str]:
         """The same as options of ``ingest``."""
+        groups = self.groups if self.groups is None else in_a_list(self.groups)
         one_each = {
             "--features-key": ",".join(self.features) or None,
             "--label-key": self.label,
             "--split-key": self.split,
             "--name-key": self.row_name,
             "--domain-key": self.domain,
-            "--group-key": None if self.groups is None else in_a_list(self.groups),
+            "--group-key": groups,
             "--no-label": in_a_list(self.no_label) or None,
         }
         words = [word for key, name in one_each.items() if name is not None for word in (key, name)]
@@ -217,7 +219,8 @@ def read_roles(
         and _index_classes(columns.get(label_key or ""), class_count)
     ):
         classes = [str(index) for index in range(class_count)]
-    roles |= {} if class_key is None else {class_key: "class names"}
+    if class_key is not None:
+        roles[class_key] = "class names"
     coded, notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, said = _domains(where, columns, domain_key, count)
     roles |= {
@@ -237,7 +240,9 @@ def read_roles(
     elif split_key is not None:
         raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
     if splits is not None:
-        said_by = f"{split_keys[0]} says the split" if split_keys else NAMES_SAY_IT
+        said_by = NAMES_SAY_IT
+        if split_keys:
+            said_by = f"{split_keys[0]} says the split"
         flags = {
             key: columns[key] for key in columns if key not in (*split_keys, *(choice.groups or ()))
         }
@@ -247,7 +252,8 @@ def read_roles(
         name_key, names, more = find_names(where, columns, choice.row_name, count)
         said += more
     for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
-        roles |= {} if key is None else {key: role}
+        if key is not None:
+            roles[key] = role
     roles |= dict.fromkeys(split_keys, "split")
     groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)
     if choice.groups is None:
@@ -290,8 +296,7 @@ def find_column(
         if asked not in raw and asked.strip() in raw:
             return asked.strip()
         if asked not in raw:
-            file = where.name if isinstance(where, Path) else where
-            hint = f"{file} has the columns {some_names(raw)}."
+            hint = f"{Path(where).name} has the columns {some_names(raw)}."
             raise UsageError(
                 unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.",
                 hint,
@@ -304,10 +309,11 @@ def find_column(
     if name is None:
         return None
     if len(found[name]) > 1 and name not in found[name]:
-        raise UsageError(
-            f"{where}: {' and '.join(found[name])} may each be the column {name}.",
-            f"{option} NAME says which one it is." if option else "Rename one of them.",
-        )
+        keys = " and ".join(found[name])
+        hint = "Rename one of them."
+        if option:
+            hint = f"{option} NAME says which one it is."
+        raise UsageError(f"{where}: {keys} may each be the column {name}.", hint)
     if name in found[name]:
         return name
     return found[name][0]
@@ -336,10 +342,14 @@ def need_labels(
     ``spec`` names the first of them, beside the option.
     """
     likely = next(iter(may_be_labels))
-    also = f", in a spec {shell_word(spec)}" if spec else ""
+    also = ""
+    if spec:
+        also = f", in a spec {shell_word(spec)}"
+    *usual, last = LABELS[:8]
+    names = ", ".join(usual)
+    candidates = candidates_sentence(may_be_labels)
     return UsageError(
-        f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; "
-        f"{candidates_sentence(may_be_labels)}.",
+        f"{where} has no column called {names} or {last}; {candidates}.",
         f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
     )
 
@@ -347,12 +357,6 @@ def need_labels(
 def candidates_sentence(may_be_labels: Mapping[str, int]) -> str:
     """The columns that may be the labels, with their numbers of values."""
     return some_names((f"{name} has {counted(n)}" for name, n in may_be_labels.items()), 6)
-
-
-def counted(n: int, what: str = "value") -> str:
-    """``1 value``, ``1,000 values``."""
-    ending = "" if n == 1 else "s"
-    return f"{n:,} {what}{ending}"
 
 
 # Labels and domains
@@ -411,8 +415,9 @@ def _refuse_named(
         *(choice.groups or ()),
     ):
         if name is not None and name in left_out and name not in raw:
+            why = left_out[name].why
             raise UsageError(
-                f"{where}: {name} cannot be used: it has {left_out[name].why}.",
+                f"{where}: {name} cannot be used: it has {why}.",
                 f"Give each split its own: {name}_train and {name}_test.",
             )
 
@@ -532,7 +537,8 @@ def _domains(
     words = sorted_words([*coded.words, ONE_DOMAIN])
     codes = coded.recoded(words)
     codes[without] = words.index(ONE_DOMAIN)
-    note = f"{int(without.sum()):,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
+    rows = int(without.sum())
+    note = f"{rows:,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]
 
 
@@ -601,9 +607,10 @@ def features_of(
                 f"Name each features/<backbone>, or say which one is meant: --features-key {shell_word(key)}",
             )
         if isinstance(values, FileRows):
-            found[name] = values.with_views()
-        else:
-            found[name] = values[:, None] if values.ndim == 2 else values
+            values = values.with_views()
+        elif values.ndim == 2:
+            values = values[:, None]
+        found[name] = values
     if not found and (
         texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]
     ):
@@ -612,7 +619,8 @@ def features_of(
             f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
         )
     if not found:
-        message = f"{path} has no features; it has {some_names(sorted(raw)) or 'nothing'}."
+        held = some_names(sorted(raw)) or "nothing"
+        message = f"{path} has no features; it has {held}."
         likely = _likely_features(raw)
         if likely is not None:
             listed = in_a_list([likely])
@@ -650,8 +658,12 @@ def _backbone(path: Path, key: str) -> str:
 
 def wide_sentence(features: Mapping[str, Any]) -> list[str]:
     """Which columns of a wide table the features are."""
-    wide = (v.columns for v in features.values() if isinstance(v, FileRows) and v.columns)
-    return [f"{len(names):,} columns {names[0]} .. {names[-1]} are the features." for names in wide]
+    lines = []
+    for values in features.values():
+        if isinstance(values, FileRows) and values.columns:
+            first, *_, last = values.columns
+            lines.append(f"{len(values.columns):,} columns {first} .. {last} are the features.")
+    return lines
 
 
 # Names
@@ -771,9 +783,8 @@ def _group(values: Any, count: int) -> Group:
     if isinstance(values, Unread):
         raise UsageError(f"{values.why}.", "Groups are words or whole numbers.")
     if len(values.shape) != 1:
-        raise UsageError(
-            f"a matrix {' x '.join(map(str, values.shape))}.", "Groups are words or whole numbers."
-        )
+        sizes = " x ".join(map(str, values.shape))
+        raise UsageError(f"a matrix {sizes}.", "Groups are words or whole numbers.")
     if values.shape != (count,):
         raise UsageError(
             f"{values.shape[0]:,} values for {count:,} rows.", "Groups have a value for each row."
@@ -810,6 +821,5 @@ def unused_sentence(unused: Mapping[str, str]) -> list[str]:
     """Which columns are not used, and why."""
     if not unused:
         return []
-    return [
-        f"Not used: {', '.join(f'{name or repr(name)} ({why})' for name, why in unused.items())}."
-    ]
+    listed = ", ".join(f"{name or repr(name)} ({why})" for name, why in unused.items())
+    return [f"Not used: {listed}."]

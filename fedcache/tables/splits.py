@@ -136,8 +136,9 @@ def refuse_one_split(asked: str, names: Sequence[str], where: str, option: str) 
     base, word = split_of_name(asked)
     others = [name for name in names if name != asked and split_of_name(name)[0] == base]
     if word and others and base not in others and not base.startswith("features"):
+        rest = ", ".join(others)
         raise UsageError(
-            f"{where}: {asked} has the rows of one split alone; those of {', '.join(others)} would be left out.",
+            f"{where}: {asked} has the rows of one split alone; those of {rest} would be left out.",
             f"{option} {shell_word(base)} takes the rows of all splits.",
         )
 
@@ -206,7 +207,9 @@ def unused_flags(
         truth = _read(group, TRUTH)
         if (truth >= 0).all():
             agrees = np.array_equal(truth == 1, splits == _meaning_of(key))
-            why = said_by if agrees else f"{said_by}, and contradicts it"
+            why = said_by
+            if not agrees:
+                why += ", and contradicts it"
             found[key] = Unread((count,), "", why)
     return found
 
@@ -219,7 +222,9 @@ def _refuse_unused_splits(
         if key in groups or key.startswith("group/") or not isinstance(vector(column), Words):
             continue
         values = _values(column, count)
-        codes = _read(values, SPLIT_WORDS) if values is not None else np.zeros(0, np.int64)
+        if values is None:
+            continue
+        codes = _read(values, SPLIT_WORDS)
         if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
             listed = in_a_list([key])
             raise UsageError(
@@ -325,6 +330,7 @@ def _of_flags(
     Raises UsageError for a row that several columns mark differently, and for one without a mark where all splits have
     a column.
     """
+    names = ", ".join(flags)
     codes = np.full(count, UNKNOWN, np.int64)
     for key, truth in flags.items():
         code = meanings[key]
@@ -333,20 +339,24 @@ def _of_flags(
         if same:
             clash = clash | (truth != flags[same[0]])
         if clash.any():
+            row = int(np.argmax(clash))
+            one = shell_word(next(iter(flags)))
             raise UsageError(
-                f"{where}: {', '.join(flags)} contradict each other, first in row {int(np.argmax(clash)):,}.",
-                f"Mark every row once, or take one column alone: --split-key {shell_word(next(iter(flags)))}",
+                f"{where}: {names} contradict each other, first in row {row:,}.",
+                f"Mark every row once, or take one column alone: --split-key {one}",
             )
         codes[truth] = code
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
     without = codes == UNKNOWN
     if without.any() and not free:
+        rows = int(without.sum())
+        row = int(np.argmax(without))
         raise UsageError(
-            f"{where}: {int(without.sum()):,} rows are marked by none of {', '.join(flags)}, the first is row "
-            f"{int(np.argmax(without)):,}.",
+            f"{where}: {rows:,} rows are marked by none of {names}, the first is row {row:,}.",
             "Mark every row once, or take one column alone: --split-key NAME",
         )
-    codes[without] = free[0] if free else UNKNOWN
+    if free:
+        codes[without] = free[0]
     marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items())
     return FoundSplits(
         tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."]
@@ -402,17 +412,22 @@ def _strange(
     first = int(np.argmax(codes == UNKNOWN))
     code = int(group.codes[first])
     rows = int((group.codes == code).sum())
-    have = f"have the {key} {group.words[code]!r}" if code >= 0 else f"have no value of {key}"
+    have = f"have no value of {key}"
+    if code >= 0:
+        have = f"have the {key} {group.words[code]!r}"
+    wanted = ", ".join(meanings)
     return UsageError(
         f"{where}: {rows:,} rows {have}, the first is row {first:,}.",
-        f"Each row needs one of {', '.join(meanings)}. {_otherwise(key)}",
+        f"Each row needs one of {wanted}. {_otherwise(key)}",
     )
 
 
 def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
     """The error of a column of splits that has no word or whole number for each row."""
-    what = column.why if isinstance(column, Unread) else shape_of(column)
-    if isinstance(column, np.ndarray) and column.shape == (count,):
+    what = shape_of(column)
+    if isinstance(column, Unread):
+        what = column.why
+    elif isinstance(column, np.ndarray) and column.shape == (count,):
         what = "floats that are not whole"
     return UsageError(
         f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
@@ -425,7 +440,8 @@ def _otherwise(key: str) -> str:
     another = "--split-key NAME takes another column"
     if key.lower() in RESERVED:
         return f"{another}; without the column a fifth of the rows is held out."
-    return f"{another}, and --group-key {shell_word(in_a_list([key]))} keeps this one as a group."
+    listed = shell_word(in_a_list([key]))
+    return f"{another}, and --group-key {listed} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

@@ -93,8 +93,10 @@ def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
         held = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
     except ValueError:
         return {}
-    info = held.get("info") if isinstance(held, dict) else None
-    return usable_features(info.get("features") if isinstance(info, dict) else None)
+    match held:
+        case {"info": {"features": features}}:
+            return usable_features(features)
+    return {}
 
 
 def usable_features(found: Any) -> dict[str, dict[str, Any]]:
@@ -179,7 +181,9 @@ def _text(path: Path) -> Table:
         )
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
-        kind = pa.float64() if floats else pa.string()
+        kind = pa.string()
+        if floats:
+            kind = pa.float64()
         with opened_csv(dict.fromkeys(columns, kind), columns) as file:
             for batch in file:
                 for start in range(0, len(batch), rows):
@@ -201,7 +205,8 @@ def _text(path: Path) -> Table:
         column = first.column(name) if first is not None else pa.nulls(0, kind)
         if pa.types.is_floating(kind):
             values = column.drop_null().to_numpy(zero_copy_only=False)
-            measured |= {name} if (values[np.isfinite(values)] % 1 != 0).any() else set()
+            if (values[np.isfinite(values)] % 1 != 0).any():
+                measured.add(name)
         elif pa.types.is_string(kind) and is_list_text(column):
             types[name] = pa.list_(pa.float64())
     return Table(
@@ -291,7 +296,9 @@ def _json(path: Path) -> Table:
     """Records: one a line, or a list of them; or LEAF's ``users`` and ``user_data``. Read whole."""
     with path.open("rb") as file:
         start = file.read(4096).lstrip()
-    whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
+    whole = None
+    if path.suffix.lower() != ".jsonl":
+        whole = _whole_json(path, start)
     if whole is None:
         with path.open("rb") as file:
             held = _table_of_records([parse_json(line) for line in file if line.strip()])
@@ -397,6 +404,9 @@ SEPARATORS = (",", ";", "\t")
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """First bytes of a file in UTF-16, as Excel writes it."""
 
+_CODECS = {"utf8": "utf-8-sig", "utf-16": "utf-16"}
+"""What Python calls the encodings of a CSV."""
+
 _NAMED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 
@@ -420,7 +430,7 @@ def decoded(raw: bytes, path: Path) -> tuple[str, Dialect]:
     """The text of a CSV, which is not packed, and its dialect; errors as ``dialect_of``."""
     dialect = _dialect(io.BytesIO(raw), path)
     try:
-        return raw.decode("utf-16" if dialect.encoding == "utf-16" else "utf-8-sig"), dialect
+        return raw.decode(_CODECS[dialect.encoding]), dialect
     except UnicodeDecodeError:
         raise other_encoding(path) from None
 
@@ -431,8 +441,10 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
         raise UsageError(
             f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label"
         )
-    encoding = "utf-16" if piece.startswith(MARKS) else "utf8"
-    decoder = codecs.getincrementaldecoder("utf-16" if encoding == "utf-16" else "utf-8-sig")()
+    encoding = "utf8"
+    if piece.startswith(MARKS):
+        encoding = "utf-16"
+    decoder = codecs.getincrementaldecoder(_CODECS[encoding])()
     head = ""
     # All that is looked at is decoded, so that another encoding is named before the columns are.
     for _ in range(LOOKED_AT // PIECE):
@@ -440,11 +452,12 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
             text = decoder.decode(piece)
         except UnicodeDecodeError:
             raise other_encoding(path) from None
-        head += "" if "\n" in head else text
+        if "\n" not in head:
+            head += text
         piece = file.read(PIECE)
         if not piece:
             break
-    head = head.lstrip("\r\n").splitlines()[0] if head.strip() else ""
+    head = next(iter(head.lstrip("\r\n").splitlines()), "")
     named = _NAMED.fullmatch(head)
     if named is not None:
         return Dialect(named[1], encoding, 1)
@@ -467,9 +480,13 @@ def other_encoding(path: Path) -> FedcacheError:
     out = path.with_name(f"{stem_of(path)}-utf8{ending_of(path).removesuffix('.gz')}")
     packed = ending_of(path).endswith(".gz")
     raw = f"pathlib.Path({str(path)!r}).read_bytes()"
+    modules = "pathlib"
+    if packed:
+        modules = "gzip, pathlib"
+        raw = f"gzip.decompress({raw})"
     lines = [
-        "import gzip, pathlib" if packed else "import pathlib",
-        f"text = {f'gzip.decompress({raw})' if packed else raw}.decode('cp1252')  # of Excel in Western Europe",
+        f"import {modules}",
+        f"text = {raw}.decode('cp1252')  # of Excel in Western Europe",
         f"pathlib.Path({str(out)!r}).write_text(text, 'utf-8', newline='')",
     ]
     return UsageError(

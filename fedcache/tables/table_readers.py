@@ -170,11 +170,10 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
     usual = {p: names for p, names in families.items() if _are_usual(p)}
     chosen = usual or families
     if len(chosen) > 1:
-        told = ", ".join(f"{names[0]} .. {names[-1]}" for names in chosen.values())
-        raise UsageError(
-            f"{table.path}: {told} may all be features.",
-            f"Say which: --features-key {shell_word(next(iter(chosen)) or '0')}",
-        )
+        told = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
+        first = shell_word(next(iter(chosen)) or "0")
+        hint = f"Say which: --features-key {first}"
+        raise UsageError(f"{table.path}: {told} may all be features.", hint)
     return next(((key, names) for names in chosen.values()), None)
 
 
@@ -222,8 +221,11 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     reader = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}.get(
         ending_of(path), "csv"
     )
-    options = f", sep={table.separator!r}" if table.separator not in ("", ",") else ""
-    options += f", encoding={table.encoding!r}" if table.encoding != "utf8" else ""
+    options = ""
+    if table.separator not in ("", ","):
+        options += f", sep={table.separator!r}"
+    if table.encoding != "utf8":
+        options += f", encoding={table.encoding!r}"
     kept = [
         name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)
     ]
@@ -307,7 +309,9 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
             _first_width(batch.column(0)) for batch in table.batches([name], 1024, floats=False)
         )
         shape = (next((w for w in widths if w), 0),)
-    dtype = np.dtype("f8") if inner is None else _float_of(inner)
+    dtype = np.dtype("f8")
+    if inner is not None:
+        dtype = _float_of(inner)
     parts = partial(_list_parts, table.path, table.batches, name, tuple(shape))
     return FileRows(table.path, (count, *shape), dtype, parts)
 
@@ -381,8 +385,9 @@ def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
 
 
 def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
+    some = sorted(lengths)[:4]
     return UsageError(
-        f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}.",
+        f"{path}: the rows of {name} have lengths {some}.",
         "Every row needs the same number of values.",
     )
 
@@ -443,7 +448,9 @@ class GatheredColumn:
             self.rows -= len(column)
             self.add(column.flatten())
         elif not pa.types.is_null(kind):
-            self.why = "lists" if list_kind(kind) is not None else self.kind
+            self.why = self.kind
+            if list_kind(kind) is not None:
+                self.why = "lists"
 
     def _add_words(self, encoded: Any, written: Callable[[str], str]) -> None:
         pa = arrow()
@@ -452,10 +459,10 @@ class GatheredColumn:
         if is_binary(words.type):
             longest = pa.compute.max(pa.compute.binary_length(words)).as_py() or 0
             try:
-                words = words.cast(pa.string()) if longest <= LONGEST else None
+                words = words.cast(pa.string())
             except ValueError:  # as arrow says that they are no UTF-8
                 words = None
-            if words is None:
+            if words is None or longest > LONGEST:
                 self.why = "bytes"
                 return
         if (pa.compute.max(pa.compute.utf8_length(words)).as_py() or 0) > LONGEST:
@@ -505,10 +512,14 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
     """Columns by name, and the number of rows. A CSV is read once; of other tables many columns at a time."""
     wanted = [n for n in names if n not in table.measured] or list(names)[:1]
     columns = {name: GatheredColumn() for name in wanted}
-    left = wanted if table.is_text else _of_use(table, columns)
-    count = table.count
     # Every pass opens the table and reads the description of all its columns, and a CSV whole.
-    width = max(1, len(left)) if table.is_text else COLUMNS
+    if table.is_text:
+        left = wanted
+        width = max(1, len(left))
+    else:
+        left = _of_use(table, columns)
+        width = COLUMNS
+    count = table.count
     for start in range(0, len(left), width):
         some = left[start : start + width]
         for batch in table.batches(some, max(1, CELLS // len(some)), floats=False):
@@ -516,7 +527,8 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
                 columns[name].add(batch.column(name))
             if count is not None and all(columns[name].why for name in some):
                 break
-        count = columns[some[0]].rows if count is None else count
+        if count is None:
+            count = columns[some[0]].rows
     found: dict[str, Any] = {}
     for name, column in columns.items():
         column.rows = count or 0

@@ -83,7 +83,7 @@ def ending_of(path: Path) -> str:
     """The ending that says the format, in small letters: .npz, .csv, also .csv.gz."""
     ending = path.suffix.lower()
     if ending == ".gz":
-        return f"{Path(path.stem).suffix.lower()}{ending}"
+        return Path(path.stem).suffix.lower() + ending
     return ending
 
 
@@ -101,8 +101,19 @@ def some_names(names: Iterable[str], most: int = 20) -> str:
     'a, b and 1 more'
     """
     every = list(names)
-    more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(every[:most]) + more
+    shown = ", ".join(every[:most])
+    more = len(every) - most
+    if more > 0:
+        shown += f" and {more:,} more"
+    return shown
+
+
+def counted(n: int, what: str = "value") -> str:
+    """``1 value``, ``1,000 values``."""
+    ending = "s"
+    if n == 1:
+        ending = ""
+    return f"{n:,} {what}{ending}"
 
 
 Parts = Callable[[int], Iterator[NDArray[Any]]]
@@ -125,12 +136,13 @@ def explain_damage(path: Path) -> Iterator[None]:
     except Exception as error:
         refuse_empty(path)
         said = " ".join(str(error).split())[:160]
-        raise UsageError(
-            f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {said}",
-            "Object arrays and pickles are never read; write plain numbers."
-            if "allow_pickle" in said
-            else f"Write it again, whole and as {ending_of(path)}.",
-        ) from error
+        ending = ending_of(path)
+        kind = type(error).__name__
+        hint = f"Write it again, whole and as {ending}."
+        if "allow_pickle" in said:
+            hint = "Object arrays and pickles are never read; write plain numbers."
+        message = f"{path} could not be read as {ending}: {kind}: {said}"
+        raise UsageError(message, hint) from error
 
 
 def blocks_of(rows: FileRows | NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
@@ -176,13 +188,16 @@ class FileRows:
             rest = np.empty((0, *self.shape[1:]), self.dtype)
             for part in self.parts(rows):
                 part = part.reshape(len(part), *self.shape[1:])
-                rest = np.concatenate([rest, part]) if len(rest) else part
+                if len(rest):
+                    part = np.concatenate([rest, part])
+                rest = part
                 while len(rest) >= rows:
                     found += rows
                     yield rest[:rows]
                     rest = rest[rows:]
-            if found + len(rest) != len(self):
-                raise ValueError(f"{found + len(rest):,} rows are there of {len(self):,}")
+            there = found + len(rest)
+            if there != len(self):
+                raise ValueError(f"{there:,} rows are there of {len(self):,}")
             if len(rest):
                 yield rest
 
@@ -322,16 +337,17 @@ class Words(Coded):
         if all(_LIST.fullmatch(word) for word in numbers.values()):
             return Unread(self.shape, "lists", "lists")
         gone = len(numbers) < len(self.words) or bool((self.codes < 0).any())
-        values: list[Any]
+        convert: Callable[[str], float] = float
         if all(map(is_integer, numbers.values())):
             longest = max(map(len, numbers.values()))
+            # Integers that a float, or 64 bits, would change.
             if longest > _SHORT or (gone and max(abs(int(w)) for w in numbers.values()) >= 1 << 53):
                 return self._only(numbers)
-            values = [int(numbers[word]) if word in numbers else math.nan for word in self.words]
-        elif _are_floats(set(numbers.values())):
-            values = [float(numbers[word]) if word in numbers else math.nan for word in self.words]
-        else:
+            convert = int
+        elif not _are_floats(set(numbers.values())):
             return self
+        known = {word: convert(number) for word, number in numbers.items()}
+        values = [known.get(word, math.nan) for word in self.words]
         if gone:
             values.append(math.nan)  # the last one is the value of rows without a word
         return np.array(values)[self.codes]
@@ -398,18 +414,18 @@ def as_column(values: NDArray[Any]) -> Column:
     shape = values.shape
     if kind in "iufb" and values.ndim == 1:
         return values
-    if values.ndim != 1:
-        what = "one value" if values.ndim == 0 else f"a table of {' x '.join(map(str, shape))}"
-        if kind == "f" and values.ndim:
-            return values
-        return Unread(shape, str(values.dtype), what)
+    if values.ndim == 0:
+        return Unread(shape, str(values.dtype), "one value")
+    if values.ndim > 1 and kind == "f":
+        return values
+    if values.ndim > 1:
+        sizes = " x ".join(map(str, shape))
+        return Unread(shape, str(values.dtype), f"a table of {sizes}")
     if kind == "U":
         return Words.of(values.tolist())
-    if kind == "S":
-        return objects_of(values.tolist())
     if kind == "M":
         return dates_of(values)
-    if kind == "O":
+    if kind in "SO":
         return objects_of(values.tolist())
     return Unread(shape, str(values.dtype), f"values of type {values.dtype}")
 
@@ -475,8 +491,9 @@ def vector(column: Any) -> Any:
     """A column [N, 1] as [N], which is the same column; others as they are."""
     if isinstance(column, Words | Unread) or len(column.shape) != 2 or column.shape[1] != 1:
         return column
-    whole = column.whole() if isinstance(column, FileRows) else column
-    return whole[:, 0]
+    if isinstance(column, FileRows):
+        column = column.whole()
+    return column[:, 0]
 
 
 def shape_of(column: Any) -> str:
@@ -552,8 +569,12 @@ def as_words(column: Column) -> list[str | None]:
         return [str(value) for value in column.tolist()]
     found: list[str | None] = []
     for value in column.tolist():
-        whole = math.isfinite(value) and value == round(value)
-        found.append(None if math.isnan(value) else str(int(value) if whole else value))
+        if math.isnan(value):
+            found.append(None)
+        elif math.isfinite(value) and value == round(value):
+            found.append(str(int(value)))
+        else:
+            found.append(str(value))
     return found
 
 

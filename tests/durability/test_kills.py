@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shlex import split
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ CHUNKS = 2 * 48
 
 def extraction(dataset: str, backbones: str, options: str) -> tuple[object, ...]:
     """An extraction in small chunks."""
-    more = f"{options} --batch 4 --chunk-rows 8 --json".split()
+    more = split(f"{options} --batch 4 --chunk-rows 8 --json")
     return ("extract", "--dataset", dataset, "--backbones", backbones, *more)
 
 
@@ -242,52 +243,16 @@ def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
         assert verify(part).ok
 
 
-TRAIN = [
-    "train",
-    "--method",
-    "fedpcl",
-    "--scheme",
-    "iid",
-    "--clients",
-    "5",
-    "--rounds",
-    "300",
-    "--set",
-    "dim=64",
-    "--json",
-]
-GRID = [
-    "grid",
-    "--method",
-    "fedavg",
-    "--scheme",
-    "iid",
-    "--clients",
-    "5",
-    "--rounds",
-    "60",
-    "--set",
-    "opt=sgd",
-    "--sweep",
-    "lr=0.1,0.05,0.02",
-    "--sweep",
-    "batch=8,16",
-    "--json",
-]
+TRAIN = split("train --method fedpcl --scheme iid --clients 5 --rounds 300 --set dim=64 --json")
+GRID = split(
+    "grid --method fedavg --scheme iid --clients 5 --rounds 60 --set opt=sgd "
+    "--sweep lr=0.1,0.05,0.02 --sweep batch=8,16 --json"
+)
 
 
 def small_store(home: object) -> Path:
     """A store of 600 digits in a home."""
-    words = [
-        "extract",
-        "--dataset",
-        "digits",
-        "--backbones",
-        "random-projection",
-        "--limit",
-        "600",
-        "--json",
-    ]
+    words = split("extract --dataset digits --backbones random-projection --limit 600 --json")
     made = apart(*words, home=home)
     assert made.code == 0, made.err
     (store,) = (Path(str(home)) / "stores").glob("*.zarr")
@@ -332,26 +297,10 @@ def named_by_gc(home: str) -> set[Path]:
     }
 
 
-PRIVATE = [
-    "train",
-    "--method",
-    "fedavg",
-    "--scheme",
-    "iid",
-    "--clients",
-    "5",
-    "--rounds",
-    "100",
-    "--participation",
-    "all",
-    "--dp-clip",
-    "1",
-    "--dp-noise",
-    "5",
-    "--dp-seed",
-    "0",
-    "--json",
-]
+PRIVATE = split(
+    "train --method fedavg --scheme iid --clients 5 --rounds 100 --participation all "
+    "--dp-clip 1 --dp-noise 5 --dp-seed 0 --json"
+)
 
 
 @pytest.fixture
@@ -392,7 +341,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
             "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
             "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
             "partition": (
-                *f"partition --scheme dirichlet --clients 40 --name p{number}".split(),
+                *split(f"partition --scheme dirichlet --clients 40 --name p{number}"),
                 *where,
             ),
             "gc": ("gc", "--delete", "--json"),

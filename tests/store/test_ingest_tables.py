@@ -152,27 +152,7 @@ def test_texts_that_are_no_lists_of_one_length_are_refused(
     refused(lambda: read_embeddings(file), str(file))
 
 
-WRITTEN = [
-    "",
-    *[
-        "0",
-        "1",
-        "-7",
-        "2.0",
-        "1.0",
-        "-0.0",
-        "NA",
-        "nan",
-        "x",
-        "true",
-        "1e3",
-        "1000",
-        "007",
-        "+1",
-        "-0",
-        "inf",
-    ],
-]
+WRITTEN = ["", *shlex.split("0 1 -7 2.0 1.0 -0.0 NA nan x true 1e3 1000 007 +1 -0 inf")]
 
 
 @given(st.lists(st.sampled_from(WRITTEN), min_size=1))
