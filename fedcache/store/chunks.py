@@ -51,11 +51,16 @@ def array_metadata(
 
     ``dimensions`` names the axes for xarray, which asks for one size of each name within a group.
     """
-    strings = dtype == "string"
-    serializer: dict[str, Any] = {"name": "vlen-utf8"} if strings else {"name": "bytes"}
-    if not strings and np.dtype(dtype).itemsize > 1:
-        serializer["configuration"] = {"endian": "little"}
-    fill = "" if strings else "NaN" if dtype.startswith("float") else fill_of(dtype)
+    serializer: dict[str, Any] = {"name": "bytes"}
+    if dtype == "string":
+        serializer["name"] = "vlen-utf8"
+        fill: Any = ""
+    else:
+        fill = fill_of(dtype)
+        if dtype.startswith("float"):
+            fill = "NaN"  # JSON has none
+        if np.dtype(dtype).itemsize > 1:
+            serializer["configuration"] = {"endian": "little"}
     return canonical_json(
         {
             "zarr_format": 3,
@@ -136,11 +141,12 @@ def to_stored_dtype(
     flat = rows.reshape(len(rows), -1)
     lost = np.zeros(len(rows), bool)
     lost[list(bad)] = True
-    empty = np.isnan(flat).all(axis=1) if floating else ~flat.any(axis=1)
-    if (lost & ~empty).any():
+    wrong = np.flatnonzero(lost & ~are_empty(rows))
+    if len(wrong):
+        numbers = list_rows(wrong + first)
         raise InternalError(
-            f"{what}: rows {list_rows(np.flatnonzero(lost & ~empty) + first)} are marked bad and hold values.",
-            f"A bad row is {'NaN' if floating else '0'} throughout.",
+            f"{what}: rows {numbers} are marked bad and hold values.",
+            "A bad row is NaN throughout, and 0 in an array of integers.",
         )
     if not floating:
         return rows
@@ -160,12 +166,21 @@ def to_stored_dtype(
     ):
         wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))
         if len(wrong):
+            numbers = list_rows(wrong + first)
             raise CorruptionError(
-                f"{what}: the feature of {len(wrong)} rows {why}: row {list_rows(wrong + first)}.",
-                hint,
+                f"{what}: the feature of {len(wrong)} rows {why}: row {numbers}.", hint
             )
     cast[lost] = fill_of(dtype)
     return cast
+
+
+def are_empty(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows [n, ...] hold no value: NaN throughout, or 0 in an array of integers."""
+    flat = rows.reshape(len(rows), -1)
+    if rows.dtype.kind == "f":
+        found: NDArray[np.bool_] = np.isnan(flat).all(axis=1)
+        return found
+    return ~flat.any(axis=1)
 
 
 def all_finite(values: NDArray[Any]) -> bool:
@@ -183,7 +198,10 @@ def all_finite(values: NDArray[Any]) -> bool:
 
 def list_rows(rows: NDArray[Any]) -> str:
     """The first ten row numbers, for a message."""
-    return ", ".join(map(str, rows[:10])) + (" ..." if len(rows) > 10 else "")
+    shown = ", ".join(map(str, rows[:10]))
+    if len(rows) > 10:
+        shown += " ..."
+    return shown
 
 
 def write_chunk_file(path: Path, rows: NDArray[Any], chunk_rows: int, dtype: str) -> int:

@@ -73,7 +73,8 @@ class ContentArray:
     @property
     def key(self) -> str:
         """Name of the array in the store."""
-        return f"{slug_of(self.name)}-{digest_of(self.recipe)[:8]}"
+        digest = digest_of(self.recipe)[:8]
+        return f"{slug_of(self.name)}-{digest}"
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """The rows of every chunk in its stored dtype; raises CorruptionError for values that are not finite there."""
@@ -102,9 +103,10 @@ class ContentArray:
         """The same as at the first reading. Raises UsageError for a file that has changed since."""
         for number, rows in enumerate(self.blocks()):
             if self.chunk_crc(rows) != self.crcs[number]:
+                first = number * self.chunk_rows
+                last = first + len(rows) - 1
                 raise UsageError(
-                    f"The features {self.name} changed while they were read: rows {number * self.chunk_rows} to "
-                    f"{number * self.chunk_rows + len(rows) - 1}.",
+                    f"The features {self.name} changed while they were read: rows {first} to {last}.",
                     "Ingest a file that nobody writes.",
                 )
             yield rows
@@ -177,17 +179,17 @@ def usable_name(name: str) -> str:
     Raises UsageError, for one without a letter or digit, too long, or with signs that a command would split at.
     """
     slug = slug_of(name)
-    if not slug.strip("._-") or len(slug) > 100:
-        why = (
-            "has no letter or digit"
-            if len(slug) <= 100
-            else f"has {len(slug)} characters, at most 100 are kept"
+    example = "For example --name mine"
+    if len(slug) > 100:
+        raise UsageError(
+            f"The name {name!r} has {len(slug)} characters, at most 100 are kept.", example
         )
-        raise UsageError(f"The name {name!r} {why}.", "For example --name mine")
+    if not slug.strip("._-"):
+        raise UsageError(f"The name {name!r} has no letter or digit.", example)
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
         raise UsageError(
             f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
-            f"For example --name {shell_word(slug.strip('._-'))}",
+            "For example --name " + shell_word(slug.strip("._-")),
         )
     return slug
 
@@ -207,11 +209,11 @@ def arrange(
     names = embeddings.names
     features = {key: _named(key, values) for key, values in embeddings.features.items()}
     order: Any = slice(None)
-    if not (
-        names.increasing
-        if isinstance(names, EqualStrings)
-        else all(a < b for a, b in pairwise(names))
-    ):
+    if isinstance(names, EqualStrings):
+        in_order = names.increasing
+    else:
+        in_order = all(a < b for a, b in pairwise(names))
+    if not in_order:
         repeated = [name for name, times in Counter(names).items() if times > 1]
         if repeated:
             raise UsageError(
@@ -231,7 +233,9 @@ def arrange(
         )
     label = embeddings.labels[order]
     domain = embeddings.domains[order]
-    given = None if embeddings.splits is None else embeddings.splits[order]
+    given = embeddings.splits
+    if given is not None:
+        given = given[order]
     split, note = complete_split(given, label, domain, uid, ok, name, "rows")
     samples = Samples(
         uid=uid,
@@ -363,8 +367,8 @@ def _stored_dtype(dtype: np.dtype[Any]) -> str:
 
 def _storable(key: str, values: NDArray[Any] | FileRows, drop: bool) -> NDArray[Any]:
     """All values in memory, in their stored dtype. Raises CorruptionError for those that are not finite there."""
-    whole = values.whole() if isinstance(values, FileRows) else values
-    (block,) = ContentArray(whole, _stored_dtype(whole.dtype), len(whole), key, drop=drop).blocks()
+    dtype = _stored_dtype(values.dtype)
+    (block,) = ContentArray(values, dtype, len(values), key, drop=drop).blocks()
     return block
 
 
@@ -409,7 +413,9 @@ def arrange_arrays(
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)
     slug = usable_name(name)
-    row_name = "name" if "name" in raw else None
+    row_name = None
+    if "name" in raw:
+        row_name = "name"
     choice = ColumnChoice(no_label=_no_label(raw.get("labels")), row_name=row_name)
     content = arrange(assemble(WHERE, raw, choice), name, drop_nan=drop_nan)
     if path is not None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.optional import need_arrow, need_h5py
+from fedcache.store.chunks import are_empty
 from fedcache.store.files import digest_of, explain_disk_errors, make_private
 from fedcache.store.manifest import backbone_of, read_text, text_of_array
 from fedcache.store.outputs import output_file
@@ -176,7 +177,6 @@ WRITERS: dict[str, Callable[[BinaryIO, Exported], None]] = {
 TRAIN = 0
 TEST = 1
 VALIDATION = 2
-NONE = np.empty(0, np.int64)
 
 
 def write_shard(
@@ -187,7 +187,7 @@ def write_shard(
     number: int,
     train: NDArray[np.int64],
     test: NDArray[np.int64],
-    validation: NDArray[np.int64] = NONE,
+    validation: NDArray[np.int64] | None,
 ) -> Store:
     """Write one client's rows as a store at ``path``; an equal one that is there is kept.
 
@@ -195,6 +195,8 @@ def write_shard(
     parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
     is the client's place among the clients; ``train``, ``test`` and ``validation`` are rows of the parent.
     """
+    if validation is None:
+        validation = np.empty(0, np.int64)
     rows = np.unique(np.concatenate([train, test, validation]))
     s = store.samples
     split = np.where(
@@ -241,9 +243,7 @@ def write_shard(
                 first = chunk * writer.chunk_rows
                 values = store.reader(key).rows(rows[first : first + writer.chunk_rows])
                 # An image one backbone could read and another could not has features here and a line in the list.
-                flat = values.reshape(len(values), -1)
-                empty = np.isnan(flat).all(axis=1) if flat.dtype.kind == "f" else ~flat.any(axis=1)
-                lost = empty & (s.ok[rows[first : first + len(values)]] == 0)
+                lost = are_empty(values) & (s.ok[rows[first : first + len(values)]] == 0)
                 writer.write(
                     chunk,
                     values,
@@ -278,11 +278,11 @@ def write_shards(
     StoreError for a folder that holds stores of other clients, with which these could not be trained.
     """
     width = len(str(max(0, len(clients) - 1)))
-    names = [
-        f"{number:0{width}d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}.zarr"
-        for number, (name, *_) in enumerate(clients)
-    ]
-    others = sorted({p.name for p in out.glob("*.zarr")} - set(names)) if out.is_dir() else []
+    names = []
+    for number, (name, *_) in enumerate(clients):
+        plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
+        names.append(f"{number:0{width}d}-{plain}.zarr")
+    others = sorted({p.name for p in out.glob("*.zarr")} - set(names))
     if others:
         raise StoreError(
             f"{out} holds {len(others)} stores that are not of this partition, {others[0]} for one.",
@@ -293,7 +293,9 @@ def write_shards(
     made = []
     for number, (name, train, test) in enumerate(clients):
         path = out / names[number]
-        held = None if validation is None else validation[number]
+        held = None
+        if validation is not None:
+            held = validation[number]
         write_shard(
             store,
             path,
@@ -301,7 +303,7 @@ def write_shards(
             number=number,
             train=train,
             test=test,
-            validation=NONE if held is None else held,
+            validation=held,
         )
         made.append(path)
     return made

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fedcache.errors import (
     CorruptionError,
-    Exit,
     FedcacheError,
     InternalError,
     StoreError,
@@ -70,6 +69,18 @@ class ArrayInfo:
     def digest(self) -> str:
         """Digest of the recipe."""
         return digest_of(self.recipe)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the rows of a chunk file."""
+        return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+
+
+def column_shape(key: str, rows: int) -> tuple[int, ...]:
+    """Shape of a column of numbers of so many rows."""
+    if key == "uid":
+        return (rows, 16)
+    return (rows,)
 
 
 def journal_header(
@@ -124,13 +135,15 @@ def read_manifest(store: Path) -> Manifest:
             if (store / NAME).exists():
                 return read_manifest(store)
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
-        kind = "a directory but not" if store.is_dir() else "a file, not"
-        what = f"is {kind} a fedcache store" if store.exists() else "does not exist"
+        what = "does not exist"
         named = "digits"
         made = "Make one"
         if store.is_dir():
+            what = "is a directory but not a fedcache store"
             named = f"folder:{store}"
             made = "Of a folder of images one is made"
+        elif store.exists():
+            what = "is a file, not a fedcache store"
         command = shlex.join(
             ["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"]
         )
@@ -250,15 +263,18 @@ def _corrupt(store: Path, why: str) -> FedcacheError:
 def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
     """What an array is called: its key, its backbone, and ``backbone@size``."""
     backbone = str(info.recipe.get("backbone", key))
-    return key, backbone, f"{backbone}@{info.recipe.get('size', 0)}"
+    size = info.recipe.get("size", 0)
+    return key, backbone, f"{backbone}@{size}"
 
 
 def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys of the arrays that a name may mean, also one with the path of a user's model."""
     called = {key: names_of(key, info) for key, info in arrays.items()}
     found = [key for key, names in called.items() if name in names]
-    bare = name if found else bare_name(name)  # which may look at installed packages
-    return found or [key for key, names in called.items() if bare in names]
+    if found:
+        return found
+    bare = bare_name(name)  # looks at installed packages
+    return [key for key, names in called.items() if bare in names]
 
 
 def select_arrays(
@@ -268,7 +284,9 @@ def select_arrays(
 
     Raises StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
     """
-    names = [backbones] if isinstance(backbones, str) else list(backbones or [])
+    names = list(backbones or [])
+    if isinstance(backbones, str):
+        names = [backbones]
     features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
     if not names:
         if not features:
@@ -277,15 +295,13 @@ def select_arrays(
     chosen = []
     for name in names:
         found = match_arrays(features, name)
-        if len(found) != 1:
-            listed = ", ".join(features) or "no features"
-            what = "no features" if not found else f"{len(found)} arrays"
-            raise FedcacheError(
-                Exit.USAGE if found else Exit.STORE,
-                f"{store} has {what} of {name!r}.",
-                f"It has {listed}; each of these names means one array.",
-            )
-        chosen.append(found[0])
+        listed = ", ".join(features) or "no features"
+        hint = f"It has {listed}; each of these names means one array."
+        if not found:
+            raise StoreError(f"{store} has no features of {name!r}.", hint)
+        if len(found) > 1:
+            raise UsageError(f"{store} has {len(found)} arrays of {name!r}.", hint)
+        chosen += found
     return list(dict.fromkeys(chosen))
 
 
@@ -406,11 +422,7 @@ def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
     There are some only where an older manifest was put back; the history is read only where a folder is not listed.
     """
     folder = store / "features"
-    there = (
-        {p.name for p in folder.iterdir() if p.is_dir()} - manifest.arrays.keys()
-        if folder.is_dir()
-        else set()
-    )
+    there = {place.name for place in folder.glob("*") if place.is_dir()} - manifest.arrays.keys()
     there = {key for key in there if not journal_path(store, key).exists()}
     if not there:
         return []
@@ -542,12 +554,17 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
 
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
     """The matrix [C, D] of an entry, verified. Raises CorruptionError."""
-    place = files.chunk_path(store / "text" / slug_of(backbone) / entry["id"], 0, 2)
-    size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
+    place, size = text_file(store, slug_of(backbone), entry)
     raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
-    return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(
-        entry["shape"]
-    )
+    rows, width = entry["shape"]
+    return np.frombuffer(raw, "<f4")[: rows * width].reshape(rows, width)
+
+
+def text_file(store: Path, slug: str, entry: Mapping[str, Any]) -> tuple[Path, int]:
+    """The file of an entry and the bytes of its rows."""
+    rows, width = entry["shape"]
+    place = files.chunk_path(store / "text" / slug / entry["id"], 0, 2)
+    return place, files.array_bytes((max(1, rows), width), "float32")
 
 
 def write_text(

@@ -46,12 +46,13 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
-        begun = next(
-            (u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None
-        )
-        what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
+        what = "not there"
+        for begun in unfinished_arrays(store, manifest.arrays):
+            if begun["name"] == key:
+                what = "unfinished ({kept} of {chunks} chunks)".format(**begun)
+        complete = ", ".join(sorted(manifest.arrays)) or "none"
         raise StoreError(
-            f"{key} in {store} is {what}; complete arrays: {', '.join(sorted(manifest.arrays)) or 'none'}.",
+            f"{key} in {store} is {what}; complete arrays: {complete}.",
             "Run the `fedcache extract` command that makes it; it resumes where it stopped.",
         )
     return Reader(store / "features" / key, key, info)
@@ -107,7 +108,7 @@ class Reader:
                 place = self.chunk_file(number)
                 what = self.chunk_name(number)
                 try:
-                    check_size(place.stat().st_size, self.chunk_bytes, place, what)
+                    check_size(place.stat().st_size, self.info.chunk_bytes, place, what)
                 except OSError as error:
                     raise damaged(what, place, "is missing or unreadable") from error
         out = empty(self.shape, self.dtype.newbyteorder("<"))
@@ -120,11 +121,14 @@ class Reader:
         Raises StoreError, for a row the store does not have; CorruptionError.
         """
         wanted = np.asarray(index, np.int64)
-        if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.shape[0]):
-            raise StoreError(
-                f"Rows {wanted.min()} to {wanted.max()} were asked of {self.key}, which has {self.shape[0]}.",
-                "The row numbers are another store's: make the partition again with fedcache partition.",
-            )
+        if len(wanted):
+            first = int(wanted.min())
+            last = int(wanted.max())
+            if first < 0 or last >= self.shape[0]:
+                raise StoreError(
+                    f"Rows {first} to {last} were requested of {self.key}, which has {self.shape[0]}.",
+                    "The row numbers are another store's: make the partition again with fedcache partition.",
+                )
         size = self.info.chunk_rows
         numbers = wanted // size
         if len(wanted) and self._held is None:
@@ -198,7 +202,7 @@ class Reader:
         part = flat[start : start + self._length(number) * self._row_bytes]
         place = self.chunk_file(number)
         what = self.chunk_name(number)
-        rest = read_file(place, part, self.chunk_bytes, what)
+        rest = read_file(place, part, self.info.chunk_bytes, what)
         if number not in self._verified:
             # Of what was read, which is in the processor's cache now.
             verify_payload(part, rest, self.info.chunks[number], place, what)
@@ -215,16 +219,11 @@ class Reader:
         """What messages call a chunk."""
         return f"chunk {number} of {self.key}"
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of the rows of a whole chunk."""
-        return self.info.chunk_rows * self._row_bytes
-
     def _map(self, number: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """A chunk file's bytes and, over the same memory, its rows below N."""
         found = self._mapped.get(number)
         if found is None:
-            raw = map_file(self.chunk_file(number), self.chunk_bytes, self.chunk_name(number))
+            raw = map_file(self.chunk_file(number), self.info.chunk_bytes, self.chunk_name(number))
             values = raw[: self._length(number) * self._row_bytes].view(
                 self.dtype.newbyteorder("<")
             )
@@ -271,7 +270,7 @@ def map_rows(reader: Reader) -> MappedRows | None:
     must not be written. Raises CorruptionError, when a chunk's size, checksum or place is wrong.
     """
     count = len(reader.info.chunks)
-    size = reader.chunk_bytes
+    size = reader.info.chunk_bytes
     if LIBC is None or not count or not size or size % mmap.PAGESIZE or count > MOST_CHUNKS:
         return None
     # Room that no other map takes; nothing can be read of it yet.
@@ -301,7 +300,7 @@ def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int) -> 
     """Map the rows of a chunk file to an address, verified; False where the system refuses."""
     place = reader.chunk_file(number)
     what = reader.chunk_name(number)
-    size = reader.chunk_bytes
+    size = reader.info.chunk_bytes
     try:
         fd = at_once(str(place), os.O_RDONLY)
     except OSError as error:
