@@ -949,7 +949,7 @@ TABLE = (
         "the_words_for_yes_and_no_are_read_alike",
         "rows that no column marks are training rows",
         "tables/splits.py",
-        "codes[without] = free[0] if free else UNKNOWN",
+        "codes[without] = free[0]",
         "codes[without] = TRAIN",
     ),
     B(

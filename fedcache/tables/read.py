@@ -296,8 +296,8 @@ def _no_embeddings(path: Path) -> FedcacheError:
         f"Give one file: {endings}. Images:  fedcache extract --dataset folder:{shell_word(path)}"
     )
     if readable:
-        first = shell_word(path / readable[0])
-        hint = f"For example  fedcache ingest {first} --name NAME"
+        first = path / readable[0]
+        hint = f"For example  fedcache ingest {shell_word(first)} --name NAME"
     return UsageError(
         f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.",
         hint,

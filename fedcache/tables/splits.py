@@ -340,10 +340,10 @@ def _of_flags(
             clash = clash | (truth != flags[same[0]])
         if clash.any():
             row = int(np.argmax(clash))
-            one = shell_word(next(iter(flags)))
+            one = next(iter(flags))
             raise UsageError(
                 f"{where}: {names} contradict each other, first in row {row:,}.",
-                f"Mark every row once, or take one column alone: --split-key {one}",
+                f"Mark every row once, or take one column alone: --split-key {shell_word(one)}",
             )
         codes[truth] = code
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
@@ -440,8 +440,8 @@ def _otherwise(key: str) -> str:
     another = "--split-key NAME takes another column"
     if key.lower() in RESERVED:
         return f"{another}; without the column a fifth of the rows is held out."
-    listed = shell_word(in_a_list([key]))
-    return f"{another}, and --group-key {listed} keeps this one as a group."
+    listed = in_a_list([key])
+    return f"{another}, and --group-key {shell_word(listed)} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

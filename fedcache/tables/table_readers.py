@@ -171,8 +171,8 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
     chosen = usual or families
     if len(chosen) > 1:
         told = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
-        first = shell_word(next(iter(chosen)) or "0")
-        hint = f"Say which: --features-key {first}"
+        first = next(iter(chosen)) or "0"
+        hint = f"Say which: --features-key {shell_word(first)}"
         raise UsageError(f"{table.path}: {told} may all be features.", hint)
     return next(((key, names) for names in chosen.values()), None)
 
