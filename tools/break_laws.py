@@ -956,7 +956,7 @@ TABLE = (
         "a_column_named_like_a_split_that_says_none_stops_every_door",
         "a split that cannot be read is a group",
         "tables/splits.py",
-        "if key in groups or not (every or (codes >= 0).any()):",
+        "if key in groups or not (every or known.any()):",
         "if True:",
     ),
     B(
@@ -977,8 +977,8 @@ TABLE = (
         "the_user_says_which_labels_mean_none",
         "labels that mean none stay classes",
         "tables/labels.py",
-        "if word in said]",
-        "if word in ()]",
+        "if word not in said)",
+        "if word not in ())",
     ),
     B(
         "class_names_of_the_file_are_read_by_every_door",
