@@ -934,7 +934,7 @@ TABLE = (
     B(
         "a_csv_means_the_same_however_it_is_written",
         "a first line sep=; names the columns",
-        "tables/csv_files.py",
+        "tables/table_files.py",
         "return Dialect(named[1], encoding, 1)",
         "return Dialect(named[1], encoding, 0)",
     ),
@@ -949,14 +949,14 @@ TABLE = (
         "the_words_for_yes_and_no_are_read_alike",
         "rows that no column marks are training rows",
         "tables/splits.py",
-        "codes[without] = free[0] if free else UNKNOWN",
+        "codes[without] = free[0]",
         "codes[without] = TRAIN",
     ),
     B(
         "a_column_named_like_a_split_that_says_none_stops_every_door",
         "a split that cannot be read is a group",
         "tables/splits.py",
-        "if key in groups or not (every or (codes >= 0).any()):",
+        "if key in groups or not (every or known.any()):",
         "if True:",
     ),
     B(
@@ -977,8 +977,8 @@ TABLE = (
         "the_user_says_which_labels_mean_none",
         "labels that mean none stay classes",
         "tables/labels.py",
-        "if word in said]",
-        "if word in ()]",
+        "if word not in said)",
+        "if word not in ())",
     ),
     B(
         "class_names_of_the_file_are_read_by_every_door",

@@ -169,7 +169,7 @@ PROMISES = (
         (f"{DAMAGE} -k every_kind", "tests/store/test_store_check.py -k cut_grown"),
         (
             "store/chunks.py",
-            "if crc is not None and checksum(payload) != crc:",
+            "if crc is not None and found != crc:",
             "if False:",
             f"{DAMAGE} -k every_kind",
         ),
@@ -646,7 +646,7 @@ PROMISES = (
         "What private runs spend is written down before it is told, and adds up over seeds, points and repeats",
         (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
         (
-            "store/sealed_lines.py",
+            "store/sealed.py",
             'if (content.pop(NUMBER, 0), content.pop(BEFORE, "")) != (number, sha256_hex(before)):',
             'if (content.pop(NUMBER, 0), content.pop(BEFORE, "")) is None:',
             f"{PRIVATE} -k ledger_but",

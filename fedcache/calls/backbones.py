@@ -23,6 +23,7 @@ def backbone(
     size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    version: str | None = None,
 ) -> str:
     """Make a torch module a backbone of this process: ``fc.extract("digits", [fc.backbone(net, "mine", size=64)])``.
 
@@ -34,6 +35,8 @@ def backbone(
         transform: from a Pillow image (RGB, already size x size) to the module's input without the batch; None scales
             to [0, 1] and normalises by ``mean`` and ``std``.
         size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
+        version: for a module whose code is in no file, as in a notebook: stands for its code, its transform and all
+            that it holds besides tensors. Change it when they change. None digests source files and held objects.
 
     Returns:
         its name, ``module:NAME``, which ``extract``, ``train`` and all other functions take in this process.
@@ -48,7 +51,9 @@ def backbone(
             )
         note_named(module)
         return lookup(module).name
-    return own_module.register(module, name, transform=transform, size=size, mean=mean, std=std)
+    return own_module.register(
+        module, name, transform=transform, size=size, mean=mean, std=std, version=version
+    )
 
 
 def backbone_names(backbones: Any) -> tuple[str, ...]:

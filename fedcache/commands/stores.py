@@ -29,7 +29,6 @@ from fedcache.runs.privacy_ledger import (
     totals,
     totals_of_datasets,
 )
-from fedcache.store.groups import count_words
 from fedcache.store.manifest import QUARANTINE, VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
@@ -117,7 +116,7 @@ def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
     counts = {}
     for name in store.groups:
         try:
-            counts[name] = count_words(store.path, store.manifest, name)
+            counts[name] = len(store.group(name).words)
         except FedcacheError as error:
             observer.warn(error.message)
     return counts

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcache.errors import shell_word
-from fedcache.tables.conversion import conversion
+from fedcache.tables.foreign_files import conversion
 
 MAX_BYTES = 64 << 20
 """Largest encoded image that is read, in bytes."""

@@ -10,7 +10,7 @@ from fedcache.config import Home, TrainConfig
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.planning.find_store import need_store
 from fedcache.progress import Observer
-from fedcache.store.groups import column_of
+from fedcache.store.store import column_of
 
 EACH = "each"
 MOST = 50

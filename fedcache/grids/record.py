@@ -19,7 +19,7 @@ from fedcache.errors import CorruptionError, shell_word
 from fedcache.option_info import option_name, option_value
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.lock import this_process
-from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
+from fedcache.store.sealed import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
 if TYPE_CHECKING:  # what reads a record imports no torch
     from fedcache.grids.request import GridRequest

@@ -31,7 +31,7 @@ from fedcache.runs.loop import train_run
 from fedcache.runs.run import Run
 from fedcache.runs.score import choice_value
 from fedcache.store.files import sha256_hex
-from fedcache.store.sealed_lines import SealedLines, first_of, read_sealed_lines, write_sealed_lines
+from fedcache.store.sealed import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.store.groups import column_of
-from fedcache.store.store import Store
+from fedcache.store.store import Store, column_of
 
 
 def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.store.files import explain_disk_errors, make_private
 from fedcache.store.lock import hold_lock
-from fedcache.store.sealed import read_sealed, write_sealed
-from fedcache.store.sealed_lines import SealedLines, read_sealed_lines
+from fedcache.store.sealed import SealedLines, read_sealed, read_sealed_lines, write_sealed
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""

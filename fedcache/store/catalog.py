@@ -14,7 +14,7 @@ from fedcache.parsing import slug_of
 from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private
 from fedcache.store.journal import journal_path, journals
-from fedcache.store.lock import is_alive, is_held, try_lock
+from fedcache.store.lock import is_alive, is_held, try_lock, writer_of
 from fedcache.store.manifest import read_history, read_manifest, was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.sealed import read_sealed, write_sealed
@@ -105,14 +105,14 @@ def extracted_later(path: Path) -> Path | None:
     A whole older file in the place of ``last.json`` has a seal of its own, but the histories of stores go on.
     """
     for store in _opened([path]):
+        slug = store.dataset["slug"]
         times = {path: _last_extraction(store)}
-        for other in _opened(sorted(path.parent.glob(f"{store.dataset['slug']}-*.zarr"))):
-            if other.dataset["slug"] == store.dataset["slug"] and other.arrays:
+        for other in _opened(sorted(path.parent.glob(f"{slug}-*.zarr"))):
+            if other.dataset["slug"] == slug and other.arrays:
                 times[other.path] = _last_extraction(other)
-        latest = max(times, key=lambda place: times[place])
+        latest = max(times, key=times.__getitem__)
         if times[latest] > times[path]:
             return latest
-        return None
     return None
 
 
@@ -128,10 +128,8 @@ def finished_stores(home: Home) -> list[Store]:
 
 def ingested_stores(home: Home) -> dict[str, Path]:
     """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
-    places = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
-    return {
-        str(store.dataset["slug"]): store.path for store in _opened(places) if is_ingested(store)
-    }
+    found = filter(is_ingested, _opened(folders_in(home.stores)))
+    return {str(store.dataset["slug"]): store.path for store in found}
 
 
 def _opened(places: Iterable[Path]) -> Iterator[Store]:
@@ -159,8 +157,7 @@ def store_option(store: Store) -> list[str]:
 
 def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
     """(file, why) of what killed processes left inside stores; a store that is being written is left alone."""
-    places = (p for p in folders_in(home.stores) if p.name.endswith(".zarr") and not _is_locked(p))
-    for store in _opened(places):
+    for store in _not_locked(home):
         for path in leftover_files(store):
             if not is_being_written(path):
                 yield path, "neither the manifest nor a journal knows it"
@@ -181,8 +178,7 @@ def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
     A store that is being written is left alone, and so is an array that was killed while it was completed: its journal
     vouches for files of the store.
     """
-    places = (p for p in folders_in(home.stores) if p.name.endswith(".zarr") and not _is_locked(p))
-    for store in _opened(places):
+    for store in _not_locked(home):
         for journal in journals(store.path):
             if journal.header is None or journal.key in store.arrays or journal.commits:
                 continue
@@ -211,6 +207,11 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
                 )
 
 
+def _not_locked(home: Home) -> Iterator[Store]:
+    """The stores of a home that nobody writes."""
+    return _opened(place for place in folders_in(home.stores) if not _is_locked(place))
+
+
 def _is_locked(store: Path) -> bool:
     return any(is_held(lock) for lock in store.glob("locks/*.lock"))
 
@@ -234,9 +235,9 @@ def folders_in(root: Path) -> list[Path]:
 
 def is_being_written(path: Path) -> bool:
     """Whether the process that a temporary name tells of still runs; another host's may, so its files wait a day."""
-    pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-    if path.name.endswith(".partial") and pid.isdigit():
-        return is_alive(int(pid))
+    pid = writer_of(path)
+    if pid:
+        return is_alive(pid)
     try:
         return path.name.endswith(".partial") and time.time() - path.lstat().st_mtime < DAY
     except OSError:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,12 @@ from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import all_finite, array_bytes, checksum, encode, to_stored_dtype
 from fedcache.store.files import digest_of, make_private, sha256_hex
-from fedcache.store.groups import GroupStore, put_groups
-from fedcache.store.journal import journal_path, read_journal
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, complete_split
 from fedcache.store.writer import ArrayWriter
 from fedcache.tables.embeddings import Embeddings, assemble
-from fedcache.tables.equal_strings import EqualStrings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, ColumnChoice
-from fedcache.tables.words import Column, FileRows, as_column, blocks_of
+from fedcache.tables.words import Column, EqualStrings, FileRows, as_column, blocks_of
 
 # Features of one backbone on their way into a store: block by block, in the stored dtype, with a
 # digest of all.
@@ -76,7 +73,8 @@ class ContentArray:
     @property
     def key(self) -> str:
         """Name of the array in the store."""
-        return f"{slug_of(self.name)}-{digest_of(self.recipe)[:8]}"
+        digest = digest_of(self.recipe)[:8]
+        return f"{slug_of(self.name)}-{digest}"
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """The rows of every chunk in its stored dtype; raises CorruptionError for values that are not finite there."""
@@ -105,15 +103,17 @@ class ContentArray:
         """The same as at the first reading. Raises UsageError for a file that has changed since."""
         for number, rows in enumerate(self.blocks()):
             if self.chunk_crc(rows) != self.crcs[number]:
+                first = number * self.chunk_rows
+                last = first + len(rows) - 1
                 raise UsageError(
-                    f"The features {self.name} changed while they were read: rows {number * self.chunk_rows} to "
-                    f"{number * self.chunk_rows + len(rows) - 1}.",
+                    f"The features {self.name} changed while they were read: rows {first} to {last}.",
                     "Ingest a file that nobody writes.",
                 )
             yield rows
 
     def write_missing(self, writer: ArrayWriter, observer: Observer) -> None:
         """Write the chunks that a writer lacks, each while the next one is read; errors as ``ArrayWriter.write``."""
+        observer.start(f"Writing {self.name}", self.shape[0], "rows")
         missing = set(writer.missing())
         with ThreadPoolExecutor(1) as pool:  # which waits for the disk
             written: Future[None] | None = None
@@ -127,6 +127,7 @@ class ContentArray:
                 observer.advance(len(rows))
             if written is not None:
                 written.result()
+        observer.stop()
 
     def chunk_crc(self, rows: NDArray[Any]) -> int:
         """crc32c of the chunk file that holds these rows, the last one filled up."""
@@ -150,36 +151,6 @@ WHERE = Path("from_arrays()")
 """What messages name in the place of a file."""
 
 
-class ContentStore(GroupStore, Protocol):
-    """What content asks of a store; ``Store`` is one."""
-
-    def has_text(self, backbone: str) -> bool:
-        """Whether there are text features."""
-
-    def put_text(
-        self,
-        backbone: str,
-        templates: Sequence[str],
-        matrix: NDArray[np.float32],
-        meta: Mapping[str, Any],
-    ) -> None:
-        """Write text features."""
-
-    def writer(
-        self,
-        key: str,
-        *,
-        shape: tuple[int, ...],
-        dtype: str,
-        chunk_rows: int,
-        recipe: dict[str, Any],
-        how: dict[str, Any],
-        wait: bool,
-        fresh: bool,
-    ) -> ArrayWriter:
-        """The one writer of an array."""
-
-
 @dataclass
 class Content:
     """Embeddings in the order and the types of a store, not yet on disk."""
@@ -196,35 +167,6 @@ class Content:
         """Why rows are not ok."""
         return dict.fromkeys(np.flatnonzero(self.samples.ok == 0).tolist(), NOT_FINITE)
 
-    def write_into(self, store: ContentStore, observer: Observer) -> None:
-        """Groups, text features and arrays into a store of these rows; what is there already is not written again.
-
-        Another writer of the same content is waited for: what it writes is what would be written here.
-        """
-        put_groups(store, self.groups)
-        for name, matrix in self.texts.items():
-            if not store.has_text(name):
-                store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
-        for key, array in self.arrays.items():
-            begun = read_journal(journal_path(store.path, key)).header
-            size = array.chunk_rows
-            # by a version that chose other chunks
-            fresh = begun is not None and begun["chunk_rows"] != size
-            with store.writer(
-                key,
-                shape=array.shape,
-                dtype=array.dtype,
-                chunk_rows=size,
-                recipe=array.recipe,
-                how={"source": INGESTED},
-                fresh=fresh,
-                wait=True,
-            ) as writer:
-                observer.start(f"Writing {array.name}", array.shape[0], "rows")
-                array.write_missing(writer, observer)
-                observer.stop()
-                writer.complete()
-
     @property
     def values(self) -> set[tuple[str, int]]:
         """(digest of the values, views) of every array, whatever it is called."""
@@ -237,17 +179,17 @@ def usable_name(name: str) -> str:
     Raises UsageError, for one without a letter or digit, too long, or with signs that a command would split at.
     """
     slug = slug_of(name)
-    if not slug.strip("._-") or len(slug) > 100:
-        why = (
-            "has no letter or digit"
-            if len(slug) <= 100
-            else f"has {len(slug)} characters, at most 100 are kept"
+    example = "For example --name mine"
+    if len(slug) > 100:
+        raise UsageError(
+            f"The name {name!r} has {len(slug)} characters, at most 100 are kept.", example
         )
-        raise UsageError(f"The name {name!r} {why}.", "For example --name mine")
+    if not slug.strip("._-"):
+        raise UsageError(f"The name {name!r} has no letter or digit.", example)
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
         raise UsageError(
             f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
-            f"For example --name {shell_word(slug.strip('._-'))}",
+            "For example --name " + shell_word(slug.strip("._-")),
         )
     return slug
 
@@ -267,11 +209,11 @@ def arrange(
     names = embeddings.names
     features = {key: _named(key, values) for key, values in embeddings.features.items()}
     order: Any = slice(None)
-    if not (
-        names.increasing
-        if isinstance(names, EqualStrings)
-        else all(a < b for a, b in pairwise(names))
-    ):
+    if isinstance(names, EqualStrings):
+        in_order = names.increasing
+    else:
+        in_order = all(a < b for a, b in pairwise(names))
+    if not in_order:
         repeated = [name for name, times in Counter(names).items() if times > 1]
         if repeated:
             raise UsageError(
@@ -291,7 +233,9 @@ def arrange(
         )
     label = embeddings.labels[order]
     domain = embeddings.domains[order]
-    given = None if embeddings.splits is None else embeddings.splits[order]
+    given = embeddings.splits
+    if given is not None:
+        given = given[order]
     split, note = complete_split(given, label, domain, uid, ok, name, "rows")
     samples = Samples(
         uid=uid,
@@ -423,8 +367,8 @@ def _stored_dtype(dtype: np.dtype[Any]) -> str:
 
 def _storable(key: str, values: NDArray[Any] | FileRows, drop: bool) -> NDArray[Any]:
     """All values in memory, in their stored dtype. Raises CorruptionError for those that are not finite there."""
-    whole = values.whole() if isinstance(values, FileRows) else values
-    (block,) = ContentArray(whole, _stored_dtype(whole.dtype), len(whole), key, drop=drop).blocks()
+    dtype = _stored_dtype(values.dtype)
+    (block,) = ContentArray(values, dtype, len(values), key, drop=drop).blocks()
     return block
 
 
@@ -469,7 +413,9 @@ def arrange_arrays(
     raw |= {f"{GROUP}{key}": _array(values) for key, values in groups.items()}
     name = name or "-".join(features)
     slug = usable_name(name)
-    row_name = "name" if "name" in raw else None
+    row_name = None
+    if "name" in raw:
+        row_name = "name"
     choice = ColumnChoice(no_label=_no_label(raw.get("labels")), row_name=row_name)
     content = arrange(assemble(WHERE, raw, choice), name, drop_nan=drop_nan)
     if path is not None:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.optional import need_arrow, need_h5py
+from fedcache.store.chunks import are_empty
 from fedcache.store.files import digest_of, explain_disk_errors, make_private
-from fedcache.store.groups import put_groups
 from fedcache.store.manifest import backbone_of, read_text, text_of_array
 from fedcache.store.outputs import output_file
-from fedcache.store.store import Samples, Store
+from fedcache.store.store import Samples, Store, put_groups
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, has_a_meaning
 from fedcache.tables.splits import SPLIT_NAMES
@@ -32,20 +32,8 @@ from fedcache.tables.splits import SPLIT_NAMES
 MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
 
-SAFETENSORS_TYPES = {
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-}
-"""What safetensors calls the types of numbers."""
+SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
+"""What safetensors calls the types of numbers, before their bits: F16, I32."""
 
 
 @dataclass(frozen=True)
@@ -67,40 +55,35 @@ class Exported:
         }
 
     @property
-    def text_columns(self) -> dict[str, NDArray[np.float32]]:
-        """Text features by the names of their columns."""
-        return {f"text/{name}": matrix for name, matrix in self.texts.items()}
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        """All columns of numbers: those of the rows, and text features."""
+        return {**self.columns, **{f"text/{name}": m for name, m in self.texts.items()}}
 
-
-def _words(group: Group) -> list[str]:
-    return [word or "" for word in group.values()]
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """All columns of words."""
+        named = {
+            "name": [*self.names],
+            "classes": self.meta["classes"],
+            "domains": self.meta["domains"],
+        }
+        groups = {name: group.values() for name, group in self.group_columns.items()}
+        return {**{name: [w or "" for w in words] for name, words in groups.items()}, **named}
 
 
 def _write_npz(file: BinaryIO, rows: Exported) -> None:
-    words = {name: _words(group) for name, group in rows.group_columns.items()}
-    words |= {
-        "name": [*rows.names],
-        "classes": rows.meta["classes"],
-        "domains": rows.meta["domains"],
-    }
-    everything: dict[str, Any] = {**rows.columns, **rows.text_columns}
-    everything |= {name: np.array(values, np.str_) for name, values in words.items()}
+    words = {name: np.array(column, np.str_) for name, column in rows.words.items()}
+    everything: dict[str, Any] = {**rows.numbers, **words}
     np.savez(file, **everything)
 
 
 def _write_h5(file: BinaryIO, rows: Exported) -> None:
     import h5py
 
-    words = {name: _words(group) for name, group in rows.group_columns.items()}
-    words |= {
-        "name": [*rows.names],
-        "classes": rows.meta["classes"],
-        "domains": rows.meta["domains"],
-    }
     with h5py.File(file, "w") as made:
-        for name, values in {**rows.columns, **rows.text_columns}.items():
+        for name, values in rows.numbers.items():
             made.create_dataset(name, data=values)
-        for name, column in words.items():
+        for name, column in rows.words.items():
             made.create_dataset(name, data=column, dtype=h5py.string_dtype())
 
 
@@ -155,11 +138,7 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
 
 def _write_safetensors(file: BinaryIO, rows: Exported) -> None:
     groups = rows.group_columns
-    arrays = {
-        **rows.columns,
-        **rows.text_columns,
-        **{name: group.codes for name, group in groups.items()},
-    }
+    arrays = {**rows.numbers, **{name: group.codes for name, group in groups.items()}}
     tensors = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
     words = {name: list(group.words) for name, group in groups.items()}
     head = {**rows.meta, "names": [*rows.names], "groups": words}
@@ -171,8 +150,13 @@ def _write_safetensors(file: BinaryIO, rows: Exported) -> None:
     for name, values in ordered:
         start = end
         end = start + values.nbytes
-        kind = SAFETENSORS_TYPES[values.dtype.name]
-        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [start, end]}
+        kind = SAFETENSORS_KINDS[values.dtype.kind]
+        bits = 8 * values.itemsize
+        header[name] = {
+            "dtype": f"{kind}{bits}",
+            "shape": list(values.shape),
+            "data_offsets": [start, end],
+        }
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
     file.write(len(raw).to_bytes(8, "little"))
@@ -193,7 +177,6 @@ WRITERS: dict[str, Callable[[BinaryIO, Exported], None]] = {
 TRAIN = 0
 TEST = 1
 VALIDATION = 2
-NONE = np.empty(0, np.int64)
 
 
 def write_shard(
@@ -204,7 +187,7 @@ def write_shard(
     number: int,
     train: NDArray[np.int64],
     test: NDArray[np.int64],
-    validation: NDArray[np.int64] = NONE,
+    validation: NDArray[np.int64] | None,
 ) -> Store:
     """Write one client's rows as a store at ``path``; an equal one that is there is kept.
 
@@ -212,6 +195,8 @@ def write_shard(
     parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
     is the client's place among the clients; ``train``, ``test`` and ``validation`` are rows of the parent.
     """
+    if validation is None:
+        validation = np.empty(0, np.int64)
     rows = np.unique(np.concatenate([train, test, validation]))
     s = store.samples
     split = np.where(
@@ -258,9 +243,7 @@ def write_shard(
                 first = chunk * writer.chunk_rows
                 values = store.reader(key).rows(rows[first : first + writer.chunk_rows])
                 # An image one backbone could read and another could not has features here and a line in the list.
-                flat = values.reshape(len(values), -1)
-                empty = np.isnan(flat).all(axis=1) if flat.dtype.kind == "f" else ~flat.any(axis=1)
-                lost = empty & (s.ok[rows[first : first + len(values)]] == 0)
+                lost = are_empty(values) & (s.ok[rows[first : first + len(values)]] == 0)
                 writer.write(
                     chunk,
                     values,
@@ -295,11 +278,11 @@ def write_shards(
     StoreError for a folder that holds stores of other clients, with which these could not be trained.
     """
     width = len(str(max(0, len(clients) - 1)))
-    names = [
-        f"{number:0{width}d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}.zarr"
-        for number, (name, *_) in enumerate(clients)
-    ]
-    others = sorted({p.name for p in out.glob("*.zarr")} - set(names)) if out.is_dir() else []
+    names = []
+    for number, (name, *_) in enumerate(clients):
+        plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
+        names.append(f"{number:0{width}d}-{plain}.zarr")
+    others = sorted({p.name for p in out.glob("*.zarr")} - set(names))
     if others:
         raise StoreError(
             f"{out} holds {len(others)} stores that are not of this partition, {others[0]} for one.",
@@ -310,7 +293,9 @@ def write_shards(
     made = []
     for number, (name, train, test) in enumerate(clients):
         path = out / names[number]
-        held = None if validation is None else validation[number]
+        held = None
+        if validation is not None:
+            held = validation[number]
         write_shard(
             store,
             path,
@@ -318,7 +303,7 @@ def write_shards(
             number=number,
             train=train,
             test=test,
-            validation=NONE if held is None else held,
+            validation=held,
         )
         made.append(path)
     return made

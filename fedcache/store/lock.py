@@ -59,6 +59,14 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def writer_of(path: Path) -> int:
+    """The process whose temporary file this is, ``.NAME.PID-RANDOM.partial``; 0 for another name."""
+    pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
+    if path.name.endswith(".partial") and pid.isdigit():
+        return int(pid)
+    return 0
+
+
 def lock_holder(path: Path) -> str:
     """Who holds a lock, in words."""
     try:

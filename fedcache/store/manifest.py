@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 
 from fedcache.errors import (
     CorruptionError,
-    Exit,
     FedcacheError,
     InternalError,
     StoreError,
     UsageError,
     shell_word,
 )
-from fedcache.notebooks import html_table
 from fedcache.parsing import SAFE, parse_json, slug_of
 from fedcache.store import chunks as files
 from fedcache.store.array_file import is_array_file, mapped, read_content
@@ -72,16 +70,17 @@ class ArrayInfo:
         """Digest of the recipe."""
         return digest_of(self.recipe)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "recipe": self.recipe,
-            "how": self.how,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "chunk_rows": self.chunk_rows,
-            "chunks": list(self.chunks),
-        }
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the rows of a chunk file."""
+        return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+
+
+def column_shape(key: str, rows: int) -> tuple[int, ...]:
+    """Shape of a column of numbers of so many rows."""
+    if key == "uid":
+        return (rows, 16)
+    return (rows,)
 
 
 def journal_header(
@@ -118,20 +117,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
-        return to_signed(
-            {
-                "format": FORMAT,
-                "dataset": self.dataset,
-                "rows": self.rows,
-                "rows_ok": self.rows_ok,
-                "classes": list(self.classes),
-                "domains": list(self.domains),
-                "samples": self.samples,
-                "arrays": {key: info.to_dict() for key, info in self.arrays.items()},
-                "texts": self.texts,
-                "files": self.files,
-            }
-        )
+        arrays = {key: vars(info) for key, info in self.arrays.items()}
+        return to_signed({"format": FORMAT, **vars(self), "arrays": arrays})
 
     def write(self, store: Path) -> None:
         """Replace the store's manifest, whole or not at all."""
@@ -148,13 +135,15 @@ def read_manifest(store: Path) -> Manifest:
             if (store / NAME).exists():
                 return read_manifest(store)
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
-        kind = "a directory but not" if store.is_dir() else "a file, not"
-        what = f"is {kind} a fedcache store" if store.exists() else "does not exist"
+        what = "does not exist"
         named = "digits"
         made = "Make one"
         if store.is_dir():
+            what = "is a directory but not a fedcache store"
             named = f"folder:{store}"
             made = "Of a folder of images one is made"
+        elif store.exists():
+            what = "is a file, not a fedcache store"
         command = shlex.join(
             ["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"]
         )
@@ -274,15 +263,18 @@ def _corrupt(store: Path, why: str) -> FedcacheError:
 def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
     """What an array is called: its key, its backbone, and ``backbone@size``."""
     backbone = str(info.recipe.get("backbone", key))
-    return key, backbone, f"{backbone}@{info.recipe.get('size', 0)}"
+    size = info.recipe.get("size", 0)
+    return key, backbone, f"{backbone}@{size}"
 
 
 def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys of the arrays that a name may mean, also one with the path of a user's model."""
     called = {key: names_of(key, info) for key, info in arrays.items()}
     found = [key for key, names in called.items() if name in names]
-    bare = name if found else bare_name(name)  # which may look at installed packages
-    return found or [key for key, names in called.items() if bare in names]
+    if found:
+        return found
+    bare = bare_name(name)  # looks at installed packages
+    return [key for key, names in called.items() if bare in names]
 
 
 def select_arrays(
@@ -292,7 +284,9 @@ def select_arrays(
 
     Raises StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
     """
-    names = [backbones] if isinstance(backbones, str) else list(backbones or [])
+    names = list(backbones or [])
+    if isinstance(backbones, str):
+        names = [backbones]
     features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
     if not names:
         if not features:
@@ -301,47 +295,14 @@ def select_arrays(
     chosen = []
     for name in names:
         found = match_arrays(features, name)
-        if len(found) != 1:
-            listed = ", ".join(features) or "no features"
-            what = "no features" if not found else f"{len(found)} arrays"
-            raise FedcacheError(
-                Exit.USAGE if found else Exit.STORE,
-                f"{store} has {what} of {name!r}.",
-                f"It has {listed}; each of these names means one array.",
-            )
-        chosen.append(found[0])
+        listed = ", ".join(features) or "no features"
+        hint = f"It has {listed}; each of these names means one array."
+        if not found:
+            raise StoreError(f"{store} has no features of {name!r}.", hint)
+        if len(found) > 1:
+            raise UsageError(f"{store} has {len(found)} arrays of {name!r}.", hint)
+        chosen += found
     return list(dict.fromkeys(chosen))
-
-
-def describe_store(path: Path, m: Manifest) -> dict[str, Any]:
-    """What the manifest says, plain JSON values; rows and features are not among them."""
-    return {
-        "path": str(path),
-        "dataset": dict(m.dataset),
-        "rows": m.rows,
-        "ok": m.rows_ok,
-        "classes": list(m.classes),
-        "domains": list(m.domains),
-        "arrays": [{"key": k, **_described(a)} for k, a in sorted(m.arrays.items())],
-        "texts": {k: [list(e["templates"]) for e in v] for k, v in m.texts.items()},
-        "partitions": m.partitions,
-    }
-
-
-def store_html(path: Path, m: Manifest) -> str:
-    """A table of the arrays under one line on the dataset."""
-    some = ", ".join(m.classes[:10]) + (f", .. ({len(m.classes):,})" if len(m.classes) > 10 else "")
-    title = f"{m.dataset['slug']}: {m.rows_ok:,} of {m.rows:,} images; classes {some}; {path}"
-    rows = [(k, *_described(a).values()) for k, a in sorted(m.arrays.items())]
-    return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
-
-
-def _described(info: ArrayInfo) -> dict[str, Any]:
-    return {
-        "backbone": str(info.recipe.get("backbone", "")),
-        "shape": list(info.shape),
-        "dtype": info.dtype,
-    }
 
 
 # The small files of a store beside its arrays: unreadable images, saved partitions, and the
@@ -461,11 +422,7 @@ def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
     There are some only where an older manifest was put back; the history is read only where a folder is not listed.
     """
     folder = store / "features"
-    there = (
-        {p.name for p in folder.iterdir() if p.is_dir()} - manifest.arrays.keys()
-        if folder.is_dir()
-        else set()
-    )
+    there = {place.name for place in folder.glob("*") if place.is_dir()} - manifest.arrays.keys()
     there = {key for key in there if not journal_path(store, key).exists()}
     if not there:
         return []
@@ -486,13 +443,18 @@ def partition_file(store: Path, manifest: Manifest, name: str) -> str:
 def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
     """The file of a partition that the manifest lists, mapped. Raises CorruptionError, unless it is the file listed."""
     relative = partition_file(store, manifest, name)
+    return read_sidecar(store, manifest, relative, f"partition {name}")
+
+
+def read_sidecar(store: Path, manifest: Manifest, relative: str, what: str) -> memoryview:
+    """A file that the manifest lists, mapped. Raises CorruptionError, naming ``what``, unless it is the file listed."""
     path = store / relative
     try:
         raw = mapped(path)
     except OSError as error:
-        raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
+        raise files.damaged(what, path, "is missing or unreadable") from error
     if sha256_hex(raw) != manifest.files[relative]:
-        raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
+        raise files.damaged(what, path, "does not have the sha256 of the manifest")
     return raw
 
 
@@ -592,23 +554,17 @@ def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
 
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
     """The matrix [C, D] of an entry, verified. Raises CorruptionError."""
-    place = files.chunk_path(store / "text" / slug_of(backbone) / entry["id"], 0, 2)
-    size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
+    place, size = text_file(store, slug_of(backbone), entry)
     raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
-    return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(
-        entry["shape"]
-    )
+    rows, width = entry["shape"]
+    return np.frombuffer(raw, "<f4")[: rows * width].reshape(rows, width)
 
 
-def current_text(
-    store: Path, manifest: Manifest, backbone: str, templates: Sequence[str] | None
-) -> NDArray[np.float32]:
-    """The matrix [C, D] of a backbone or its array. Raises StoreError where there is none; CorruptionError."""
-    entry = find_text(manifest, backbone, templates, None)
-    name = backbone_of(manifest, backbone)
-    if entry is None:
-        raise no_text_features(store, name)
-    return read_text(store, name, entry)
+def text_file(store: Path, slug: str, entry: Mapping[str, Any]) -> tuple[Path, int]:
+    """The file of an entry and the bytes of its rows."""
+    rows, width = entry["shape"]
+    place = files.chunk_path(store / "text" / slug / entry["id"], 0, 2)
+    return place, files.array_bytes((max(1, rows), width), "float32")
 
 
 def write_text(

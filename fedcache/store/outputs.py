@@ -17,7 +17,7 @@ from typing import BinaryIO
 from fedcache.config import Home
 from fedcache.errors import CorruptionError
 from fedcache.store.files import Buffer, make_private, size_of, written_unnamed
-from fedcache.store.lock import is_alive
+from fedcache.store.lock import is_alive, writer_of
 from fedcache.store.sealed import read_sealed, write_sealed
 
 NOTES = "outputs"
@@ -64,10 +64,8 @@ def _noted(path: Path) -> Iterator[None]:
     """Remove what killed processes left of an output, and note in the home that it is being written now."""
     home = Home.from_environment()
     for left in _partials(path, "*"):
-        with suppress(OSError, ValueError):
-            if not is_alive(
-                int(left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0])
-            ):
+        with suppress(OSError):
+            if not is_alive(writer_of(left)):
                 left.unlink(missing_ok=True)
     note = home.root / NOTES / f"{os.getpid()}-{os.urandom(4).hex()}.json"
     if home.root.is_dir():

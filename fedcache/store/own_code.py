@@ -157,7 +157,7 @@ class ReachedCode:
             tree = ast.parse(raw.decode())
             compiled = SourceFileLoader(module, str(path)).source_to_code(raw, str(path))
         except (OSError, ValueError, SyntaxError) as error:
-            raise UsageError(
+            raise NoDigestError(
                 f"The source of {self.owner} cannot be read ({path}).",
                 "Write it into a .py file of its own and import it: the digest of that file is part of the identity.",
             ) from error

@@ -6,9 +6,15 @@ which only the pages of those chunks exist. An array beyond the memory limit sta
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import math
+import mmap
+import os
+import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +34,7 @@ from fedcache.store.chunks import (
     read_file,
     verify_payload,
 )
-from fedcache.store.files import memory_limit, threads_for
+from fedcache.store.files import at_once, memory_limit, threads_for
 from fedcache.store.journal import unfinished_arrays
 from fedcache.store.manifest import ArrayInfo, Manifest
 
@@ -40,12 +46,13 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
-        begun = next(
-            (u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None
-        )
-        what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
+        what = "not there"
+        for begun in unfinished_arrays(store, manifest.arrays):
+            if begun["name"] == key:
+                what = "unfinished ({kept} of {chunks} chunks)".format(**begun)
+        complete = ", ".join(sorted(manifest.arrays)) or "none"
         raise StoreError(
-            f"{key} in {store} is {what}; complete arrays: {', '.join(sorted(manifest.arrays)) or 'none'}.",
+            f"{key} in {store} is {what}; complete arrays: {complete}.",
             "Run the `fedcache extract` command that makes it; it resumes where it stopped.",
         )
     return Reader(store / "features" / key, key, info)
@@ -82,7 +89,9 @@ class Reader:
         if number not in self._verified:
             crc = self.info.chunks[number]
             tail = raw[-CRC_BYTES:].tobytes()
-            verify_payload(raw[:-CRC_BYTES], tail, crc, self._file(number), self._what(number))
+            verify_payload(
+                raw[:-CRC_BYTES], tail, crc, self.chunk_file(number), self.chunk_name(number)
+            )
             self._verified.add(number)
         return values
 
@@ -96,10 +105,10 @@ class Reader:
         # before memory is asked for: a manifest may claim any shape
         for number in range(len(self.info.chunks)):
             if number not in self._verified:
-                place = self._file(number)
-                what = self._what(number)
+                place = self.chunk_file(number)
+                what = self.chunk_name(number)
                 try:
-                    check_size(place.stat().st_size, self._size(), place, what)
+                    check_size(place.stat().st_size, self.info.chunk_bytes, place, what)
                 except OSError as error:
                     raise damaged(what, place, "is missing or unreadable") from error
         out = empty(self.shape, self.dtype.newbyteorder("<"))
@@ -112,11 +121,14 @@ class Reader:
         Raises StoreError, for a row the store does not have; CorruptionError.
         """
         wanted = np.asarray(index, np.int64)
-        if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.shape[0]):
-            raise StoreError(
-                f"Rows {wanted.min()} to {wanted.max()} were asked of {self.key}, which has {self.shape[0]}.",
-                "The row numbers are another store's: make the partition again with fedcache partition.",
-            )
+        if len(wanted):
+            first = int(wanted.min())
+            last = int(wanted.max())
+            if first < 0 or last >= self.shape[0]:
+                raise StoreError(
+                    f"Rows {first} to {last} were requested of {self.key}, which has {self.shape[0]}.",
+                    "The row numbers are another store's: make the partition again with fedcache partition.",
+                )
         size = self.info.chunk_rows
         numbers = wanted // size
         if len(wanted) and self._held is None:
@@ -188,9 +200,9 @@ class Reader:
         """Read a chunk to its place; read and not copied from a map, whose every page would have to be set up first."""
         start = number * self.info.chunk_rows * self._row_bytes
         part = flat[start : start + self._length(number) * self._row_bytes]
-        place = self._file(number)
-        what = self._what(number)
-        rest = read_file(place, part, self._size(), what)
+        place = self.chunk_file(number)
+        what = self.chunk_name(number)
+        rest = read_file(place, part, self.info.chunk_bytes, what)
         if number not in self._verified:
             # Of what was read, which is in the processor's cache now.
             verify_payload(part, rest, self.info.chunks[number], place, what)
@@ -199,20 +211,19 @@ class Reader:
     def _length(self, number: int) -> int:
         return min(self.info.chunk_rows, self.shape[0] - number * self.info.chunk_rows)
 
-    def _file(self, number: int) -> Path:
+    def chunk_file(self, number: int) -> Path:
+        """The file of a chunk."""
         return chunk_path(self.path, number, len(self.shape))
 
-    def _what(self, number: int) -> str:
+    def chunk_name(self, number: int) -> str:
+        """What messages call a chunk."""
         return f"chunk {number} of {self.key}"
-
-    def _size(self) -> int:
-        return self.info.chunk_rows * self._row_bytes
 
     def _map(self, number: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """A chunk file's bytes and, over the same memory, its rows below N."""
         found = self._mapped.get(number)
         if found is None:
-            raw = map_file(self._file(number), self._size(), self._what(number))
+            raw = map_file(self.chunk_file(number), self.info.chunk_bytes, self.chunk_name(number))
             values = raw[: self._length(number) * self._row_bytes].view(
                 self.dtype.newbyteorder("<")
             )
@@ -220,3 +231,107 @@ class Reader:
                 del self._mapped[next(iter(self._mapped))]
             found = self._mapped[number] = raw, values.reshape(-1, *self.shape[1:])
         return found
+
+
+# All rows of an array as one numpy array, without copying them: its chunk files mapped side by side in memory.
+#
+# A chunk file is its rows and four bytes more. Where the rows fill whole pages, each file is mapped so that its rows
+# end where those of the next begin; the checksum is left out. Pages come from the page cache when they are read, and
+# all processes of a machine share them.
+
+
+MOST_CHUNKS = 32_768
+"""Chunk files that are mapped at once: Linux allows a process 65,530 maps."""
+
+MAP_FIXED = 0x10
+"""The same number on Linux and macOS; Python does not name it."""
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """An array [N, ..] over mapped files."""
+
+    values: NDArray[np.generic]
+    address: int  # of the first byte
+    nbytes: int  # of whole chunks
+
+    def release(self) -> None:
+        """Give the pages back that were read; they stay in the page cache."""
+        assert LIBC is not None
+        LIBC.madvise(self.address, self.nbytes, mmap.MADV_DONTNEED)
+
+
+def map_rows(reader: Reader) -> MappedRows | None:
+    """Every row of an array, each chunk verified now; None where chunk files cannot lie side by side.
+
+    That is where a chunk is no whole number of pages, there are too many, or the system has no such maps. The values
+    must not be written. Raises CorruptionError, when a chunk's size, checksum or place is wrong.
+    """
+    count = len(reader.info.chunks)
+    size = reader.info.chunk_bytes
+    if LIBC is None or not count or not size or size % mmap.PAGESIZE or count > MOST_CHUNKS:
+        return None
+    # Room that no other map takes; nothing can be read of it yet.
+    address = LIBC.mmap(None, count * size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if address in (None, _FAILED):
+        return None
+    memory = (ctypes.c_ubyte * (count * size)).from_address(address)
+    weakref.finalize(memory, LIBC.munmap, address, count * size)
+    for number in range(count):
+        if not _map_chunk(LIBC, reader, number, address + number * size):
+            return None
+    raw = np.ctypeslib.as_array(memory)[: math.prod(reader.shape) * reader.dtype.itemsize]
+    values = raw.view(reader.dtype.newbyteorder("<")).reshape(reader.shape)
+    return MappedRows(values, address, count * size)
+
+
+def mapped_bytes(at_most: int) -> int:
+    """Bytes of files that this process has in memory now, or ``at_most`` where the system does not say."""
+    try:
+        shared = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2])
+    except (OSError, ValueError, IndexError):
+        return at_most
+    return shared * mmap.PAGESIZE
+
+
+def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int) -> bool:
+    """Map the rows of a chunk file to an address, verified; False where the system refuses."""
+    place = reader.chunk_file(number)
+    what = reader.chunk_name(number)
+    size = reader.info.chunk_bytes
+    try:
+        fd = at_once(str(place), os.O_RDONLY)
+    except OSError as error:
+        raise damaged(what, place, "is missing or unreadable") from error
+    try:
+        check_size(os.fstat(fd).st_size, size, place, what)
+        # Private: a write that must not be would change this process's copy, and no file.
+        flags = mmap.MAP_PRIVATE | MAP_FIXED
+        if libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+            return False
+        rows = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))
+        verify_payload(rows, os.pread(fd, CRC_BYTES, size), reader.info.chunks[number], place, what)
+        libc.madvise(address, size, mmap.MADV_DONTNEED)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _load() -> ctypes.CDLL | None:
+    """The C library with ``mmap``, which Python's own cannot place; None without one."""
+    if not hasattr(mmap, "MADV_DONTNEED") or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+    except (OSError, AttributeError, TypeError):
+        return None
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+LIBC = _load()

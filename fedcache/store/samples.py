@@ -14,10 +14,10 @@ from fedcache.errors import UsageError, unknown
 from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
 from fedcache.store.journal import journals
-from fedcache.store.manifest import COLUMNS, Manifest
-from fedcache.tables.equal_strings import EqualStrings
+from fedcache.store.manifest import COLUMNS, Manifest, column_shape
 from fedcache.tables.groups import Group
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
+from fedcache.tables.words import EqualStrings
 
 INGESTED = "ingested"
 """``source`` in the description of a dataset that came as embeddings: no image is known of it."""
@@ -49,13 +49,17 @@ class Samples:
             key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()
         }
         shapes = {key: value.shape for key, value in out.items()}
-        wanted = {key: (rows, 16) if key == "uid" else (rows,) for key in COLUMNS}
+        wanted = {key: column_shape(key, rows) for key in COLUMNS}
         if shapes != wanted:
             raise UsageError(f"Columns of {rows} rows have shapes {shapes}.", f"Expected {wanted}.")
         for key, names, low in (("label", self.classes, -1), ("domain", self.domains, 0)):
-            if rows and not (low <= int(out[key].min()) and int(out[key].max()) < len(names)):
+            if not rows:
+                continue
+            least = int(out[key].min())
+            most = int(out[key].max())
+            if least < low or most >= len(names):
                 raise UsageError(
-                    f"{key} holds {out[key].min()}..{out[key].max()}, but there are {len(names)} names.",
+                    f"{key} holds {least}..{most}, but there are {len(names)} names.",
                     f"Give one name per {key}.",
                 )
         name = self.name if isinstance(self.name, EqualStrings) else tuple(self.name)
@@ -82,12 +86,9 @@ def held_out(
     if not len(rows):
         return chosen
     # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row, as they are in
-    # order. Eight bytes are ordered as the number that begins with the first; the other eight tell few rows apart.
+    # order. Eight bytes are ordered as the number that begins with the first.
     high, low = np.ascontiguousarray(uid[rows]).view(">u8").T.astype(np.uint64)
-    order = np.lexsort((high, label[rows], domain[rows]))
-    if (np.diff(high[order]) == 0).any():
-        order = np.lexsort((low, high, label[rows], domain[rows]))
-    rows = rows[order]
+    rows = rows[np.lexsort((low, high, label[rows], domain[rows]))]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
     starts = np.concatenate([[0], np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1])
     sizes = np.diff(np.append(starts, len(rows)))
@@ -113,7 +114,13 @@ def complete_split(
     ``splits`` is None where the data says none, ``ok`` are the rows that can be read, and ``holds`` is what rows are
     called. Raises UsageError where there is nothing to train on.
     """
-    split = np.full(len(label), TRAIN, np.uint8) if splits is None else splits.copy()
+    given = "no test set"
+    test = "taken from train"
+    if splits is None:
+        splits = np.full(len(label), TRAIN, np.uint8)
+        given = "no split given"
+        test = "the test set"
+    split = splits.copy()
     if not np.any(split == TRAIN):
         raise UsageError(
             f"{where} has {len(split):,} test or validation {holds} and no training {holds}.",
@@ -126,13 +133,9 @@ def complete_split(
         return split, f"no test set: the validation {holds} are used as the test set"
     chosen = held_out(label, domain, uid, (split == TRAIN) & ok)
     split[chosen] = TEST
-    given = "no split given" if splits is None else "no test set"
     if not chosen.any():
         return split, f"{given}, and no class has two {holds}, one of which could be held out"
-    return (
-        split,
-        f"{given}: {HELD_OUT} is {'the test set' if splits is None else 'taken from train'}",
-    )
+    return split, f"{given}: {HELD_OUT} is {test}"
 
 
 def read_samples(store: Path, manifest: Manifest) -> Samples:
@@ -156,7 +159,7 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
 def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
     """One column of numbers: [N], or uint8 [N, 16] for ``uid``; errors as ``read_samples``."""
     dtype = COLUMNS[key]
-    shape = (max(1, manifest.rows), 16) if key == "uid" else (max(1, manifest.rows),)
+    shape = column_shape(key, max(1, manifest.rows))
     place = _file(store, key, len(shape))
     raw = _verified(store, manifest, key, place, files.array_bytes(shape, dtype))
     return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)[: manifest.rows]

@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.notebooks import html_table
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
+from fedcache.store.chunks import make_directories
 from fedcache.store.content import Content, arrange_arrays
-from fedcache.store.files import Buffer
-from fedcache.store.groups import group_names, read_group
-from fedcache.store.journal import unfinished_arrays
+from fedcache.store.files import Buffer, sha256_hex, write_atomic
+from fedcache.store.groups import FOLDER, group_names, parts_of, place_of, read_group
+from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import (
     VANISHED,
     ArrayInfo,
     Manifest,
     append_event,
+    backbone_of,
     check_name,
-    current_text,
-    describe_store,
     find_text,
     forgotten_arrays,
     is_written,
@@ -40,15 +41,22 @@ from fedcache.store.manifest import (
     read_manifest,
     read_partition,
     read_quarantine,
+    read_text,
     select_arrays,
-    store_html,
     write_partition,
     write_text,
 )
 from fedcache.store.reader import Reader, open_reader
-from fedcache.store.samples import Samples, read_column, read_samples, samples_frame, select_rows
+from fedcache.store.samples import (
+    INGESTED,
+    Samples,
+    read_column,
+    read_samples,
+    samples_frame,
+    select_rows,
+)
 from fedcache.store.writer import ArrayWriter, create_store, remove_partial_files
-from fedcache.tables.groups import Group
+from fedcache.tables.groups import Group, usable_group_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +158,27 @@ class Store:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls.create(path, content.samples, dataset=content.dataset, reasons=content.reasons)
-        content.write_into(store, observer or Silent())
+        put_groups(store, content.groups)
+        for name, matrix in content.texts.items():
+            if not store.has_text(name):
+                store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
+        for key, array in content.arrays.items():
+            # A version that chose other chunks may have begun the array.
+            begun = read_journal(journal_path(path, key)).header
+            fresh = begun is not None and begun["chunk_rows"] != array.chunk_rows
+            # Another writer of the same content is waited for: it writes what would be written here.
+            with store.writer(
+                key,
+                shape=array.shape,
+                dtype=array.dtype,
+                chunk_rows=array.chunk_rows,
+                recipe=array.recipe,
+                how={"source": INGESTED},
+                fresh=fresh,
+                wait=True,
+            ) as writer:
+                array.write_missing(writer, observer or Silent())
+                writer.complete()
         return cls.open(path)
 
     @classmethod
@@ -334,7 +362,11 @@ class Store:
 
         Raises StoreError.
         """
-        return current_text(self.path, self._manifest, backbone, templates)
+        entry = find_text(self._manifest, backbone, templates, None)
+        name = backbone_of(self._manifest, backbone)
+        if entry is None:
+            raise no_text_features(self.path, name)
+        return read_text(self.path, name, entry)
 
     def put_text(
         self,
@@ -440,10 +472,27 @@ class Store:
 
     def to_dict(self) -> dict[str, Any]:
         """What the manifest says, plain JSON values; rows and features are not among them."""
-        return describe_store(self.path, self._manifest)
+        m = self._manifest
+        return {
+            "path": str(self.path),
+            "dataset": dict(m.dataset),
+            "rows": m.rows,
+            "ok": m.rows_ok,
+            "classes": list(m.classes),
+            "domains": list(m.domains),
+            "arrays": [{"key": key, **_described(info)} for key, info in self.arrays.items()],
+            "texts": {k: [list(e["templates"]) for e in v] for k, v in m.texts.items()},
+            "partitions": m.partitions,
+        }
 
     def _repr_html_(self) -> str:
-        return store_html(self.path, self._manifest)
+        m = self._manifest
+        classes = ", ".join(m.classes[:10])
+        if len(m.classes) > 10:
+            classes += f", .. ({len(m.classes):,})"
+        title = f"{m.dataset['slug']}: {m.rows_ok:,} of {m.rows:,} images; classes {classes}; {self.path}"
+        rows = [(key, *_described(info).values()) for key, info in self.arrays.items()]
+        return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
 
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
@@ -451,3 +500,75 @@ class Store:
             self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True
         ):
             append_event(self.path, event)
+
+
+def _described(info: ArrayInfo) -> dict[str, Any]:
+    backbone = str(info.recipe.get("backbone", ""))
+    return {"backbone": backbone, "shape": list(info.shape), "dtype": info.dtype}
+
+
+# Groups of a store.
+
+
+def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
+    """Keep groups of the rows of a store, each in the place of one of that name; equal ones are not written.
+
+    Returns:
+        the names of those that took the place of other values.
+
+    Raises:
+        UsageError for a group of another number of rows, or a name that cannot be one.
+    """
+    packed = {}
+    for name, group in groups.items():
+        if len(group.codes) != store.rows:
+            raise UsageError(
+                f"The group {name!r} has {len(group.codes):,} values for {store.rows:,} rows.",
+                "Give one per row.",
+            )
+        packed[usable_group_name(name)] = parts_of(name, group)
+    new = {
+        name: parts
+        for name, parts in packed.items()
+        if not is_written(store.path, store.manifest, place_of(name), parts)
+    }
+    if not new:
+        return []
+    changed = []
+    with store.edit() as manifest:
+        make_directories(store.path / FOLDER)
+        for name, parts in new.items():
+            digest = sha256_hex(*parts)
+            if manifest.files.get(place_of(name), digest) != digest:
+                changed.append(name)
+            write_atomic(store.path / place_of(name), *parts)
+            manifest.files[place_of(name)] = digest
+    return changed
+
+
+def replace_groups(store: Store, groups: Mapping[str, Group]) -> tuple[list[str], list[str]]:
+    """As ``put_groups``, and the store keeps no others.
+
+    Returns:
+        the names of those that are new or have other values, and of those that were removed.
+    """
+    before = set(store.groups)
+    changed = put_groups(store, groups)
+    names = {usable_group_name(name) for name in groups}
+    gone = sorted(before - names)
+    if gone:
+        with store.edit() as manifest:
+            for name in gone:
+                manifest.files.pop(place_of(name), None)
+        for name in gone:  # after the manifest, which no longer names them
+            (store.path / place_of(name)).unlink(missing_ok=True)
+    return sorted({*changed, *(names - before)}), gone
+
+
+def column_of(store: Store, name: str) -> Group:
+    """A group of a store; ``domain`` and ``class`` are those columns. Errors as of ``Store.group``."""
+    if name == "domain":
+        return Group(store.column("domain").astype(np.int32), store.manifest.domains)
+    if name == "class":
+        return Group(store.column("label").astype(np.int32), store.manifest.classes)
+    return store.group(name)

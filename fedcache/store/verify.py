@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from fedcache.store.manifest import (
     NAME,
     QUARANTINE,
     Manifest,
+    column_shape,
     journal_header,
     read_history,
     read_manifest,
     read_quarantine,
+    text_file,
 )
 from fedcache.store.store import Store
 from fedcache.store.writer import sidecars_of
@@ -63,19 +66,29 @@ class VerifyReport:
 
     def lines(self) -> list[str]:
         """For a person."""
-        head = f"{self.path}: {self.checked:,} files, {self.bytes / 1e6:,.1f} MB read; "
-        head += "all as the manifest says." if self.ok else f"{len(self.problems)} problems."
-        shown = [f"  {p['file']}: {p['what']}" for p in self.problems]
+        megabytes = self.bytes / 1e6
+        found = "all as the manifest says."
+        shown = ["  {file}: {what}".format(**problem) for problem in self.problems]
         if self.problems:
+            found = f"{len(self.problems)} problems."
             shown.append(
                 f"fedcache repair {shell_word(self.path)}   drops what is damaged; the extract command then makes only "
                 "that again."
             )
+        head = f"{self.path}: {self.checked:,} files, {megabytes:,.1f} MB read; {found}"
         return [head, *shown, *(f"  note: {note}" for note in self.notes)]
 
     def add(self, place: Path, what: str) -> None:
         """Note a problem with a file."""
         self.problems.append({"file": str(place.relative_to(self.path)), "what": what})
+
+    def check(self, place: Path, read: Callable[[], object]) -> None:
+        """Count a file, and note a problem where ``read`` says that it is damaged."""
+        self.read(place)
+        try:
+            read()
+        except FedcacheError as error:
+            self.add(place, error.message)
 
     def read(self, place: Path) -> None:
         """Count a file."""
@@ -91,25 +104,20 @@ def verify(path: Path) -> VerifyReport:
     """
     store = Store.open(path)
     report = VerifyReport(path)
-    known = {
-        path / NAME,
-        path / HISTORY,
-        path / QUARANTINE,
-        files.chunk_path(path / "samples" / "ok", 0, 1),
-    }
     for place, crc, size, what in chunk_files(store.path, store.manifest):
-        known.add(place)
-        report.read(place)
-        try:
-            files.read_checked(place, crc, what, size=size)
-        except FedcacheError as error:
-            report.add(place, error.message)
+        report.check(place, partial(files.read_checked, place, crc, what, size=size))
     report.read(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
-        if path / relative not in known:
-            report.read(path / relative)
-            if why := _sidecar(path / relative, digest):
-                report.add(path / relative, why)
+        # The list of unreadable images is checked with its column.
+        if relative == QUARANTINE:
+            continue
+        place = path / relative
+        report.read(place)
+        try:
+            if file_sha256(place) != digest:
+                report.add(place, "does not have the sha256 of the manifest")
+        except OSError:
+            report.add(place, "is missing or unreadable")
     _check_rows(store, report)
     _check_history(path, report)
     _check_journals(store, report)
@@ -147,11 +155,7 @@ def _check_rows(store: Store, report: VerifyReport) -> None:
     """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
     place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
     for where, read in ((place, store.readable), (store.path / QUARANTINE, store.quarantined)):
-        report.read(where)
-        try:
-            read()
-        except FedcacheError as error:
-            report.add(where, error.message)
+        report.check(where, read)
 
 
 def _check_history(path: Path, report: VerifyReport) -> None:
@@ -180,32 +184,17 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         size = files.array_bytes(shape, journal.header["dtype"])
         for chunk, line in sorted(journal.chunks.items()):
             place = files.chunk_path(folder, chunk, len(shape))
-            report.read(place)
-            try:
-                files.read_checked(
-                    place, line.crc, f"chunk {chunk} of unfinished {journal.key}", size=size
-                )
-            except FedcacheError as error:
-                report.add(place, error.message)
+            what = f"chunk {chunk} of unfinished {journal.key}"
+            report.check(place, partial(files.read_checked, place, line.crc, what, size=size))
         report.notes.append(
             f"{journal.key} is unfinished: {len(journal.chunks)} of {journal.count} chunks; its extract command goes on"
         )
 
 
-def _sidecar(place: Path, digest: str) -> str | None:
-    try:
-        if file_sha256(place) == digest:
-            return None
-        return "does not have the sha256 of the manifest"
-    except OSError:
-        return "is missing or unreadable"
-
-
 def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:
     """(file, crc32c, bytes, what) of every chunk file of the manifest but ``samples/ok``, which may be in flight."""
-    rows = max(1, listed.rows)
     for key, dtype in COLUMNS.items():
-        shape = (rows, 16) if key == "uid" else (rows,)
+        shape = column_shape(key, max(1, listed.rows))
         if key != "ok":
             place = files.chunk_path(path / "samples" / key, 0, len(shape))
             yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
@@ -216,14 +205,12 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
         "samples/name",
     )
     for key, info in listed.arrays.items():
-        size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
-            yield place, crc, size, f"chunk {number} of {key}"
+            yield place, crc, info.chunk_bytes, f"chunk {number} of {key}"
     for slug, entries in listed.texts.items():
         for entry in entries:
-            size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
-            place = files.chunk_path(path / "text" / slug / entry["id"], 0, 2)
+            place, size = text_file(path, slug, entry)
             yield place, entry["crc"], size, f"text features of {slug}"
 
 
@@ -280,15 +267,14 @@ def repair(path: Path) -> list[str]:
 def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
     """Forget one entry of a backbone's text features, or all when it is their group that is damaged."""
     entries = now.texts.pop(slug)
-    kept = [] if name == "zarr.json" else [e for e in entries if e["id"] != name]
+    gone = [entry["id"] for entry in entries if name in (entry["id"], "zarr.json")]
+    kept = [entry for entry in entries if entry["id"] not in gone]
     if kept:
         now.texts[slug] = kept
     else:
-        now.files = {k: v for k, v in now.files.items() if k != f"text/{slug}/zarr.json"}
-    gone = [e["id"] for e in entries if e not in kept]
-    now.files = {
-        k: v for k, v in now.files.items() if k not in {f"text/{slug}/{i}/zarr.json" for i in gone}
-    }
+        now.files.pop(f"text/{slug}/zarr.json", None)
+    for one in gone:
+        now.files.pop(f"text/{slug}/{one}/zarr.json", None)
     return [f"text features {i} of {slug} are forgotten: extract them again." for i in gone]
 
 
@@ -300,7 +286,6 @@ def _reopen(path: Path, key: str) -> list[str]:
         if info is None:
             return []
         bad = read_quarantine(path, now)
-        size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
         lines = [
             header_line(
                 journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows)
@@ -309,7 +294,7 @@ def _reopen(path: Path, key: str) -> list[str]:
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
             try:
-                files.read_checked(place, crc, key, size=size)
+                files.read_checked(place, crc, key, size=info.chunk_bytes)
             except FedcacheError:
                 continue
             rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)

@@ -33,12 +33,13 @@ from fedcache.store.files import (
     write_atomic,
 )
 from fedcache.store.journal import Journal, journal_path, read_journal
-from fedcache.store.lock import hold_lock, is_alive, lock_manifest
+from fedcache.store.lock import hold_lock, is_alive, lock_manifest, writer_of
 from fedcache.store.manifest import (
     COLUMNS,
     FORMAT,
     ArrayInfo,
     Manifest,
+    column_shape,
     commit_of,
     journal_header,
     read_manifest,
@@ -104,8 +105,7 @@ class WorkerArray:
         if chunk < 0 or rows.shape != expected or not expected[0]:
             raise InternalError(
                 f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
-                f"Chunks are numbered 0 to {-(-self.shape[0] // self.chunk_rows) - 1} and have {self.chunk_rows} rows, "
-                "the last one the rest.",
+                f"A chunk has {self.chunk_rows} rows, the last one the rest.",
             )
         reasons = {
             int(row): str(why)
@@ -190,9 +190,10 @@ class ArrayWriter:
             or dtype not in files.DTYPES
             or chunk_rows < 1
         ):
+            dtypes = ", ".join(files.DTYPES)
             raise InternalError(
-                f"{key}: shape {tuple(shape)}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
-                f"Expected shape ({store.rows}, ...), one of {', '.join(files.DTYPES)}, and at least 1 row a chunk.",
+                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
+                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row a chunk.",
             )
         self.store = store
         self.key = key
@@ -300,15 +301,17 @@ class ArrayWriter:
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
         """The error of an unfinished array whose rows were computed in another way than the next would be."""
         before = self.journal.header or {}
-        flat = {**before["how"], **{k: v for k, v in before.items() if k != "how"}}
-        now = {**header["how"], **{k: v for k, v in header.items() if k != "how"}}
-        changed = [
-            f"{k} was {flat.get(k)!r}, now {now.get(k)!r}"
-            for k in sorted({*flat, *now})
-            if flat.get(k) != now.get(k)
-        ]
+        flat = {**before["how"], **before, "how": None}
+        now = {**header["how"], **header, "how": None}
+        changed = []
+        for key in sorted({*flat, *now}):
+            old = flat.get(key)
+            new = now.get(key)
+            if old != new:
+                changed.append(f"{key} was {old!r}, now {new!r}")
+        listed = "; ".join(changed)
         return StoreError(
-            f"{self.key} was begun in another way: {'; '.join(changed)}. Mixed rows would not be comparable.",
+            f"{self.key} was begun in another way: {listed}. Mixed rows would not be comparable.",
             "Go on with the settings it was begun with, or discard the unfinished part with --fresh.",
         )
 
@@ -358,21 +361,19 @@ class ArrayWriter:
         place = array.chunk_file(made.chunk)
         size = array.chunk_bytes + files.CRC_BYTES
         found = -1
-        for patience in (
-            0.0,
-            0.2,
-            0.8,
-            2.0,
-        ):  # a network file system may show a new file of another host late
+        # A network file system may show a new file of another host late.
+        for patience in (0.0, 0.2, 0.8, 2.0):
             time.sleep(patience)
             with suppress(OSError):
                 found = made.file.stat().st_size
             if found == size:
                 break
         else:
+            what = f"has {found:,} bytes instead of {size:,}"
+            if found < 0:
+                what = "is missing"
             raise MachineError(
-                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, and here that file "
-                f"{'is missing' if found < 0 else f'has {found:,} bytes instead of {size:,}'}.",
+                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, and here that file {what}.",
                 "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
             )
         with explain_disk_errors(place, 0):
@@ -409,8 +410,10 @@ class ArrayWriter:
 
     def add_to_journal(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
         """Append the journal line of a chunk file that is on disk; ``bad`` is the reason per bad row of the store."""
-        names = self.store.samples.name if bad else ()
-        self.journal.add(chunk, crc, {row: (names[row], why) for row, why in bad.items()})
+        named = {}
+        for row, why in bad.items():
+            named[row] = (self.store.samples.name[row], why)
+        self.journal.add(chunk, crc, named)
 
     def complete(self) -> None:
         """Make the array part of the store: sidecars, then the manifest, then the journal goes.
@@ -420,10 +423,10 @@ class ArrayWriter:
         """
         if self.finished:
             return
-        if self.missing():
+        missing = self.missing()
+        if missing:
             raise InternalError(
-                f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.",
-                "Write them first.",
+                f"{self.key} lacks chunks {missing[:5]} of {self.count}.", "Write them first."
             )
         with lock_manifest(self.store.path, self.store.rows):
             # as it is now: others may have completed arrays since we opened
@@ -460,10 +463,8 @@ class ArrayWriter:
         been replacing when it died.
         """
         known = read_quarantine(self.store.path, manifest)
-        union = {
-            **self.journal.bad,
-            **known,
-        }  # of a row that is listed already the first reason stays
+        # Of a row that is listed already the first reason stays.
+        union = {**self.journal.bad, **known}
         if union.keys() == known.keys() and manifest.rows_ok == manifest.rows - len(known):
             return
         # Announced first: until the manifest is replaced, this line vouches for the two files written next.
@@ -511,9 +512,11 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
     """The manifest of a store that is there, when it is of this dataset."""
     found = read_manifest(path)
     if found.dataset["digest"] != dataset["digest"]:
+        there, wanted = (
+            "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)
+        )
         raise StoreError(
-            f"{path} holds {found.dataset['slug']} with digest {found.dataset['digest'][:12]}, "
-            f"not {dataset['slug']} with digest {str(dataset['digest'])[:12]}.",
+            f"{path} holds {there}, not {wanted}.",
             "Choose another place, or remove what is there.",
         )
     return found
@@ -560,11 +563,8 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
     }
     rows = manifest.rows
     for key, dtype in {**COLUMNS, "name": "string"}.items():
-        shape: tuple[int, ...] = (rows,)
-        dimensions: tuple[str, ...] = ("row",)
-        if key == "uid":
-            shape = (rows, 16)
-            dimensions = ("row", "byte")
+        shape = column_shape(key, rows)
+        dimensions = ("row", "byte")[: len(shape)]
         found[f"samples/{key}/zarr.json"] = files.array_metadata(
             shape, dtype, max(1, rows), codes.get(key, {}), dimensions
         )
@@ -574,8 +574,8 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
 def _building_place(path: Path) -> Path:
     """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
-        pid = left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
+        pid = writer_of(left)
+        if pid and not is_alive(pid):
             shutil.rmtree(left, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process is in the name for this cleanup, the rest keeps its threads apart.

@@ -8,8 +8,8 @@ also reads tables as other programs write them (``table_readers``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.tables.foreign_files import REFUSED
-from fedcache.tables.groups import Group
+from fedcache.tables.foreign_files import REFUSED, refused_file
 from fedcache.tables.read import ENDINGS, read_columns
 from fedcache.tables.roles import (
     CLASS_NAMES,
     DOMAINS,
     ColumnChoice,
+    Roles,
     features_of,
     read_roles,
     unused_sentence,
@@ -47,28 +47,14 @@ from fedcache.tables.words import (
 )
 
 
-@dataclass
-class Embeddings:
-    """What a file holds."""
+@dataclass(frozen=True)
+class Embeddings(Roles):
+    """What a file holds: features and the roles of its other columns."""
 
     features: dict[
         str, Any
     ]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
-    labels: NDArray[np.int32]  # int [N], -1 unknown
-    domains: NDArray[np.int16]  # int [N]
-    # int [N], 0 train, 1 test, 2 validation; None when the file does not say
-    splits: NDArray[np.uint8] | None
-    names: Sequence[str]  # N names
-    classes: tuple[str, ...]  # class names
-    domain_names: tuple[str, ...]  # domain names
-    # [C, D] per backbone name, features of the class names
-    texts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)  # columns that sort the rows, by name
-    left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
-    # where no column is one of labels: those that may be, and how many values each has
-    may_be_labels: dict[str, int] = field(default_factory=dict)
-    # what a user should hear of how columns were understood
-    notes: list[str] = field(default_factory=list)
+    texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, features of the class names
 
 
 def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embeddings:
@@ -81,7 +67,7 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
     if not path.exists():
         raise UsageError(f"{path} is not there.", takes)
     if ending_of(path) in REFUSED and path.is_file():
-        raise REFUSED[ending_of(path)](path)
+        raise refused_file(path, ending_of(path))
     if ending_of(path) not in ENDINGS and not path.is_dir():
         raise UsageError(f"Unknown file ending {ending_of(path)!r}.", takes)
     choice = choice or ColumnChoice()
@@ -94,13 +80,11 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None
     raw = without_blanks(path, raw)
     raw, splits, unused = _joined_splits(path, raw, choice)
     features, keys = features_of(path, raw, choice.features)
-    rows = {len(values) for values in features.values()}
-    (count,) = rows if len(rows) == 1 else (0,)
-    if not count:
-        raise UsageError(
-            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.",
-            "All need the same, at least 1.",
-        )
+    rows = sorted({len(values) for values in features.values()})
+    count = rows[0]
+    if len(rows) > 1 or not count:
+        found = " and ".join(map(str, rows))
+        raise UsageError(f"{path} has features of {found} rows.", "All need the same, at least 1.")
     taken = dict.fromkeys(keys, "features")
     texts = {}
     for key, values in raw.items():
@@ -125,20 +109,11 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None
                 f"{path}: text/{name} has {len(matrix)} rows for {len(roles.classes)} classes.",
                 "Give one row per class, in the order of classes.",
             )
-    return Embeddings(
-        features=features,
-        labels=roles.labels,
-        domains=roles.domains.astype(np.int16),
-        splits=roles.splits,
-        names=roles.names,
-        classes=roles.classes,
-        domain_names=roles.domain_names,
-        texts=texts,
-        groups=roles.groups,
-        left_out=roles.unused,
-        may_be_labels={} if texts else roles.may_be_labels,
-        notes=[*wide_sentence(features), *roles.notes, *unused_sentence(roles.unused)],
-    )
+    notes = [*wide_sentence(features), *roles.notes, *unused_sentence(roles.unused)]
+    held = {**vars(roles), "domains": roles.domains.astype(np.int16), "notes": notes}
+    if texts:
+        held["may_be_labels"] = {}
+    return Embeddings(**held, features=features, texts=texts)
 
 
 def _joined_splits(
@@ -186,9 +161,8 @@ def _joined_splits(
         if matrices:
             joined[name] = joined_rows(path, name, parts)
         else:
-            joined[name] = joined_columns(
-                [None if part is None else vector(part) for part in parts], lengths
-            )
+            parts = [part if part is None else vector(part) for part in parts]
+            joined[name] = joined_columns(parts, lengths)
     unused: dict[str, Unread] = {}
     for name, values in others.items():
         if (
@@ -221,7 +195,8 @@ def _text_of(
             f"Name it text/{next(iter(features))}.",
         )
     width = features[name].shape[2]
-    values = values.whole() if isinstance(values, FileRows) else values
+    if isinstance(values, FileRows):
+        values = values.whole()
     wrong = isinstance(values, Words | Unread) or values.dtype.kind != "f" or values.ndim != 2
     if wrong or values.shape[1] != width:
         raise UsageError(

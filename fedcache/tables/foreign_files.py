@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
-from fedcache.tables.conversion import conversion
 from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
@@ -30,6 +29,24 @@ PIXELS = ("pixels", "image", "images")
 """Columns of images in files of clients."""
 
 
+BEGIN = "Convert it with Python:"
+"""How a hint with lines of Python begins."""
+
+MARK = "    "
+"""What a line of Python in a hint begins with."""
+
+
+def conversion(lines: Sequence[str], following: str) -> str:
+    """A hint: lines that convert a file, and the command that takes what they wrote.
+
+    >>> print(conversion(["import numpy"], "fedcache ingest new.npz --name NAME"))
+    Convert it with Python:
+        import numpy
+    Then:  fedcache ingest new.npz --name NAME
+    """
+    return "\n".join([BEGIN, *(f"{MARK}{line}" for line in lines), f"Then:  {following}"])
+
+
 # Files that a pickle is part of
 
 
@@ -39,8 +56,11 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
     PFLlib keeps every client in such a file of its own, ``train/0.npz`` with ``x`` and ``y`` in ``data``: the lines
     read them all, with their client and split. ``images`` says that the rows are to be images, in their own shape.
     """
-    rows = "images" if images else "features"
-    flat = "" if images else ".reshape(len(d['y']), -1)"
+    rows = "features"
+    flat = ".reshape(len(d['y']), -1)"
+    if images:
+        rows = "images"
+        flat = ""
     load = "numpy.load({}, allow_pickle=True)[" + repr(name) + f"].item()  {TRUSTED}"
     if name == "data" and path.parent.name.lower() in ("train", "test"):
         folder = path.parent.parent
@@ -59,7 +79,8 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
         what = "client files of PFLlib"
     else:
         out = path.with_name(f"{stem_of(path)}-plain.npz")
-        lines = ["import numpy", f"d = {load.format(repr(str(path)))}"]
+        loaded = load.format(repr(str(path)))
+        lines = ["import numpy", f"d = {loaded}"]
         if name == "data":
             lines.append(f"numpy.savez({str(out)!r}, {rows}=d['x']{flat}, labels=d['y'])")
         else:
@@ -74,60 +95,48 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
     )
 
 
-def refuse_pickle(path: Path) -> FedcacheError:
-    """The error of a .pkl file of a table or of arrays by name, with the lines that write a table."""
-    out = path.with_name(f"{stem_of(path)}.parquet")
-    lines = [
+_PICKLE = (
+    "is a pickle, which fedcache never opens: a pickle may run code.",
+    ".parquet",
+    (
         "import pandas",
-        f"held = pandas.read_pickle({str(path)!r})  {TRUSTED}",
-        "table = pandas.DataFrame({name: list(values) for name, values in held.items()})",
-        f"table.to_parquet({str(out)!r})",
-    ]
-    return UsageError(
-        f"{path} is a pickle, which fedcache never opens: a pickle may run code.",
-        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
-    )
-
-
-def refuse_matlab(path: Path) -> FedcacheError:
-    """The error of a .mat file, with the lines that write its arrays."""
-    out = path.with_name(f"{stem_of(path)}.npz")
-    lines = [
-        "import numpy, scipy.io",
-        f"held = scipy.io.loadmat({str(path)!r})",
-        "held = {name: values for name, values in held.items() if not name.startswith('__')}",
-        "held = {name: values.ravel() if 1 in values.shape else values for name, values in held.items()}",
-        f"numpy.savez({str(out)!r}, **held)",
-    ]
-    return UsageError(
-        f"{path} is a file of MATLAB, which fedcache does not read.",
-        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
-    )
-
-
-def refuse_torch(path: Path) -> FedcacheError:
-    """The error of a torch file that holds more than tensors, lists and numbers by name."""
-    out = path.with_name(f"{stem_of(path)}.npz")
-    lines = [
+        f"held = pandas.read_pickle({{path!r}})  {TRUSTED}",
+        "table = pandas.DataFrame({{name: list(values) for name, values in held.items()}})",
+        "table.to_parquet({out!r})",
+    ),
+)
+_TORCH = (
+    "holds more than tensors and lists by name, which fedcache does not open: a pickle may run code.",
+    ".npz",
+    (
         "import numpy, torch",
-        f"held = torch.load({str(path)!r}, weights_only=False)  {TRUSTED}",
+        f"held = torch.load({{path!r}}, weights_only=False)  {TRUSTED}",
         "held = held if hasattr(held, 'items') else dict(zip(('features', 'labels'), held))",
-        f"numpy.savez({str(out)!r}, **{{name: numpy.asarray(values) for name, values in held.items()}})",
-    ]
-    return UsageError(
-        f"{path} holds more than tensors and lists by name, which fedcache does not open: a pickle may run code.",
-        conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
-    )
+        "numpy.savez({out!r}, **{{name: numpy.asarray(values) for name, values in held.items()}})",
+    ),
+)
+_MATLAB = (
+    "is a file of MATLAB, which fedcache does not read.",
+    ".npz",
+    (
+        "import numpy, scipy.io",
+        "held = scipy.io.loadmat({path!r})",
+        "held = {{name: values for name, values in held.items() if not name.startswith('__')}}",
+        "held = {{name: values.ravel() if 1 in values.shape else values for name, values in held.items()}}",
+        "numpy.savez({out!r}, **held)",
+    ),
+)
+REFUSED = {".pkl": _PICKLE, ".pickle": _PICKLE, ".mat": _MATLAB, ".pt": _TORCH, ".pth": _TORCH}
+"""Endings of files that are not read: why, the ending of a file in their place, and the lines that write that file."""
 
 
-REFUSED = {
-    ".pkl": refuse_pickle,
-    ".pickle": refuse_pickle,
-    ".mat": refuse_matlab,
-    ".pt": refuse_torch,
-}
-REFUSED[".pth"] = refuse_torch
-"""Endings of files that are not read, and the error that says how to convert one."""
+def refused_file(path: Path, ending: str) -> FedcacheError:
+    """The error of a file that is not read, with the lines that convert it; ``ending`` is one of ``REFUSED``."""
+    why, new_ending, lines = REFUSED[ending]
+    out = path.with_name(f"{stem_of(path)}{new_ending}")
+    filled = [line.format(path=str(path), out=str(out)) for line in lines]
+    following = f"fedcache ingest {shell_word(out)} --name NAME"
+    return UsageError(f"{path} {why}", conversion(filled, following))
 
 
 # HDF5 with a group for each client
@@ -179,8 +188,10 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
         raise refused
     for client, held in clients.items():
         if held.keys() != set(names):
+            own = ", ".join(held)
+            first = ", ".join(names)
             raise UsageError(
-                f"{path}: the client {client} has {', '.join(held)}, and the first one has {', '.join(names)}.",
+                f"{path}: the client {client} has {own}, and the first one has {first}.",
                 "Write the same columns for every client.",
             )
     joined: dict[str, Any] = {}

@@ -11,22 +11,19 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.parsing import SAFE, slug_of
-from fedcache.tables.words import Unread, Words, as_column, sorted_words
+from fedcache.tables.words import Coded, Unread, Words, as_column, sorted_words
 
 RESERVED = ("domain", "class", "split")
 """Columns every store has; a group of such a name would hide them."""
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """One value for each row, or none.
+class Group(Coded):
+    """One value for each row, or none; the K distinct values are words, sorted.
 
     >>> Group.of(["b", "a", "", "b"]).words
     ('a', 'b')
     """
-
-    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where no value is known
-    words: tuple[str, ...]  # K distinct values as words, sorted
 
     @classmethod
     def of(cls, values: Any) -> Group:
@@ -73,15 +70,7 @@ class Group:
         used = np.unique(column.codes).tolist()
         clean = [w.strip() for w in column.words]
         words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])
-        place = {word: i for i, word in enumerate(words)}
-        # the last: rows without a word
-        to = np.array([*(place.get(word, -1) for word in clean), -1], np.int32)
-        return cls(to[column.codes], tuple(words))
-
-    def values(self) -> list[str | None]:
-        """The value of each row, None where none is known."""
-        words = [*self.words, None]
-        return [words[code] for code in self.codes.tolist()]
+        return cls(column.recoded(words, clean), tuple(words))
 
     def take(self, rows: NDArray[np.int64]) -> Group:
         """The values of some rows; -1 is a row without a value. The words stay."""
@@ -103,12 +92,10 @@ def joined(parts: Sequence[Mapping[str, Group]], rows: Sequence[int]) -> dict[st
         words = tuple(
             dict.fromkeys(word for part in parts if name in part for word in part[name].words)
         )
-        place = {word: i for i, word in enumerate(words)}
         codes = [np.full(count, -1, np.int32) for count in rows]
         for at, part in enumerate(parts):
             if name in part:
-                to = np.array([*(place[word] for word in part[name].words), -1], np.int32)
-                codes[at] = to[part[name].codes]
+                codes[at] = part[name].recoded(words)
         made[name] = Group(np.concatenate(codes), words)
     return made
 

@@ -8,28 +8,26 @@ no label where the file has no value, or one that the user says means none (``--
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.tables.groups import Group
-from fedcache.tables.words import NO_NUMBER, Column, Unread, Words, is_integer, shape_of, vector
+from fedcache.tables.words import (
+    NO_NUMBER,
+    Column,
+    Unread,
+    Words,
+    counted,
+    is_integer,
+    shape_of,
+    some_names,
+    vector,
+)
 
 ANOTHER_COLUMN = "--label-key NAME takes another column."
-
-
-@dataclass(frozen=True)
-class Coded:
-    """A column as indices into its distinct values."""
-
-    codes: NDArray[np.int32]  # [N], -1 where a row has no value
-    words: tuple[str, ...]  # what the codes mean
-    # rows without a value, by what stands there
-    without: Mapping[str, int] = field(default_factory=dict)
 
 
 def with_names(column: Column, names: Sequence[str], where: str) -> Words:
@@ -41,25 +39,24 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
     repeated = tuple(name for name, times in Counter(names).items() if times > 1)
     names = distinct_names(names)
     place = {name: index for index, name in enumerate(names)}
-    if isinstance(column, Words) and all(word in place for word in group.words):
-        target = [place[word] for word in group.words]
-    else:
-        target = []
-        are_names = isinstance(column, Words) and any(word in place for word in group.words)
-        for word in group.words:
-            if are_names:
-                index = place.get(word, len(names))
-            else:
-                index = (
-                    int(word) if is_integer(word) else {"False": 0, "True": 1}.get(word, len(names))
-                )
-            if not -1 <= index < len(names):
-                shown = ", ".join(names[:4]) + (", .." if len(names) > 4 else "")
-                raise UsageError(
-                    f"{where} has the label {word!r}, and the file has {len(names):,} class names: {shown or 'none'}.",
-                    "Give every label a class name, or leave the class names out of the file.",
-                )
-            target.append(index)
+    target = []
+    are_names = isinstance(column, Words) and any(word in place for word in group.words)
+    for word in group.words:
+        index = len(names)
+        if are_names:
+            index = place.get(word, index)
+        elif is_integer(word):
+            index = int(word)
+        else:
+            index = {"False": 0, "True": 1}.get(word, index)
+        if not -1 <= index < len(names):
+            shown = some_names(names, 4) or "none"
+            count = len(names)
+            raise UsageError(
+                f"{where} has the label {word!r}, and the file has {count:,} class names: {shown}.",
+                "Give every label a class name, or leave the class names out of the file.",
+            )
+        target.append(index)
     codes = np.array([*target, -1], np.int32)[group.codes]
     return Words(codes, names, declared=True, repeated=repeated)
 
@@ -74,7 +71,7 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
 
 def read_labels(
     where: str, column: Any, count: int, no_label: Sequence[str]
-) -> tuple[Coded, list[str]]:
+) -> tuple[Group, list[str]]:
     """The class of each of ``count`` rows, and what the user should know of it.
 
     Args:
@@ -85,23 +82,41 @@ def read_labels(
     Raises UsageError for another shape, and for measurements.
     """
     column = _one_per_row(where, column, count)
-    coded = _coded(where, column)
+    every = _coded(where, column)
     said = {value.strip() for value in no_label}
     if not isinstance(column, Words):
         said = {_as_number(value) for value in said}
-    dropped = [index for index, word in enumerate(coded.words) if word in said]
-    notes = [f"No row has the label {value}." for value in sorted(said - set(coded.words))]
-    coded = _without_words(coded, dropped)
-    if not coded.words and not isinstance(column, Words):
+    kept = tuple(word for word in every.words if word not in said)
+    coded = Group(every.recoded(kept), kept)
+    notes = _unlabelled(column, every, said)
+    notes += [f"No row has the label {value}." for value in sorted(said - set(every.words))]
+    if not kept and not isinstance(column, Words):
         return coded, notes
     if not (isinstance(column, Words) and column.declared):
         notes += _likely_missing(coded)
     elif column.repeated:
-        shown = ", ".join(column.repeated[:4]) + (", .." if column.repeated[4:] else "")
+        shown = some_names(column.repeated, 4)
         notes.append(
             f"Class names that the file has twice, {shown}, have their numbers behind them."
         )
     return coded, notes
+
+
+def _unlabelled(column: Any, coded: Group, said: Collection[str]) -> list[str]:
+    """How many rows have no label, and what the file has in its place."""
+    nothing = "empty"
+    if isinstance(column, Words) and column.declared:
+        nothing = "with -1 or no value"
+    counts = {nothing: int((coded.codes < 0).sum())}
+    for code, word in enumerate(coded.words):
+        if word in said:
+            counts[f"with {word}"] = int((coded.codes == code).sum())
+    parts = [f"{n:,} {what}" for what, n in sorted(counts.items(), key=lambda kv: -kv[1]) if n]
+    if not parts:
+        return []
+    rows = sum(counts.values())
+    listed = ", ".join(parts)
+    return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {listed}."]
 
 
 def _as_number(word: str) -> str:
@@ -115,21 +130,10 @@ def _as_number(word: str) -> str:
     return str(int(number))
 
 
-def read_domains(where: str, column: Any, count: int) -> Coded:
+def read_domains(where: str, column: Any, count: int) -> Group:
     """The domain of each row, -1 where it has none; errors as of ``read_labels``."""
     hint = "--domain-key NAME takes another column."
     return _coded(where, _one_per_row(where, column, count, hint), hint)
-
-
-def unlabelled_sentence(coded: Coded) -> list[str]:
-    """How many rows have no label, and what the file has in its place."""
-    rows = sum(coded.without.values())
-    if not rows:
-        return []
-    parts = [
-        f"{n:,} {what}" for what, n in sorted(coded.without.items(), key=lambda item: -item[1])
-    ]
-    return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {', '.join(parts)}."]
 
 
 def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COLUMN) -> Any:
@@ -153,43 +157,19 @@ def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COL
     )
 
 
-def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Coded:
+def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
     if isinstance(column, Words) and column.declared:
-        return Coded(column.codes, column.words, _empty_rows(column.codes, "with -1 or no value"))
+        return Group(column.codes, column.words)
     try:
-        group = Group.of(column)
+        return Group.of(column)
     except UsageError as error:
         held = error.message[:1].lower() + error.message[1:].removesuffix(" sort no rows.")
         raise UsageError(
             f"{where} holds {held}, expected {column.shape[0]:,} integers or words.", hint
         ) from error
-    return Coded(group.codes, group.words, _empty_rows(group.codes, "empty"))
 
 
-def _empty_rows(codes: NDArray[np.int32], what: str) -> dict[str, int]:
-    empty = int((codes < 0).sum())
-    if empty:
-        return {what: empty}
-    return {}
-
-
-def _without_words(coded: Coded, dropped: Sequence[int]) -> Coded:
-    """The same without some words: their rows have no value, and the others are numbered anew."""
-    if not dropped:
-        return coded
-    without = dict(coded.without)
-    target = np.full(len(coded.words) + 1, -1, np.int32)
-    kept: list[str] = []
-    for index, word in enumerate(coded.words):
-        if index in dropped:
-            without[f"with {word}"] = int((coded.codes == index).sum())
-        else:
-            target[index] = len(kept)
-            kept.append(word)
-    return Coded(target[coded.codes], tuple(kept), without)
-
-
-def _likely_missing(coded: Coded) -> list[str]:
+def _likely_missing(coded: Group) -> list[str]:
     """Name the classes that often mean that no label is known: -1 beside other numbers, and words such as NA."""
     suspects = [word for word in coded.words if word.lower() in NO_NUMBER]
     if "-1" in coded.words and coded.words != ("-1", "1"):
@@ -197,8 +177,7 @@ def _likely_missing(coded: Coded) -> list[str]:
     notes = []
     for word in suspects:
         rows = int((coded.codes == coded.words.index(word)).sum())
-        counted = f"{rows:,} row{'' if rows == 1 else 's'}"
-        notes.append(
-            f"{word} is a class, of {counted}. If it means that no label is known: --no-label {shell_word(word)}"
-        )
+        hint = f"--no-label {shell_word(word)}"
+        size = counted(rows, "row")
+        notes.append(f"{word} is a class, of {size}. If it means that no label is known: {hint}")
     return notes

@@ -195,7 +195,9 @@ def h5_class_names(path: Path, file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 def _h5_column(item: Any, text: bool) -> Any:
     one_each = item.shape is not None and (len(item.shape) == 1 or item.shape[1:] == (1,))
     if not one_each or (item.dtype.kind not in "iufbS" and not text):
-        why = f"{item.dtype} with shape {item.shape}" if item.shape else "one value"
+        why = "one value"
+        if item.shape:
+            why = f"{item.dtype} with shape {item.shape}"
         return Unread(item.shape or (), str(item.dtype), why)
     values = np.asarray(item[()])
     if text:
@@ -289,13 +291,13 @@ def _no_embeddings(path: Path) -> FedcacheError:
         _read_npz(clients[0])  # which says how files of clients are converted
     names = sorted(file.name for file in path.iterdir())
     readable = [name for name in names if ending_of(Path(name)) in ENDINGS]
+    endings = ", ".join(ENDINGS)
     hint = (
-        f"For example  fedcache ingest {shell_word(path / readable[0])} --name NAME"
-        if readable
-        else (
-            f"Give one file: {', '.join(ENDINGS)}. Images:  fedcache extract --dataset folder:{shell_word(path)}"
-        )
+        f"Give one file: {endings}. Images:  fedcache extract --dataset folder:{shell_word(path)}"
     )
+    if readable:
+        first = path / readable[0]
+        hint = f"For example  fedcache ingest {shell_word(first)} --name NAME"
     return UsageError(
         f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.",
         hint,

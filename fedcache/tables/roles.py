@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
 from fedcache.option_info import DATA, option
 from fedcache.parsing import in_a_list
-from fedcache.tables.equal_strings import numbered
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (
-    Coded,
     distinct_names,
     read_domains,
     read_labels,
-    unlabelled_sentence,
     with_names,
 )
 from fedcache.tables.splits import (
@@ -42,8 +39,10 @@ from fedcache.tables.words import (
     Unread,
     Words,
     as_words,
+    counted,
     is_feature,
     last_level,
+    numbered,
     shape_of,
     some_names,
     sorted_words,
@@ -123,13 +122,14 @@ class ColumnChoice:
 
     def options(self) -> list[str]:
         """The same as options of ``ingest``."""
+        groups = self.groups if self.groups is None else in_a_list(self.groups)
         one_each = {
             "--features-key": ",".join(self.features) or None,
             "--label-key": self.label,
             "--split-key": self.split,
             "--name-key": self.row_name,
             "--domain-key": self.domain,
-            "--group-key": None if self.groups is None else in_a_list(self.groups),
+            "--group-key": groups,
             "--no-label": in_a_list(self.no_label) or None,
         }
         words = [word for key, name in one_each.items() if name is not None for word in (key, name)]
@@ -202,13 +202,14 @@ def read_roles(
     label_key = _label_column(where, columns, choice, count)
     if label_key is None and not choice.unlabelled:
         _refuse_lost_labels(where, left_out, count)
-    domain_key = find_column(where, columns, choice.domain, (), "--domain-key")
-    domain_key = domain_key or find_column(
-        where, _of_rows(columns, count), None, DOMAINS, "--domain-key"
-    )
     # A column of another kind, such as measurements, is taken too, so that it is refused.
-    unread = {key: values for key, values in columns.items() if values.shape == (count,)}
-    domain_key = domain_key or find_column(where, unread, None, DOMAINS[:1], "--domain-key")
+    unread = {
+        key: values
+        for key, values in columns.items()
+        if values.shape == (count,) and last_level(key) == DOMAINS[0]
+    }
+    places = (_of_rows(columns, count), unread)
+    domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
@@ -218,7 +219,8 @@ def read_roles(
         and _index_classes(columns.get(label_key or ""), class_count)
     ):
         classes = [str(index) for index in range(class_count)]
-    roles |= {} if class_key is None else {class_key: "class names"}
+    if class_key is not None:
+        roles[class_key] = "class names"
     coded, notes = _labels(where, columns, label_key, classes, count, choice)
     domains, domain_names, said = _domains(where, columns, domain_key, count)
     roles |= {
@@ -238,7 +240,9 @@ def read_roles(
     elif split_key is not None:
         raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
     if splits is not None:
-        said_by = f"{split_keys[0]} says the split" if split_keys else NAMES_SAY_IT
+        said_by = NAMES_SAY_IT
+        if split_keys:
+            said_by = f"{split_keys[0]} says the split"
         flags = {
             key: columns[key] for key in columns if key not in (*split_keys, *(choice.groups or ()))
         }
@@ -248,7 +252,8 @@ def read_roles(
         name_key, names, more = find_names(where, columns, choice.row_name, count)
         said += more
     for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
-        roles |= {} if key is None else {key: role}
+        if key is not None:
+            roles[key] = role
     roles |= dict.fromkeys(split_keys, "split")
     groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)
     if choice.groups is None:
@@ -271,7 +276,6 @@ def read_roles(
         notes=[
             *said,
             *_chosen_labels(columns, label_key),
-            *unlabelled_sentence(coded),
             *notes,
             *groups_sentence(groups),
             *_renamed(sorters, groups),
@@ -292,8 +296,7 @@ def find_column(
         if asked not in raw and asked.strip() in raw:
             return asked.strip()
         if asked not in raw:
-            file = where.name if isinstance(where, Path) else where
-            hint = f"{file} has the columns {some_names(raw)}."
+            hint = f"{Path(where).name} has the columns {some_names(raw)}."
             raise UsageError(
                 unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.",
                 hint,
@@ -306,13 +309,29 @@ def find_column(
     if name is None:
         return None
     if len(found[name]) > 1 and name not in found[name]:
-        raise UsageError(
-            f"{where}: {' and '.join(found[name])} may each be the column {name}.",
-            f"{option} NAME says which one it is." if option else "Rename one of them.",
-        )
+        keys = " and ".join(found[name])
+        hint = "Rename one of them."
+        if option:
+            hint = f"{option} NAME says which one it is."
+        raise UsageError(f"{where}: {keys} may each be the column {name}.", hint)
     if name in found[name]:
         return name
     return found[name][0]
+
+
+def _choose(
+    where: Path | str,
+    columns: Mapping[str, Any],
+    asked: str | None,
+    usual: Sequence[str],
+    places: Sequence[Mapping[str, Any]],
+    option: str,
+) -> str | None:
+    """The column that the user names, else one of a usual name in the first of ``places`` that has one."""
+    key = find_column(where, columns, asked, (), option)
+    for place in places:
+        key = key or find_column(where, place, None, usual, option)
+    return key
 
 
 def need_labels(
@@ -323,10 +342,14 @@ def need_labels(
     ``spec`` names the first of them, beside the option.
     """
     likely = next(iter(may_be_labels))
-    also = f", in a spec {shell_word(spec)}" if spec else ""
+    also = ""
+    if spec:
+        also = f", in a spec {shell_word(spec)}"
+    *usual, last = LABELS[:8]
+    names = ", ".join(usual)
+    candidates = candidates_sentence(may_be_labels)
     return UsageError(
-        f"{where} has no column called {', '.join(LABELS[:7])} or {LABELS[7]}; "
-        f"{candidates_sentence(may_be_labels)}.",
+        f"{where} has no column called {names} or {last}; {candidates}.",
         f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
     )
 
@@ -334,11 +357,6 @@ def need_labels(
 def candidates_sentence(may_be_labels: Mapping[str, int]) -> str:
     """The columns that may be the labels, with their numbers of values."""
     return some_names((f"{name} has {counted(n)}" for name, n in may_be_labels.items()), 6)
-
-
-def counted(n: int) -> str:
-    """``1 value``, ``1,000 values``."""
-    return f"{n:,} value{'' if n == 1 else 's'}"
 
 
 # Labels and domains
@@ -375,10 +393,8 @@ def _label_column(
         for key, values in columns.items()
         if isinstance(values, Words) and values.declared
     }
-    key = find_column(where, columns, choice.label, (), "--label-key")
-    key = key or find_column(where, marked, None, LABELS, "--label-key")
-    key = key or find_column(where, _of_rows(columns, count), None, LABELS, "--label-key")
-    key = key or find_column(where, columns, None, LABELS, "--label-key")
+    places = (marked, _of_rows(columns, count), columns)
+    key = _choose(where, columns, choice.label, LABELS, places, "--label-key")
     if key is None and len(marked) > 1:
         raise UsageError(
             f"{where} has several columns of classes: {', '.join(marked)}.",
@@ -399,8 +415,9 @@ def _refuse_named(
         *(choice.groups or ()),
     ):
         if name is not None and name in left_out and name not in raw:
+            why = left_out[name].why
             raise UsageError(
-                f"{where}: {name} cannot be used: it has {left_out[name].why}.",
+                f"{where}: {name} cannot be used: it has {why}.",
                 f"Give each split its own: {name}_train and {name}_test.",
             )
 
@@ -477,10 +494,10 @@ def _labels(
     classes: Sequence[str] | None,
     count: int,
     choice: ColumnChoice,
-) -> tuple[Coded, list[str]]:
+) -> tuple[Group, list[str]]:
     """The class of each row, and what the user should know of it."""
     if key is None:
-        return Coded(np.full(count, -1, np.int32), distinct_names(classes or ())), []
+        return Group(np.full(count, -1, np.int32), distinct_names(classes or ())), []
     column = vector(columns[key])
     place = f"{where}: {key}"
     if classes is not None and column.shape == (count,) and not isinstance(column, Unread):
@@ -518,10 +535,10 @@ def _domains(
     if not without.any():
         return coded.codes, coded.words, []
     words = sorted_words([*coded.words, ONE_DOMAIN])
-    # the last: no domain
-    target = np.array([*(words.index(word) for word in (*coded.words, ONE_DOMAIN))], np.int32)
-    codes = target[coded.codes]
-    note = f"{int(without.sum()):,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
+    codes = coded.recoded(words)
+    codes[without] = words.index(ONE_DOMAIN)
+    rows = int(without.sum())
+    note = f"{rows:,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]
 
 
@@ -559,27 +576,24 @@ def features_of(
     ``asked`` are those that the user names: columns, or what the names of a wide table's columns begin with.
     """
     wide = [key for key, values in raw.items() if isinstance(values, FileRows) and values.columns]
-    keys: dict[str, str] = {}
+    keys: list[str] = []
     for word in asked:
         key = word if word in raw or not wide else wide[0]
         find_column(path, raw, key, (), "--features-key")
-        keys[key] = _backbone(path, key)
+        keys.append(key)
     if not asked:
-        keys = {
-            key: _backbone(path, key)
+        matrices = [key for key, values in raw.items() if len(values.shape) > 1]
+        keys = [
+            key
             for key in raw
-            if key.startswith("features/") or _is_matrix(key, raw)
-        }
-    if not keys:
-        keys = {
-            key: _backbone(path, key)
-            for key in raw
-            if last_level(key) == DATA_COLUMN and len(raw[key].shape) > 1
-        }
-    # One number for each row is no feature, whatever it is called; where there is nothing else it is said to be wrong.
-    keys = keys or {key: _backbone(path, key) for key in raw if is_feature(key)}
+            if key.startswith("features/") or (key in matrices and is_feature(key))
+        ]
+        keys = keys or [key for key in matrices if last_level(key) == DATA_COLUMN]
+        # One number for each row is no feature, whatever it is called, and is refused if there is nothing else.
+        keys = keys or [key for key in raw if is_feature(key)]
     found: dict[str, Any] = {}
-    for key, name in keys.items():
+    for key in dict.fromkeys(keys):
+        name = _backbone(path, key)
         values = raw[key]
         floats = not isinstance(values, Words | Unread) and values.dtype.kind == "f"
         if not floats or len(values.shape) not in (2, 3) or not all(values.shape[1:]):
@@ -593,9 +607,10 @@ def features_of(
                 f"Name each features/<backbone>, or say which one is meant: --features-key {shell_word(key)}",
             )
         if isinstance(values, FileRows):
-            found[name] = values.with_views()
-        else:
-            found[name] = values[:, None] if values.ndim == 2 else values
+            values = values.with_views()
+        elif values.ndim == 2:
+            values = values[:, None]
+        found[name] = values
     if not found and (
         texts := [k for k, v in raw.items() if k.lower() in TEXTS and isinstance(v, Words | Unread)]
     ):
@@ -604,7 +619,8 @@ def features_of(
             f"fedcache extract --dataset texts:{shell_word(path)} --backbones hf:FOLDER",
         )
     if not found:
-        message = f"{path} has no features; it has {some_names(sorted(raw)) or 'nothing'}."
+        held = some_names(sorted(raw)) or "nothing"
+        message = f"{path} has no features; it has {held}."
         likely = _likely_features(raw)
         if likely is not None:
             listed = in_a_list([likely])
@@ -640,14 +656,14 @@ def _backbone(path: Path, key: str) -> str:
     return key
 
 
-def _is_matrix(key: str, raw: Mapping[str, Any]) -> bool:
-    return is_feature(key) and len(raw[key].shape) > 1
-
-
 def wide_sentence(features: Mapping[str, Any]) -> list[str]:
     """Which columns of a wide table the features are."""
-    wide = (v.columns for v in features.values() if isinstance(v, FileRows) and v.columns)
-    return [f"{len(names):,} columns {names[0]} .. {names[-1]} are the features." for names in wide]
+    lines = []
+    for values in features.values():
+        if isinstance(values, FileRows) and values.columns:
+            first, *_, last = values.columns
+            lines.append(f"{len(values.columns):,} columns {first} .. {last} are the features.")
+    return lines
 
 
 # Names
@@ -767,9 +783,8 @@ def _group(values: Any, count: int) -> Group:
     if isinstance(values, Unread):
         raise UsageError(f"{values.why}.", "Groups are words or whole numbers.")
     if len(values.shape) != 1:
-        raise UsageError(
-            f"a matrix {' x '.join(map(str, values.shape))}.", "Groups are words or whole numbers."
-        )
+        sizes = " x ".join(map(str, values.shape))
+        raise UsageError(f"a matrix {sizes}.", "Groups are words or whole numbers.")
     if values.shape != (count,):
         raise UsageError(
             f"{values.shape[0]:,} values for {count:,} rows.", "Groups have a value for each row."
@@ -790,21 +805,21 @@ def _short(message: str) -> str:
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
     """Which columns are groups, with their numbers of values."""
-    lines = []
-    if groups:
-        parts = []
-        for name, group in groups.items():
-            none = int((group.codes < 0).sum())
-            more = f", {none:,} row{'' if none == 1 else 's'} without" if none else ""
-            parts.append(f"{name} ({counted(len(group.words))}{more})")
-        lines.append(f"Groups: {', '.join(parts)}.")
-    return lines
+    parts = []
+    for name, group in groups.items():
+        part = counted(len(group.words))
+        none = int((group.codes < 0).sum())
+        if none:
+            part += f", {counted(none, 'row')} without"
+        parts.append(f"{name} ({part})")
+    if not parts:
+        return []
+    return [f"Groups: {', '.join(parts)}."]
 
 
 def unused_sentence(unused: Mapping[str, str]) -> list[str]:
     """Which columns are not used, and why."""
     if not unused:
         return []
-    return [
-        f"Not used: {', '.join(f'{name or repr(name)} ({why})' for name, why in unused.items())}."
-    ]
+    listed = ", ".join(f"{name or repr(name)} ({why})" for name, why in unused.items())
+    return [f"Not used: {listed}."]

@@ -136,8 +136,9 @@ def refuse_one_split(asked: str, names: Sequence[str], where: str, option: str) 
     base, word = split_of_name(asked)
     others = [name for name in names if name != asked and split_of_name(name)[0] == base]
     if word and others and base not in others and not base.startswith("features"):
+        rest = ", ".join(others)
         raise UsageError(
-            f"{where}: {asked} has the rows of one split alone; those of {', '.join(others)} would be left out.",
+            f"{where}: {asked} has the rows of one split alone; those of {rest} would be left out.",
             f"{option} {shell_word(base)} takes the rows of all splits.",
         )
 
@@ -187,11 +188,7 @@ def find_splits(
                 continue
             codes = _codes_of(where, key, raw[key], meanings, groups, count, every=False)
             if codes is not None:
-                return FoundSplits(
-                    (key,),
-                    codes.astype(np.uint8),
-                    [f"{key} says the split: {_rows_of_splits(codes)}."],
-                )
+                return _said_by(key, codes)
     found = _flags(where, raw, groups, count)
     if found.codes is None:
         _refuse_unused_splits(where, raw, groups, count)
@@ -210,7 +207,9 @@ def unused_flags(
         truth = _read(group, TRUTH)
         if (truth >= 0).all():
             agrees = np.array_equal(truth == 1, splits == _meaning_of(key))
-            why = said_by if agrees else f"{said_by}, and contradicts it"
+            why = said_by
+            if not agrees:
+                why += ", and contradicts it"
             found[key] = Unread((count,), "", why)
     return found
 
@@ -223,7 +222,9 @@ def _refuse_unused_splits(
         if key in groups or key.startswith("group/") or not isinstance(vector(column), Words):
             continue
         values = _values(column, count)
-        codes = _read(values, SPLIT_WORDS) if values is not None else np.zeros(0, np.int64)
+        if values is None:
+            continue
+        codes = _read(values, SPLIT_WORDS)
         if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
             listed = in_a_list([key])
             raise UsageError(
@@ -292,12 +293,13 @@ def _codes_of(
         if every and key not in groups:
             raise _unreadable(where, key, column, count)
         return None
-    codes = _read(group, meanings)
-    if not group.words or (codes >= 0).all():
-        if group.words:
-            return codes
+    if not group.words:
         return None
-    if key in groups or not (every or (codes >= 0).any()):
+    codes = _read(group, meanings)
+    known = codes >= 0
+    if known.all():
+        return codes
+    if key in groups or not (every or known.any()):
         return None
     raise _strange(where, key, group, codes, meanings)
 
@@ -328,6 +330,7 @@ def _of_flags(
     Raises UsageError for a row that several columns mark differently, and for one without a mark where all splits have
     a column.
     """
+    names = ", ".join(flags)
     codes = np.full(count, UNKNOWN, np.int64)
     for key, truth in flags.items():
         code = meanings[key]
@@ -336,20 +339,24 @@ def _of_flags(
         if same:
             clash = clash | (truth != flags[same[0]])
         if clash.any():
+            row = int(np.argmax(clash))
+            one = next(iter(flags))
             raise UsageError(
-                f"{where}: {', '.join(flags)} contradict each other, first in row {int(np.argmax(clash)):,}.",
-                f"Mark every row once, or take one column alone: --split-key {shell_word(next(iter(flags)))}",
+                f"{where}: {names} contradict each other, first in row {row:,}.",
+                f"Mark every row once, or take one column alone: --split-key {shell_word(one)}",
             )
         codes[truth] = code
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
     without = codes == UNKNOWN
     if without.any() and not free:
+        rows = int(without.sum())
+        row = int(np.argmax(without))
         raise UsageError(
-            f"{where}: {int(without.sum()):,} rows are marked by none of {', '.join(flags)}, the first is row "
-            f"{int(np.argmax(without)):,}.",
+            f"{where}: {rows:,} rows are marked by none of {names}, the first is row {row:,}.",
             "Mark every row once, or take one column alone: --split-key NAME",
         )
-    codes[without] = free[0] if free else UNKNOWN
+    if free:
+        codes[without] = free[0]
     marked = ", ".join(f"{SPLIT_NAMES[code]} where {key} is true" for key, code in meanings.items())
     return FoundSplits(
         tuple(flags), codes.astype(np.uint8), [f"Splits: {marked}; {_rows_of_splits(codes)}."]
@@ -375,9 +382,12 @@ def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
         )
     if not is_code:
         raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
-    return FoundSplits(
-        (key,), codes.astype(np.uint8), [f"{key} says the split: {_rows_of_splits(codes)}."]
-    )
+    return _said_by(key, codes)
+
+
+def _said_by(key: str, codes: NDArray[np.int64]) -> FoundSplits:
+    note = f"{key} says the split: {_rows_of_splits(codes)}."
+    return FoundSplits((key,), codes.astype(np.uint8), [note])
 
 
 def _is_called_split(name: str) -> bool:
@@ -387,12 +397,12 @@ def _is_called_split(name: str) -> bool:
 
 def _rows_of_splits(codes: NDArray[np.int64]) -> str:
     """How many rows each split has: ``8 train, 4 test rows``."""
-    rows = [
-        f"{int((codes == code).sum()):,} {name}"
-        for code, name in enumerate(SPLIT_NAMES)
-        if (codes == code).any()
-    ]
-    return f"{', '.join(rows)} rows"
+    rows = []
+    for code, name in enumerate(SPLIT_NAMES):
+        count = int((codes == code).sum())
+        if count:
+            rows.append(f"{count:,} {name}")
+    return ", ".join(rows) + " rows"
 
 
 def _strange(
@@ -402,17 +412,22 @@ def _strange(
     first = int(np.argmax(codes == UNKNOWN))
     code = int(group.codes[first])
     rows = int((group.codes == code).sum())
-    have = f"have the {key} {group.words[code]!r}" if code >= 0 else f"have no value of {key}"
+    have = f"have no value of {key}"
+    if code >= 0:
+        have = f"have the {key} {group.words[code]!r}"
+    wanted = ", ".join(meanings)
     return UsageError(
         f"{where}: {rows:,} rows {have}, the first is row {first:,}.",
-        f"Each row needs one of {', '.join(meanings)}. {_otherwise(key)}",
+        f"Each row needs one of {wanted}. {_otherwise(key)}",
     )
 
 
 def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
     """The error of a column of splits that has no word or whole number for each row."""
-    what = column.why if isinstance(column, Unread) else shape_of(column)
-    if isinstance(column, np.ndarray) and column.shape == (count,):
+    what = shape_of(column)
+    if isinstance(column, Unread):
+        what = column.why
+    elif isinstance(column, np.ndarray) and column.shape == (count,):
         what = "floats that are not whole"
     return UsageError(
         f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
@@ -425,11 +440,11 @@ def _otherwise(key: str) -> str:
     another = "--split-key NAME takes another column"
     if key.lower() in RESERVED:
         return f"{another}; without the column a fifth of the rows is held out."
-    return f"{another}, and --group-key {shell_word(in_a_list([key]))} keeps this one as a group."
+    listed = in_a_list([key])
+    return f"{another}, and --group-key {shell_word(listed)} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:
     """The split that one of several words names, the first that does; None where none does."""
-    return next(
-        (SPLIT_WORDS[token.lower()] for token in tokens if token.lower() in SPLIT_WORDS), None
-    )
+    found = (SPLIT_WORDS.get(token.lower()) for token in tokens)
+    return next((split for split in found if split is not None), None)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
-from fedcache.errors import UsageError, shell_word
+from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.optional import need_arrow
 from fedcache.parsing import parse_json
-from fedcache.tables.conversion import conversion
-from fedcache.tables.csv_files import dialect_of
-from fedcache.tables.words import Words, as_words, named_twice, objects_of
+from fedcache.tables.foreign_files import conversion
+from fedcache.tables.words import Words, as_words, ending_of, named_twice, objects_of, stem_of
 
 TEXT_BLOCK = 8 << 20
 """Bytes of a CSV that are parsed at a time; no row may have more."""
@@ -56,7 +59,6 @@ def arrow() -> Any:
     import pyarrow.compute
     import pyarrow.csv
     import pyarrow.feather
-    import pyarrow.json
     import pyarrow.parquet
 
     return pyarrow
@@ -91,8 +93,10 @@ def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
         held = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
     except ValueError:
         return {}
-    info = held.get("info") if isinstance(held, dict) else None
-    return usable_features(info.get("features") if isinstance(info, dict) else None)
+    match held:
+        case {"info": {"features": features}}:
+            return usable_features(features)
+    return {}
 
 
 def usable_features(found: Any) -> dict[str, dict[str, Any]]:
@@ -177,7 +181,9 @@ def _text(path: Path) -> Table:
         )
 
     def batches(columns: Sequence[str], rows: int, *, floats: bool) -> Iterator[Any]:
-        kind = pa.float64() if floats else pa.string()
+        kind = pa.string()
+        if floats:
+            kind = pa.float64()
         with opened_csv(dict.fromkeys(columns, kind), columns) as file:
             for batch in file:
                 for start in range(0, len(batch), rows):
@@ -199,7 +205,8 @@ def _text(path: Path) -> Table:
         column = first.column(name) if first is not None else pa.nulls(0, kind)
         if pa.types.is_floating(kind):
             values = column.drop_null().to_numpy(zero_copy_only=False)
-            measured |= {name} if (values[np.isfinite(values)] % 1 != 0).any() else set()
+            if (values[np.isfinite(values)] % 1 != 0).any():
+                measured.add(name)
         elif pa.types.is_string(kind) and is_list_text(column):
             types[name] = pa.list_(pa.float64())
     return Table(
@@ -224,9 +231,10 @@ def is_number(word: str) -> bool:
 
 def _follow(words: Sequence[str]) -> bool:
     """Whether these are whole numbers that follow one another."""
-    return all(w.isdigit() for w in words) and [int(w) - int(words[0]) for w in words] == list(
-        range(len(words))
-    )
+    if not all(word.isdigit() for word in words):
+        return False
+    first = int(words[0])
+    return [int(word) for word in words] == [*range(first, first + len(words))]
 
 
 def is_list_text(column: Any) -> bool:
@@ -288,9 +296,12 @@ def _json(path: Path) -> Table:
     """Records: one a line, or a list of them; or LEAF's ``users`` and ``user_data``. Read whole."""
     with path.open("rb") as file:
         start = file.read(4096).lstrip()
-    whole = None if path.suffix.lower() == ".jsonl" else _whole_json(path, start)
+    whole = None
+    if path.suffix.lower() != ".jsonl":
+        whole = _whole_json(path, start)
     if whole is None:
-        held = _json_lines(path)
+        with path.open("rb") as file:
+            held = _table_of_records([parse_json(line) for line in file if line.strip()])
     elif isinstance(whole, dict):
         held = _table_of_columns(_leaf_columns(path, whole))
     else:
@@ -327,39 +338,6 @@ def _whole_json(path: Path, start: bytes) -> Any:
             f"fedcache ingest {shell_word(out)} --name NAME",
         ),
     )
-
-
-def _json_lines(path: Path) -> Any:
-    pa = arrow()
-    reading = pa.json.ReadOptions(block_size=TEXT_BLOCK)
-    try:
-        rows = pa.json.read_json(path, read_options=reading)
-    except pa.ArrowInvalid as error:
-        if "changed from" not in str(error):
-            raise
-        return _records_of_lines(path)  # a column of words and numbers, which arrow does not read
-    if any(
-        _may_be_rounded(rows.column(f.name)) for f in rows.schema if pa.types.is_floating(f.type)
-    ):
-        return _records_of_lines(path)
-    dates = [f.name for f in rows.schema if pa.types.is_timestamp(f.type)]
-    if not dates:
-        return rows
-    # Words that look like dates stay as they are written.
-    words = pa.json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in dates]))
-    return pa.json.read_json(path, read_options=reading, parse_options=words)
-
-
-def _may_be_rounded(column: Any) -> bool:
-    """Whether a column may hold integers of more than 64 bits, which arrow reads as floats."""
-    largest = arrow().compute.max(arrow().compute.abs(column)).as_py()
-    return largest is not None and largest >= 1 << 63
-
-
-def _records_of_lines(path: Path) -> Any:
-    """Records as Python reads them: integers of any size, and words and numbers in one column."""
-    with path.open("rb") as file:
-        return _table_of_records([parse_json(line) for line in file if line.strip()])
 
 
 def _table_of_records(records: Sequence[dict[str, Any]]) -> Any:
@@ -408,3 +386,109 @@ TABLES: dict[str, Callable[[Path], Table]] = {
     ".jsonl": _json,
     ".json": _json,
 }
+
+
+# How a CSV is written: its separator and its encoding, found in the same way wherever a CSV is read.
+#
+# Excel writes semicolons where numbers have decimal commas, tabs in UTF-16 as "Unicode text", and on request a first
+# line ``sep=;`` that names the separator.
+
+
+PIECE = 64 << 10
+"""Bytes that are decoded at a time."""
+
+LOOKED_AT = 8 << 20
+"""Bytes of a file that are looked at; its first line has no more."""
+
+SEPARATORS = (",", ";", "\t")
+MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""First bytes of a file in UTF-16, as Excel writes it."""
+
+_CODECS = {"utf8": "utf-8-sig", "utf-16": "utf-16"}
+"""What Python calls the encodings of a CSV."""
+
+_NAMED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
+_QUOTED = re.compile(r'"[^"]*"')
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV is written."""
+
+    separator: str
+    encoding: str  # utf8 or utf-16
+    skip: int  # lines before the one that names the columns
+
+
+def dialect_of(path: Path) -> Dialect:
+    """The dialect of a CSV or TSV, .gz too. Raises UsageError for an empty file, and for one in another encoding."""
+    with open_bytes(path) as file:
+        return _dialect(file, path)
+
+
+def decoded(raw: bytes, path: Path) -> tuple[str, Dialect]:
+    """The text of a CSV, which is not packed, and its dialect; errors as ``dialect_of``."""
+    dialect = _dialect(io.BytesIO(raw), path)
+    try:
+        return raw.decode(_CODECS[dialect.encoding]), dialect
+    except UnicodeDecodeError:
+        raise other_encoding(path) from None
+
+
+def _dialect(file: IO[bytes], path: Path) -> Dialect:
+    piece = file.read(PIECE)
+    if not piece:
+        raise UsageError(
+            f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label"
+        )
+    encoding = "utf8"
+    if piece.startswith(MARKS):
+        encoding = "utf-16"
+    decoder = codecs.getincrementaldecoder(_CODECS[encoding])()
+    head = ""
+    # All that is looked at is decoded, so that another encoding is named before the columns are.
+    for _ in range(LOOKED_AT // PIECE):
+        try:
+            text = decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise other_encoding(path) from None
+        if "\n" not in head:
+            head += text
+        piece = file.read(PIECE)
+        if not piece:
+            break
+    head = next(iter(head.lstrip("\r\n").splitlines()), "")
+    named = _NAMED.fullmatch(head)
+    if named is not None:
+        return Dialect(named[1], encoding, 1)
+    if ending_of(path).startswith(".tsv"):
+        return Dialect("\t", encoding, 0)
+    bare = _QUOTED.sub("", head)
+    counts = {mark: bare.count(mark) for mark in SEPARATORS}
+    return Dialect(max(counts, key=lambda mark: counts[mark]), encoding, 0)
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked if it ends in .gz."""
+    if ending_of(path).endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    return path.open("rb")
+
+
+def other_encoding(path: Path) -> FedcacheError:
+    """The error of a CSV that is neither UTF-8 nor UTF-16, with the lines that convert it."""
+    out = path.with_name(f"{stem_of(path)}-utf8{ending_of(path).removesuffix('.gz')}")
+    packed = ending_of(path).endswith(".gz")
+    raw = f"pathlib.Path({str(path)!r}).read_bytes()"
+    modules = "pathlib"
+    if packed:
+        modules = "gzip, pathlib"
+        raw = f"gzip.decompress({raw})"
+    lines = [
+        f"import {modules}",
+        f"text = {raw}.decode('cp1252')  # of Excel in Western Europe",
+        f"pathlib.Path({str(out)!r}).write_text(text, 'utf-8', newline='')",
+    ]
+    return UsageError(
+        f"{path} is not in UTF-8.", conversion(lines, f"give {out} in place of {path.name}")
+    )

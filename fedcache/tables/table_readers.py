@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError, shell_word
-from fedcache.tables.conversion import conversion
+from fedcache.tables.foreign_files import conversion
 from fedcache.tables.labels import with_names
 from fedcache.tables.roles import TEXTS, has_a_meaning
 from fedcache.tables.table_files import (
@@ -80,22 +80,21 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
     meta = table.meta
     found: dict[str, Any] = {k: Words.of(meta[k]) for k in ("classes", "domains") if k in meta}
     found |= {f"text/{name}": _matrix(entry) for name, entry in meta.get("text", {}).items()}
-    wide = _family(table, features)
+    wide_key, wide = _family(table, features) or ("", ())
     matrices = [name for name in table.types if _is_matrix(table, name, features)]
-    if wide is None and not matrices:
+    if not wide and not matrices:
         _refuse_almost_features(table, features)
-    of_features = {*matrices, *(wide[1] if wide else ())}
-    others = [name for name in table.types if name not in of_features]
-    columns, count = read_others(table, others or [*matrices, *(wide[1] if wide else ())][:1])
+    of_features = [*matrices, *wide]
+    others = [name for name in table.types if name not in {*of_features}]
+    columns, count = read_others(table, others or of_features[:1])
     if not count:
         raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
     found |= {name: columns[name] for name in others}
     found |= {name: _list_rows(table, name, count) for name in matrices}
-    if wide is not None:
-        key, names = wide
-        parts = partial(_wide_parts, table, names)
-        dtype = np.result_type(*(_float_of(table.types[n]) for n in names))
-        found[key] = FileRows(path, (count, len(names)), dtype, parts, names)
+    if wide:
+        dtype = np.result_type(*(_float_of(table.types[n]) for n in wide))
+        parts = partial(_wide_parts, table, wide, dtype)
+        found[wide_key] = FileRows(path, (count, len(wide)), dtype, parts, wide)
     return found
 
 
@@ -131,14 +130,20 @@ def _first_is_list(table: Table, name: str) -> bool:
 _DIMENSION = re.compile(r"(.*?)[_.\-\[ ]?(\d{1,9})\]?")
 
 
+def _numbered(names: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Columns whose names are one word and then a number: by that word, the column of each number."""
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        dimension = _DIMENSION.fullmatch(name)
+        if dimension is not None:
+            found.setdefault(dimension[1], {})[int(dimension[2])] = name
+    return found
+
+
 def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Columns of numbers whose names are one word and then 0, 1, 2, ..: the columns in order, by that word."""
-    numbered: dict[str, dict[int, str]] = {}
-    for name in types:
-        if (found := _DIMENSION.fullmatch(name)) is not None:
-            numbered.setdefault(found[1], {})[int(found[2])] = name
     made = {}
-    for prefix, by_number in numbered.items():
+    for prefix, by_number in _numbered(types).items():
         first = min(by_number)
         without_gap = len(by_number) > 1 and max(by_number) - first == len(by_number) - 1
         if without_gap and all(is_number_kind(types[name]) for name in by_number.values()):
@@ -165,11 +170,10 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
     usual = {p: names for p, names in families.items() if _are_usual(p)}
     chosen = usual or families
     if len(chosen) > 1:
-        told = ", ".join(f"{names[0]} .. {names[-1]}" for names in chosen.values())
-        raise UsageError(
-            f"{table.path}: {told} may all be features.",
-            f"Say which: --features-key {shell_word(next(iter(chosen)) or '0')}",
-        )
+        told = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
+        first = next(iter(chosen)) or "0"
+        hint = f"Say which: --features-key {shell_word(first)}"
+        raise UsageError(f"{table.path}: {told} may all be features.", hint)
     return next(((key, names) for names in chosen.values()), None)
 
 
@@ -189,12 +193,8 @@ def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
         return  # a table of texts, which has no features
     if all(map(arrow().types.is_null, types.values())):
         return  # a first line and no rows, which is said elsewhere
-    numbered: dict[str, dict[int, str]] = {}
-    for name in types:
-        if found := _DIMENSION.fullmatch(name):
-            numbered.setdefault(found[1], {})[int(found[2])] = name
     wanted = {word.rstrip("_.- ") for word in asked}
-    for prefix, by_number in numbered.items():
+    for prefix, by_number in _numbered(types).items():
         if len(by_number) < 2 or not (prefix in wanted or (not asked and _are_usual(prefix))):
             continue
         names = [by_number[n] for n in sorted(by_number)]
@@ -221,8 +221,11 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     reader = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}.get(
         ending_of(path), "csv"
     )
-    options = f", sep={table.separator!r}" if table.separator not in ("", ",") else ""
-    options += f", encoding={table.encoding!r}" if table.encoding != "utf8" else ""
+    options = ""
+    if table.separator not in ("", ","):
+        options += f", sep={table.separator!r}"
+    if table.encoding != "utf8":
+        options += f", encoding={table.encoding!r}"
     kept = [
         name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)
     ]
@@ -266,8 +269,9 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
             f"{path}: {name} holds its numbers as words.",
             "Write numbers; pandas: .astype('float32')",
         )
-    kind = arrow().types.is_null(table.types[name])
-    what = "is empty in all rows" if kind else f"holds no numbers, but {table.types[name]}"
+    what = f"holds no numbers, but {table.types[name]}"
+    if arrow().types.is_null(table.types[name]):
+        what = "is empty in all rows"
     return UsageError(f"{path}: {name} {what}.", "Write numbers there, or drop the column.")
 
 
@@ -285,9 +289,10 @@ def _float_of(kind: Any) -> np.dtype[Any]:
     return np.dtype("f8")
 
 
-def _wide_parts(table: Table, names: Sequence[str], rows: int) -> Iterator[NDArray[Any]]:
+def _wide_parts(
+    table: Table, names: Sequence[str], dtype: np.dtype[Any], rows: int
+) -> Iterator[NDArray[Any]]:
     """[n, D] of one column for each dimension; an empty value is NaN."""
-    dtype = np.result_type(*(_float_of(table.types[n]) for n in names))
     for batch in table.batches(names, rows, floats=True):
         out = np.empty((len(batch), len(names)), dtype)
         for number, name in enumerate(names):
@@ -304,7 +309,9 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
             _first_width(batch.column(0)) for batch in table.batches([name], 1024, floats=False)
         )
         shape = (next((w for w in widths if w), 0),)
-    dtype = np.dtype("f8") if inner is None else _float_of(inner)
+    dtype = np.dtype("f8")
+    if inner is not None:
+        dtype = _float_of(inner)
     parts = partial(_list_parts, table.path, table.batches, name, tuple(shape))
     return FileRows(table.path, (count, *shape), dtype, parts)
 
@@ -321,11 +328,10 @@ def _list_parts(
     """[n, *shape] of a column of lists, or of texts of lists; rows and values that are empty are NaN."""
     for batch in batches([name], rows, floats=False):
         column = batch.column(0)
-        yield (
-            _lists(path, name, column, shape)
-            if list_kind(column.type) is not None
-            else _texts(path, name, column, shape)
-        )
+        if list_kind(column.type) is not None:
+            yield _lists(path, name, column, shape)
+        else:
+            yield _texts(path, name, column, shape)
 
 
 def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -379,8 +385,9 @@ def _all_texts(column: Any, width: int) -> NDArray[np.float64] | None:
 
 
 def _uneven(path: Path, name: str, lengths: set[int]) -> FedcacheError:
+    some = sorted(lengths)[:4]
     return UsageError(
-        f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}.",
+        f"{path}: the rows of {name} have lengths {some}.",
         "Every row needs the same number of values.",
     )
 
@@ -409,10 +416,10 @@ class GatheredColumn:
         self.kind = str(column.type)
         if pa.types.is_dictionary(column.type) and not are_words(column.type.value_type):
             column = column.dictionary_decode()
-        if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
-            column = column.cast(
-                pa.string() if pa.types.is_string_view(column.type) else pa.binary()
-            )
+        if pa.types.is_string_view(column.type):
+            column = column.cast(pa.string())
+        elif pa.types.is_binary_view(column.type):
+            column = column.cast(pa.binary())
         if (
             pa.types.is_decimal(column.type)
             and column.type.scale == 0
@@ -420,10 +427,10 @@ class GatheredColumn:
         ):
             column = column.cast(pa.string())  # a float would round them
         kind = column.type
-        if are_words(kind) or pa.types.is_dictionary(kind):
-            self._add_words(
-                column if pa.types.is_dictionary(kind) else column.dictionary_encode(), str
-            )
+        if pa.types.is_dictionary(kind):
+            self._add_words(column, str)
+        elif are_words(kind):
+            self._add_words(column.dictionary_encode(), str)
         elif pa.types.is_boolean(kind):
             self._add_words(column.cast(pa.string()).dictionary_encode(), str.capitalize)
         elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -441,7 +448,9 @@ class GatheredColumn:
             self.rows -= len(column)
             self.add(column.flatten())
         elif not pa.types.is_null(kind):
-            self.why = "lists" if list_kind(kind) is not None else self.kind
+            self.why = self.kind
+            if list_kind(kind) is not None:
+                self.why = "lists"
 
     def _add_words(self, encoded: Any, written: Callable[[str], str]) -> None:
         pa = arrow()
@@ -450,10 +459,10 @@ class GatheredColumn:
         if is_binary(words.type):
             longest = pa.compute.max(pa.compute.binary_length(words)).as_py() or 0
             try:
-                words = words.cast(pa.string()) if longest <= LONGEST else None
+                words = words.cast(pa.string())
             except ValueError:  # as arrow says that they are no UTF-8
                 words = None
-            if words is None:
+            if words is None or longest > LONGEST:
                 self.why = "bytes"
                 return
         if (pa.compute.max(pa.compute.utf8_length(words)).as_py() or 0) > LONGEST:
@@ -482,12 +491,10 @@ class GatheredColumn:
             # A float holds NaN for no value, and rounds large numbers, which stay words.
             if int(np.abs(values).max()) < 1 << 53:
                 return np.where(known, values.astype(np.float64), np.nan)
-            return Words.of(
-                [
-                    str(v) if k else None
-                    for v, k in zip(values.tolist(), known.tolist(), strict=True)
-                ]
-            )
+            words: list[str | None] = [str(value) for value in values.tolist()]
+            for row in np.flatnonzero(~known).tolist():
+                words[row] = None
+            return Words.of(words)
         if values.dtype.kind == "M":
             return dates_of(values)
         return as_column(values)
@@ -505,10 +512,14 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
     """Columns by name, and the number of rows. A CSV is read once; of other tables many columns at a time."""
     wanted = [n for n in names if n not in table.measured] or list(names)[:1]
     columns = {name: GatheredColumn() for name in wanted}
-    left = wanted if table.is_text else _of_use(table, columns)
-    count = table.count
     # Every pass opens the table and reads the description of all its columns, and a CSV whole.
-    width = max(1, len(left)) if table.is_text else COLUMNS
+    if table.is_text:
+        left = wanted
+        width = max(1, len(left))
+    else:
+        left = _of_use(table, columns)
+        width = COLUMNS
+    count = table.count
     for start in range(0, len(left), width):
         some = left[start : start + width]
         for batch in table.batches(some, max(1, CELLS // len(some)), floats=False):
@@ -516,7 +527,8 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
                 columns[name].add(batch.column(name))
             if count is not None and all(columns[name].why for name in some):
                 break
-        count = columns[some[0]].rows if count is None else count
+        if count is None:
+            count = columns[some[0]].rows
     found: dict[str, Any] = {}
     for name, column in columns.items():
         column.rows = count or 0

@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import eq
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +83,7 @@ def ending_of(path: Path) -> str:
     """The ending that says the format, in small letters: .npz, .csv, also .csv.gz."""
     ending = path.suffix.lower()
     if ending == ".gz":
-        return f"{Path(path.stem).suffix.lower()}{ending}"
+        return Path(path.stem).suffix.lower() + ending
     return ending
 
 
@@ -99,8 +101,19 @@ def some_names(names: Iterable[str], most: int = 20) -> str:
     'a, b and 1 more'
     """
     every = list(names)
-    more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(every[:most]) + more
+    shown = ", ".join(every[:most])
+    more = len(every) - most
+    if more > 0:
+        shown += f" and {more:,} more"
+    return shown
+
+
+def counted(n: int, what: str = "value") -> str:
+    """``1 value``, ``1,000 values``."""
+    ending = "s"
+    if n == 1:
+        ending = ""
+    return f"{n:,} {what}{ending}"
 
 
 Parts = Callable[[int], Iterator[NDArray[Any]]]
@@ -123,12 +136,13 @@ def explain_damage(path: Path) -> Iterator[None]:
     except Exception as error:
         refuse_empty(path)
         said = " ".join(str(error).split())[:160]
-        raise UsageError(
-            f"{path} could not be read as {ending_of(path)}: {type(error).__name__}: {said}",
-            "Object arrays and pickles are never read; write plain numbers."
-            if "allow_pickle" in said
-            else f"Write it again, whole and as {ending_of(path)}.",
-        ) from error
+        ending = ending_of(path)
+        kind = type(error).__name__
+        hint = f"Write it again, whole and as {ending}."
+        if "allow_pickle" in said:
+            hint = "Object arrays and pickles are never read; write plain numbers."
+        message = f"{path} could not be read as {ending}: {kind}: {said}"
+        raise UsageError(message, hint) from error
 
 
 def blocks_of(rows: FileRows | NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
@@ -174,13 +188,16 @@ class FileRows:
             rest = np.empty((0, *self.shape[1:]), self.dtype)
             for part in self.parts(rows):
                 part = part.reshape(len(part), *self.shape[1:])
-                rest = np.concatenate([rest, part]) if len(rest) else part
+                if len(rest):
+                    part = np.concatenate([rest, part])
+                rest = part
                 while len(rest) >= rows:
                     found += rows
                     yield rest[:rows]
                     rest = rest[rows:]
-            if found + len(rest) != len(self):
-                raise ValueError(f"{found + len(rest):,} rows are there of {len(self):,}")
+            there = found + len(rest)
+            if there != len(self):
+                raise ValueError(f"{there:,} rows are there of {len(self):,}")
             if len(rest):
                 yield rest
 
@@ -232,21 +249,41 @@ _LIST = re.compile(r"\[[-+.,\seE\d]*\]")
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """One word for each row, or none.
+class Coded:
+    """A column as the different words in it and a number for each row."""
+
+    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
+    words: tuple[str, ...]  # distinct
+
+    def values(self) -> list[str | None]:
+        """The word of each row; None where there is none."""
+        words = [*self.words, None]
+        return [words[code] for code in self.codes.tolist()]
+
+    def recoded(
+        self, names: Sequence[str], words: Sequence[str] | None = None
+    ) -> NDArray[np.int32]:
+        """The codes as indices into ``names``, -1 for a word that is none of them.
+
+        ``words`` take the place of the words of the column.
+        """
+        place = {name: index for index, name in enumerate(names)}
+        target = [place.get(word, -1) for word in words or self.words]
+        return np.array([*target, -1], np.int32)[self.codes]
+
+
+@dataclass(frozen=True, eq=False)
+class Words(Coded):
+    """One word for each row, or none; the words are in the order in which they come.
 
     >>> Words.of(["b", None, "a", "b"]).codes.tolist()
     [0, -1, 1, 0]
     """
 
-    codes: NDArray[np.int32]  # [N], index into ``words``; -1 where there is nothing
-    words: tuple[str, ...]  # distinct, in the order in which they come
-    declared: bool = (
-        False  # whether the file itself lists the words, in this order, with those that no row has
-    )
-    repeated: tuple[
-        str, ...
-    ] = ()  # words that the file lists twice, which have their numbers behind them here
+    # whether the file itself lists the words, in this order, with those that no row has
+    declared: bool = False
+    # words that the file lists twice, which have their numbers behind them here
+    repeated: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, values: Sequence[str | None]) -> Words:
@@ -274,8 +311,7 @@ class Words:
 
     def every(self) -> list[str]:
         """The word of each row; "" where there is none."""
-        words = [*self.words, ""]
-        return [words[code] for code in self.codes.tolist()]
+        return [word or "" for word in self.values()]
 
     def counts(self) -> dict[str, int]:
         """How many rows have each word, those that none has left out; "" counts rows without a word as well."""
@@ -301,26 +337,25 @@ class Words:
         if all(_LIST.fullmatch(word) for word in numbers.values()):
             return Unread(self.shape, "lists", "lists")
         gone = len(numbers) < len(self.words) or bool((self.codes < 0).any())
-        values: list[Any]
+        convert: Callable[[str], float] = float
         if all(map(is_integer, numbers.values())):
             longest = max(map(len, numbers.values()))
+            # Integers that a float, or 64 bits, would change.
             if longest > _SHORT or (gone and max(abs(int(w)) for w in numbers.values()) >= 1 << 53):
                 return self._only(numbers)
-            values = [int(numbers[word]) if word in numbers else math.nan for word in self.words]
-        elif _are_floats(set(numbers.values())):
-            values = [float(numbers[word]) if word in numbers else math.nan for word in self.words]
-        else:
+            convert = int
+        elif not _are_floats(set(numbers.values())):
             return self
+        known = {word: convert(number) for word, number in numbers.items()}
+        values = [known.get(word, math.nan) for word in self.words]
         if gone:
             values.append(math.nan)  # the last one is the value of rows without a word
         return np.array(values)[self.codes]
 
     def _only(self, kept: Collection[str]) -> Words:
         """The same, where rows with another word than those kept have none."""
-        words = [word for word in self.words if word in kept]
-        place = {word: index for index, word in enumerate(words)}
-        target = np.array([*(place.get(word, -1) for word in self.words), -1], np.int32)
-        return Words(target[self.codes], tuple(words))
+        words = tuple(word for word in self.words if word in kept)
+        return Words(self.recoded(words), words)
 
 
 @dataclass(frozen=True)
@@ -379,18 +414,18 @@ def as_column(values: NDArray[Any]) -> Column:
     shape = values.shape
     if kind in "iufb" and values.ndim == 1:
         return values
-    if values.ndim != 1:
-        what = "one value" if values.ndim == 0 else f"a table of {' x '.join(map(str, shape))}"
-        if kind == "f" and values.ndim:
-            return values
-        return Unread(shape, str(values.dtype), what)
+    if values.ndim == 0:
+        return Unread(shape, str(values.dtype), "one value")
+    if values.ndim > 1 and kind == "f":
+        return values
+    if values.ndim > 1:
+        sizes = " x ".join(map(str, shape))
+        return Unread(shape, str(values.dtype), f"a table of {sizes}")
     if kind == "U":
         return Words.of(values.tolist())
-    if kind == "S":
-        return objects_of(values.tolist())
     if kind == "M":
         return dates_of(values)
-    if kind == "O":
+    if kind in "SO":
         return objects_of(values.tolist())
     return Unread(shape, str(values.dtype), f"values of type {values.dtype}")
 
@@ -456,8 +491,9 @@ def vector(column: Any) -> Any:
     """A column [N, 1] as [N], which is the same column; others as they are."""
     if isinstance(column, Words | Unread) or len(column.shape) != 2 or column.shape[1] != 1:
         return column
-    whole = column.whole() if isinstance(column, FileRows) else column
-    return whole[:, 0]
+    if isinstance(column, FileRows):
+        column = column.whole()
+    return column[:, 0]
 
 
 def shape_of(column: Any) -> str:
@@ -528,12 +564,89 @@ def as_words(column: Column) -> list[str | None]:
     if isinstance(column, Unread):
         return [None] * column.shape[0]
     if isinstance(column, Words):
-        every: list[str | None] = [*column.words, None]
-        return [every[code] for code in column.codes.tolist()]
+        return column.values()
     if column.dtype.kind != "f":
         return [str(value) for value in column.tolist()]
     found: list[str | None] = []
     for value in column.tolist():
-        whole = math.isfinite(value) and value == round(value)
-        found.append(None if math.isnan(value) else str(int(value) if whole else value))
+        if math.isnan(value):
+            found.append(None)
+        elif math.isfinite(value) and value == round(value):
+            found.append(str(int(value)))
+        else:
+            found.append(str(value))
     return found
+
+
+# Many strings of one length in one text, as the names of numbered rows are.
+
+
+class EqualStrings(Sequence[str]):
+    """Strings of one length, cut out of one text as they are asked for: ten million names in a tenth of the memory.
+
+    >>> words = EqualStrings("0001", 2)
+    >>> words[1], words[:1], list(words), words == ("00", "01")
+    ('01', ('00',), ['00', '01'], True)
+    """
+
+    def __init__(self, text: str, length: int) -> None:
+        self.text = text
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self.text) // self.length
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, slice):
+            if place == slice(len(self)):
+                return self
+            return tuple(self._at(number) for number in range(*place.indices(len(self))))
+        return self._at(range(len(self))[place])  # IndexError, and places from the end
+
+    def _at(self, number: int) -> str:
+        return self.text[number * self.length : (number + 1) * self.length]
+
+    def __iter__(self) -> Iterator[str]:
+        text = self.text
+        length = self.length
+        return (text[at : at + length] for at in range(0, len(text), length))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, tuple | list | EqualStrings)
+            and len(self) == len(other)
+            and all(map(eq, self, other))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def increasing(self) -> bool:
+        """Whether each is greater than the one before."""
+        if not self.text.isascii():
+            return all(a < b for a, b in pairwise(self))
+        raw = np.frombuffer(self.text.encode("ascii"), f"S{self.length}")
+        return bool((raw[:-1] < raw[1:]).all())
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+def numbered(count: int) -> EqualStrings:
+    """0 to ``count`` - 1, filled up with zeros, so that they are in the order of their letters.
+
+    >>> numbered(11)[9:]
+    ('09', '10')
+    """
+    width = len(str(count - 1))
+    numbers = np.arange(count)
+    digits = np.empty((count, width), np.uint8)
+    for place in range(width - 1, -1, -1):
+        numbers, digits[:, place] = np.divmod(numbers, 10)
+    return EqualStrings((digits + ord("0")).tobytes().decode("ascii"), width)

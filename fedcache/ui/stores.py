@@ -16,7 +16,6 @@ from fedcache.extract.planning.find_store import dataset_of_store, extract_argum
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.report.galleries import thumbnail_uri
 from fedcache.store.catalog import is_ingested, size_of
-from fedcache.store.groups import count_words
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
@@ -58,7 +57,7 @@ class StoreIndex:
         splits = samples.split[samples.ok == 1]
         labels = samples.label[(samples.ok == 1) & (samples.label >= 0)]
         counts = np.bincount(labels, minlength=len(samples.classes)).tolist()
-        groups = {one: count_words(path, store.manifest, one) for one in store.groups}
+        groups = {one: len(store.group(one).words) for one in store.groups}
         return {
             **_line(name, path),
             "holds": held_by(a.recipe for a in store.arrays.values()),

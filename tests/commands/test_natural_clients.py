@@ -16,8 +16,7 @@ import fedcache as fc
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit
 from fedcache.grids.hold_out import every_value
-from fedcache.store.groups import put_groups
-from fedcache.store.store import Store
+from fedcache.store.store import Store, put_groups
 from fedcache.tables.groups import Group
 
 ROWS, WIDTH = 360, 12

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shlex import split
 
 import numpy as np
 import pytest
@@ -24,30 +25,20 @@ from toy_store import content
 from fedcache.federate.partition.partition import Partition
 from fedcache.store.verify import verify
 
-BACKBONES = "random-projection,pixels"
 CHUNKS = 2 * 48
+
+
+def extraction(dataset: str, backbones: str, options: str) -> tuple[object, ...]:
+    """An extraction in small chunks."""
+    more = split(f"{options} --batch 4 --chunk-rows 8 --json")
+    return ("extract", "--dataset", dataset, "--backbones", backbones, *more)
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> tuple[object, ...]:
     """An extraction of 384 images in 48 chunks for each of two backbones."""
     images = folder(tmp_path / "many", train=96, test=32)
-    return (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        BACKBONES,
-        "--size",
-        16,
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        2,
-        "--json",
-    )
+    return extraction(f"folder:{images}", "random-projection,pixels", "--size 16 --workers 2")
 
 
 @pytest.fixture
@@ -157,22 +148,7 @@ def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(
 ):
     """At any moment, workers that are starting included; long names make what they are sent larger than a pipe."""
     images = folder(tmp_path / "many", train=96, test=32, domains=("d" * 200,))
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        backbone,
-        "--size",
-        32,
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        2,
-        "--json",
-    )
+    words = extraction(f"folder:{images}", backbone, "--size 32 --workers 2")
     whole = tmp_path / "whole.zarr"
     began = time.monotonic()
     assert apart(*words, "--store", whole, home=home).code == 0
@@ -267,58 +243,25 @@ def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
         assert verify(part).ok
 
 
-TRAIN = (
-    "train",
-    "--method",
-    "fedpcl",
-    "--scheme",
-    "iid",
-    "--clients",
-    5,
-    "--rounds",
-    300,
-    "--set",
-    "dim=64",
-    "--json",
+TRAIN = split("train --method fedpcl --scheme iid --clients 5 --rounds 300 --set dim=64 --json")
+GRID = split(
+    "grid --method fedavg --scheme iid --clients 5 --rounds 60 --set opt=sgd "
+    "--sweep lr=0.1,0.05,0.02 --sweep batch=8,16 --json"
 )
-GRID = (
-    "grid",
-    "--method",
-    "fedavg",
-    "--scheme",
-    "iid",
-    "--clients",
-    5,
-    "--rounds",
-    60,
-    "--set",
-    "opt=sgd",
-    "--sweep",
-    "lr=0.1,0.05,0.02",
-    "--sweep",
-    "batch=8,16",
-    "--json",
-)
+
+
+def small_store(home: object) -> Path:
+    """A store of 600 digits in a home."""
+    words = split("extract --dataset digits --backbones random-projection --limit 600 --json")
+    made = apart(*words, home=home)
+    assert made.code == 0, made.err
+    (store,) = (Path(str(home)) / "stores").glob("*.zarr")
+    return store
 
 
 @pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
 def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
-    assert (
-        apart(
-            "extract",
-            "--dataset",
-            "digits",
-            "--backbones",
-            "random-projection",
-            "--limit",
-            600,
-            "--json",
-            home=home,
-        ).code
-        == 0
-    )
-    store = sorted((Path(home) / "stores").glob("*.zarr"))[0]
-    where = ("--store", store, "--backbones", "random-projection")
+    where = ("--store", small_store(home), "--backbones", "random-projection")
     began = time.monotonic()
     whole = apart(*command, *where, "--runs", tmp_path / "whole", home=home)
     assert whole.code == 0, whole.err
@@ -354,43 +297,16 @@ def named_by_gc(home: str) -> set[Path]:
     }
 
 
-PRIVATE = (
-    "train",
-    "--method",
-    "fedavg",
-    "--scheme",
-    "iid",
-    "--clients",
-    5,
-    "--rounds",
-    100,
-    "--participation",
-    "all",
-    "--dp-clip",
-    1,
-    "--dp-noise",
-    5,
-    "--dp-seed",
-    0,
-    "--json",
+PRIVATE = split(
+    "train --method fedavg --scheme iid --clients 5 --rounds 100 --participation all "
+    "--dp-clip 1 --dp-noise 5 --dp-seed 0 --json"
 )
 
 
 @pytest.fixture
 def small_home(tmp_path: Path, home: str) -> Path:
     """A home with a store, and a file of embeddings beside it."""
-    made = apart(
-        "extract",
-        "--dataset",
-        "digits",
-        "--backbones",
-        "random-projection",
-        "--limit",
-        600,
-        "--json",
-        home=home,
-    )
-    assert made.code == 0, made.err
+    small_store(home)
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "e.npz",
@@ -425,13 +341,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
             "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
             "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
             "partition": (
-                "partition",
-                "--scheme",
-                "dirichlet",
-                "--clients",
-                40,
-                "--name",
-                f"p{number}",
+                *split(f"partition --scheme dirichlet --clients 40 --name p{number}"),
                 *where,
             ),
             "gc": ("gc", "--delete", "--json"),
@@ -458,13 +368,9 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
     began = time.monotonic()
     first = apart(*words(0), home=small_home)
     assert first.code == 0, first.err
-    seconds, expected, draw, killed, number = (
-        time.monotonic() - began,
-        made(0),
-        random.Random(4),
-        0,
-        0,
-    )
+    seconds = time.monotonic() - began
+    expected = made(0)
+    draw, killed, number = random.Random(4), 0, 0
     wanted = cases(2, 20)
     while killed < wanted:
         number += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pictures import folder
-from test_kills import kill_and_resume
+from test_kills import extraction, kill_and_resume
 from tiny_onnx import encoder
 
 CODE = """
@@ -30,22 +30,7 @@ def test_killed_extractions_of_own_models_resume_to_the_same_bytes(
     monkeypatch.chdir(tmp_path)
     name = {"onnx": "onnx:tiny.onnx", "module": "module:own_net:build"}[kind]
     images = folder(tmp_path / "many", train=96, test=32)
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        name,
-        "--size",
-        16,
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        1,
-        "--json",
-    )
+    words = extraction(f"folder:{images}", name, "--size 16 --workers 1")
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())]))
     )

@@ -6,7 +6,7 @@ import os
 import random
 from pathlib import Path
 
-from test_kills import kill_and_resume
+from test_kills import extraction, kill_and_resume
 
 CODE = """
 import time
@@ -33,18 +33,5 @@ def test_killed_extractions_of_texts_resume_to_the_same_bytes(tmp_path, monkeypa
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path.cwd())]))
     )
-    words = (
-        "extract",
-        "--dataset",
-        "texts:t.csv",
-        "--backbones",
-        "module:slow_letters:Letters",
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        1,
-        "--json",
-    )
+    words = extraction("texts:t.csv", "module:slow_letters:Letters", "--workers 1")
     kill_and_resume(words, os.environ["FEDCACHE_HOME"], tmp_path, cases(1, 20), code=3)

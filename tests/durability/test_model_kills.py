@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from shlex import split
 
 import numpy as np
 from command import apart, ok, start
@@ -16,23 +17,9 @@ from command import apart, ok, start
 from fedcache.runs.run_models import load_seed
 
 SEEDS = 4
-TRAIN = (
-    "train",
-    "--method",
-    "ditto",
-    "--scheme",
-    "iid",
-    "--clients",
-    20,
-    "--rounds",
-    1,
-    "--seeds",
-    f"0-{SEEDS - 1}",
-    "--set",
-    "dim=1500",
-    "--set",
-    "epochs=1",
-    "--json",
+TRAIN = split(
+    f"train --method ditto --scheme iid --clients 20 --rounds 1 --seeds 0-{SEEDS - 1} "
+    "--set dim=1500 --set epochs=1 --json"
 )
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import split
 
 import pytest
 from command import environment, ok
@@ -48,26 +49,13 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
 def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(
     tmp_path: Path,
 ) -> None:
-    words = (
-        "grid",
-        "--method",
-        "fedavg",
-        "--sweep",
-        "lr=0.1,0.01",
-        "--rounds",
-        3,
-        "--participation",
-        0.5,
-        "--dp-clip",
-        1,
-        "--dp-noise",
-        2,
-        "--dp-allow",
-        "evaluation",
+    words = split(
+        "grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 --participation 0.5 "
+        "--dp-clip 1 --dp-noise 2 --dp-allow evaluation"
     )
     both = [
         subprocess.Popen(
-            [sys.executable, "-m", "fedcache", *map(str, words), "--json"],
+            [sys.executable, "-m", "fedcache", *words, "--json"],
             env=environment(home()),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -8,7 +8,7 @@ import numpy as np
 
 import fedcache as fc
 from fedcache.extract.planning.ingest import column_of_clients
-from fedcache.store.groups import put_groups
+from fedcache.store.store import put_groups
 from fedcache.tables.groups import Group
 
 ROWS = 80

@@ -27,8 +27,7 @@ from fedcache.store.samples import held_out
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 from fedcache.tables.embeddings import open_embeddings
-from fedcache.tables.equal_strings import EqualStrings, numbered
-from fedcache.tables.words import FileRows
+from fedcache.tables.words import EqualStrings, FileRows, numbered
 
 ENDINGS = ("npz", "npy", "h5", "parquet", "safetensors")
 ROWS = 1500

@@ -65,8 +65,8 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
     for name, (_, words) in kept.items():
         assert found.groups[name].values() == words * 4
     assert found.groups.keys() == {"hospital", *kept}
-    assert found.left_out.keys() == not_used.keys()
-    assert all(name in "\n".join(found.notes) for name in (*found.groups, *found.left_out))
+    assert found.unused.keys() == not_used.keys()
+    assert all(name in "\n".join(found.notes) for name in (*found.groups, *found.unused))
 
 
 def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> None:
@@ -80,13 +80,13 @@ def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> Non
     found = of_npz(tmp_path, site=np.arange(N) % 4, when=when, **not_used)
     assert list(found.groups) == ["site", "when"]
     assert found.groups["when"].values()[0] == "2024-01-01T10:00:00.500000"
-    assert found.left_out.keys() == not_used.keys()
+    assert found.unused.keys() == not_used.keys()
 
 
 def test_only_the_groups_that_are_asked_for_are_kept(tmp_path: Path) -> None:
     columns = {"ward": np.arange(N), "site": np.arange(N), "age": X[:, 0], "label": np.arange(N)}
     only = of_npz(tmp_path, ColumnChoice(groups=("site",)), **columns)
-    assert (list(only.groups), only.left_out) == (["site"], {})
+    assert (list(only.groups), only.unused) == (["site"], {})
     for name in ("age", "wrad", "label"):
         refused(lambda name=name: of_npz(tmp_path, ColumnChoice(groups=(name,)), **columns), name)
 
@@ -176,8 +176,8 @@ def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path:
         nested=np.array([["a", "b"], *[None] * (N - 1)], object),
     )
     assert list(found.groups) == ["site"]
-    assert found.left_out.keys() == {"odd", "nested"}
-    assert "builtins.exec" in found.left_out["odd"]
+    assert found.unused.keys() == {"odd", "nested"}
+    assert "builtins.exec" in found.unused["odd"]
     refused(lambda: of_npz(tmp_path, label=trap), "label")
 
 

@@ -28,7 +28,6 @@ from fedcache.store.content import arrange
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 from fedcache.tables import table_files as tables
-from fedcache.tables import table_readers
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Words
@@ -107,7 +106,7 @@ def test_which_columns_are_features_is_asked_where_several_may_be(
         found = open_embeddings(file, ColumnChoice(features=(asked,)))
         assert np.array_equal(found.features["t"].whole()[:, 0].astype("f4"), X[:, :2])
         assert list(found.groups) == ["ward", "y0", "y1"]
-        assert "a0" in found.left_out
+        assert "a0" in found.unused
     # A usual word wins: questions q1, q2 beside f0 .. f4.
     found = open_embeddings(write(tmp_path / f"u.{ending}", table(q1=LABELS, q2=LABELS)))
     assert found.features["u"].shape == (N, 1, D)
@@ -136,33 +135,6 @@ def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> 
     assert np.array_equal(np.delete(whole, 4, 0), np.delete(X.astype(float).round(3), 4, 0))
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "[1, 2]",
-                "[ -0.5,1e-3 ]",
-                " [nan,7]",
-                "[1]",
-                "[[1, 2]]",
-                "1, 2",
-                "[1, x]",
-                "[]",
-                "[1 2]",
-            ]
-        ),
-        min_size=1,
-    )
-)
-def test_texts_are_read_all_at_once_as_one_by_one(texts: list[str]) -> None:
-    found = table_readers._all_texts(pa.array(texts), 2)
-    good = {"[1, 2]": [1, 2], "[ -0.5,1e-3 ]": [-0.5, 1e-3], " [nan,7]": [np.nan, 7]}
-    if set(texts) <= good.keys():
-        assert np.array_equal(found, [good[text] for text in texts], equal_nan=True)
-    else:
-        assert found is None
-
-
 @pytest.mark.parametrize(
     "texts",
     [
@@ -180,25 +152,7 @@ def test_texts_that_are_no_lists_of_one_length_are_refused(
     refused(lambda: read_embeddings(file), str(file))
 
 
-WRITTEN = [
-    "0",
-    "1",
-    "-7",
-    "2.0",
-    "1.0",
-    "-0.0",
-    "",
-    "NA",
-    "nan",
-    "x",
-    "true",
-    "1e3",
-    "1000",
-    "007",
-    "+1",
-    "-0",
-    "inf",
-]
+WRITTEN = ["", *shlex.split("0 1 -7 2.0 1.0 -0.0 NA nan x true 1e3 1000 007 +1 -0 inf")]
 
 
 @given(st.lists(st.sampled_from(WRITTEN), min_size=1))
@@ -230,8 +184,8 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     )
     assert found.classes == ("cat", "dog")
     assert found.groups["ward"].values() == ["north; old", None, None]
-    assert found.left_out.keys() == {"", "patient"}
-    assert "--group-key patient" in found.left_out["patient"]
+    assert found.unused.keys() == {"", "patient"}
+    assert "--group-key patient" in found.unused["patient"]
     asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
     assert asked.groups["patient"].values() == [*map(str, ids), None]
     assert Words.of(["01234", "1"]).typed().every() == ["01234", "1"]  # a postal code

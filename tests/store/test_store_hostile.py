@@ -153,9 +153,7 @@ def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
     kept = file.read_bytes()
     try:
         file.write_bytes(raw)
-        with pytest.raises(FedcacheError) as caught:
-            Store.open(store.path)
-        assert caught.value.code is Exit.CORRUPT
+        refused(lambda: Store.open(store.path), code=Exit.CORRUPT)
     finally:
         file.write_bytes(kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from refusal import refused
 from toy_store import KEYS, ROWS, values, whole
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import prepare
 from fedcache.store import files as limit
 from fedcache.store import reader as reading
@@ -62,9 +63,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
     for way in ways:
         reader = Store.open(path).reader(KEYS[0])
         for _ in range(2):  # nor does a second attempt give out what the first refused
-            with pytest.raises(FedcacheError, match="chunk 1 of") as caught:
-                way(reader)
-            assert caught.value.code is Exit.CORRUPT
+            refused(partial(way, reader), "chunk 1 of", code=Exit.CORRUPT)
         assert np.array_equal(reader.rows(np.array([0])), values(KEYS[0])[:1])
 
 
@@ -96,9 +95,9 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setenv("FEDCACHE_MEMORY", "10")
-    with pytest.raises(FedcacheError, match="needs 48 bytes") as caught:
-        prepare([np.ones((4, 1, 3), np.float16)], "none", scratch=tmp_path)
-    assert caught.value.code is Exit.ENVIRONMENT
+    x = np.ones((4, 1, 3), np.float16)
+    no_room = partial(prepare, [x], "none", scratch=tmp_path)
+    refused(no_room, "needs 48 bytes", code=Exit.ENVIRONMENT)
 
 
 def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

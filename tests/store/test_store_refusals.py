@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,19 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from embedding_file import read_embeddings
-from pyarrow import parquet
 from toy_store import KEYS, samples, whole
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
-from fedcache.store import chunks, lock, manifest, mapped_rows
+from fedcache.store import chunks, lock, manifest
 from fedcache.store import samples as columns
 from fedcache.store.export import export
 from fedcache.store.manifest import read_quarantine
 from fedcache.store.store import Store
-from fedcache.tables.read import read_columns
 
 
 def refused(kind: type[FedcacheError], named: object, call: Callable[[], Any]) -> None:
@@ -109,14 +105,6 @@ def test_a_store_without_features_says_so() -> None:
     ) == ["a"]  # type: ignore[dict-item]
 
 
-def test_what_is_mapped_is_counted_or_taken_to_be_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for said, found in (("900 50 7 1 0 2 0", 7 * mmap.PAGESIZE), ("900 50", 33), ("a b c", 33)):
-        monkeypatch.setattr(Path, "read_text", lambda self, encoding, said=said: said)
-        assert mapped_rows.mapped_bytes(33) == found
-    monkeypatch.setattr(Path, "read_text", fails(OSError()))
-    assert mapped_rows.mapped_bytes(33) == 33
-
-
 def test_columns_that_do_not_fit_are_refused() -> None:
     assert samples().checked().label.dtype == np.int32
     for changed, named in (
@@ -158,15 +146,6 @@ def test_text_features_that_are_zero_or_not_finite_are_named(place: Path) -> Non
             text=text,
         )
         refused(CorruptionError, f"row {row} of text", lambda: read_embeddings(place / "x.npz"))
-
-
-def test_lists_of_a_parquet_file_have_one_length(place: Path) -> None:
-    lists = pa.array([[1.0, 2.0]] * 2 + [[1.0, 2.0, 3.0]] * 2)
-    file = place / "x.parquet"
-    parquet.write_table(pa.table({"x": lists}), file, row_group_size=2)
-    parts = read_columns(file)["x"].parts(2)
-    assert next(parts).tolist() == [[1.0, 2.0]] * 2
-    refused(UsageError, "[2, 3]", lambda: next(parts))
 
 
 def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fedcache.errors import FedcacheError
-from fedcache.tables.conversion import BEGIN, MARK
+from fedcache.tables.foreign_files import BEGIN, MARK
 
 
 def run_conversion(error: FedcacheError) -> Path:

@@ -125,7 +125,7 @@ def of_embeddings(path: Path, choice: ColumnChoice) -> Read:
         found.labels.tolist(),
         splits,
         groups,
-        set(found.left_out),
+        set(found.unused),
         found.may_be_labels,
     )
 
@@ -757,7 +757,7 @@ def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path: Path) -> None:
     held = {**alone, "X": torch.tensor(FEATURES), "y": TWO}
     torch.save(held, tmp_path / "e.pt")
     found = open_any(tmp_path / "e.pt", ColumnChoice())
-    assert found.left_out == dict.fromkeys(alone, "one value") | {"config": "one Python object"}
+    assert found.unused == dict.fromkeys(alone, "one value") | {"config": "one Python object"}
     torch.save(alone, tmp_path / "e.pt")
     refused(lambda: open_any(tmp_path / "e.pt", ColumnChoice()), "more than tensors and lists")
 

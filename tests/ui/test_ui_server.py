@@ -22,8 +22,7 @@ from fedcache.progress import Silent
 from fedcache.runs.directory import WRITTEN, read_result, write_result
 from fedcache.runs.running import LOCK, owning
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import write_sealed
-from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
+from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.ui import run_index
 
 IID = ("--scheme", "iid", "--clients", 4)

@@ -1,17 +1,25 @@
-"""What a module of the user's is known by: a digest of its tensors, what it holds, and the code that is reached."""
+"""Digest of a user's module: its tensors, what it holds, and the source files of its code.
+
+Objects that a module holds count by their classes and by what pickle would keep of them. Code counts by the sha256 of
+its source files. Code without a source file (typed into a notebook), values that a class takes from the function around
+it, and objects that pickle cannot keep have no digest: the user gives ``version=``, which then stands for all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import builtins
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
-from fedcache.extract.backbones.own_objects import ReachedObjects, is_users_class
 from fedcache.optional import reason
 from fedcache.store.files import digest_of, sha256_hex
-from fedcache.store.own_code import NoDigestError
+from fedcache.store.own_code import NoDigestError, ReachedCode
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,26 +29,185 @@ PLAIN = (type(None), bool, int, float, str)
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
+SILENT = ("torch.device", "torch.fx.graph.Graph", "builtins.object")
+"""Types that do not affect features, or whose content is an attribute too (the code of a graph)."""
 
-def digest_of_parts(name: str, module: nn.Module, transform: Any) -> str:
+
+def digest_of_parts(
+    name: str, module: nn.Module, transform: Any, version: str | None = None
+) -> str:
     """sha256 over a module's tensors (names, dtypes, shapes, bytes), attributes and code, and those of its transform.
 
-    Attributes are plain values, functions, hooks, and objects that pickle could keep; code is the files of its classes,
-    the user's files they import, and the bytecode of classes that were defined in no file, with what their functions
-    read. Raises UsageError for what has no digest.
+    Attributes are plain values, functions, hooks, and objects that pickle could keep; code is the source files of its
+    classes and the user's files they import. With a ``version``, sha256 over the tensors and that version alone.
+    Raises UsageError for what has no digest; the hint asks for ``version=``.
     """
+    tensors = _tensors(name, module)
+    if version is not None:
+        return digest_of(["version", version, tensors])
     code = ReachedObjects(f"the backbone {name}", module)
-    parts: list[Any] = [_tensors(name, module)]
+    parts: list[Any] = [tensors]
     try:
         for path, part in module.named_modules():
             parts.append([path, code.classes(part), _attributes(part, code)])
-        parts.append(None if transform is None else _described_transform(name, transform, code))
+        parts.append(None if transform is None else _described_transform(transform, code))
     except RecursionError as error:
         raise UsageError(
             f"The backbone {name} holds lists or objects in one another without an end, whose digest is not known.",
-            "Make them inside forward, or hold them as plain lists of numbers.",
+            _ask_for_version(name),
         ) from error
+    except NoDigestError as error:
+        raise UsageError(error.message, _ask_for_version(name)) from error
     return digest_of([parts, sorted(code.sources.values())])
+
+
+def _ask_for_version(name: str) -> str:
+    label = name.removeprefix("module:")
+    return (
+        f"fc.backbone(module, {label!r}, version='1')   the version stands for its code: change it when the code or "
+        "what the module holds changes. Or write the code into a .py file."
+    )
+
+
+class ReachedObjects(ReachedCode):
+    """Everything that is reached from a module, its objects among it.
+
+    Args:
+        owner: for messages, as of ``ReachedCode``.
+        module: whose parts are known by their paths, and described elsewhere.
+    """
+
+    def __init__(self, owner: str, module: nn.Module) -> None:
+        super().__init__(owner)
+        self._paths = {id(part): path for path, part in module.named_modules()}
+        # The object is kept with its description: the id of a deleted object can be given to another.
+        self._objects: dict[int, tuple[Any, str]] = {}
+        self._classes: dict[type, list[Any]] = {}
+        self._within: list[int] = []
+        self._holder: nn.Module | None = None
+
+    def attribute(self, holder: nn.Module, value: Any) -> Any:
+        """A value that a part of the module holds, as JSON that differs where the value does."""
+        self._holder = holder
+        if _is_silent(value):
+            return _type_name(value)
+        return self.describe(value)
+
+    def describe(self, value: Any) -> Any:
+        """See ``ReachedCode.describe``; NoDigestError also for code without a source file."""
+        if id(value) in self._paths:
+            return ["part", self._paths[id(value)]]
+        if isinstance(value, MethodType) and value.__self__ is self._holder:
+            return ["method", self.describe(value.__func__)]
+        if isinstance(value, FunctionType):
+            self._check_source(value, [value])
+        found = super().describe(value)
+        around: list[Any] = []
+        if isinstance(value, type):
+            around = self._values_around(value)
+        elif not isinstance(value, PLAIN):
+            for kind in type(value).__mro__[:-1]:
+                around += self._values_around(kind)
+        if around:
+            return [found, around]
+        return found
+
+    def classes(self, value: Any) -> list[Any]:
+        """The classes that an object's type inherits from."""
+        return [self.describe(kind) for kind in type(value).__mro__[:-1]]
+
+    def describe_object(self, value: Any) -> Any:
+        """The classes of an object and what pickle would keep of it; NoDigestError if pickle cannot keep it."""
+        if _is_silent(value):
+            return _type_name(value)
+        # An object that holds itself.
+        if id(value) in self._within:
+            return ["again", len(self._within) - self._within.index(id(value))]
+        if id(value) in self._objects:
+            return self._objects[id(value)][1]
+        self._within.append(id(value))
+        try:
+            kept = value.__reduce_ex__(4)
+            if isinstance(kept, str):
+                # One object of a module, known by its name, such as a cached function.
+                held: Any = [kept, self.describe(getattr(value, "__wrapped__", None))]
+            else:
+                make, *rest = kept
+                if isinstance(make, FunctionType):
+                    maker = f"{make.__module__}.{make.__qualname__}"
+                else:
+                    maker = self.describe(make)
+                # Items of a list or a mapping come as iterators.
+                state = [list(part) if isinstance(part, Iterator) else part for part in rest]
+                held = [maker, *map(self.describe, state)]
+            made = "object " + digest_of([self.classes(value), held])
+        except NoDigestError:
+            raise
+        except Exception as error:  # an object that pickle cannot keep may raise anything
+            raise NoDigestError(
+                f"{self.owner[0].upper()}{self.owner[1:]} holds an object of type {type(value).__name__}, which pickle "
+                "cannot keep.",
+                "Hold numbers, words, tensors and functions; make other objects inside forward.",
+            ) from error
+        finally:
+            self._within.pop()
+        self._objects[id(value)] = (value, made)
+        return made
+
+    def _values_around(self, kind: type) -> list[Any]:
+        """Values that a class takes from the function in which a file defines it; [] for any other class."""
+        # Types of C, which need no source, have no __module__ of their own.
+        if kind in self._classes or not isinstance(vars(kind).get("__module__"), str):
+            return self._classes.get(kind, [])
+        self._classes[kind] = []
+        functions = [
+            value
+            for key, value in vars(kind).items()
+            if isinstance(value, FunctionType) and not key.startswith("__")
+        ]
+        self._check_source(kind, functions)
+        if self.is_installed(kind) or "<locals>" not in kind.__qualname__:
+            return []
+        self._note_module(kind.__module__)
+        codes = self._codes.get(Path(str(_module_file(kind))), ())
+        bodies = [code for code in codes if code.co_qualname == kind.__qualname__]
+        if bodies and not any(set(body.co_freevars) - {"__class__"} for body in bodies):
+            return []
+        for key, value in sorted(vars(kind).items()):
+            inner = getattr(value, "fget", getattr(value, "__func__", value))
+            # A function with its closure and defaults, or a value of the class.
+            if isinstance(inner, FunctionType) or not key.startswith("__"):
+                self._classes[kind].append([key, self.describe(inner)])
+        return self._classes[kind]
+
+    def is_installed(self, code: FunctionType | type) -> bool:
+        """Whether a class or function belongs to Python, to fedcache or to an installed package."""
+        name = code.__module__ or "builtins"
+        module = sys.modules.get(name) or sys.modules.get(name.partition(".")[0])
+        file = getattr(module, "__file__", None)
+        if name == "__main__":
+            return False
+        if file is not None:
+            return not self._is_users(Path(file))
+        # exec without a __name__ writes into builtins; a module without a spec was not imported.
+        return module is not builtins and getattr(module, "__spec__", None) is not None
+
+    def _check_source(self, code: FunctionType | type, functions: list[FunctionType]) -> None:
+        """NoDigestError for a class or function that the user typed where there is no file."""
+        if self.is_installed(code):
+            return
+        filed = all(Path(function.__code__.co_filename).is_file() for function in functions)
+        if isinstance(code, type):
+            filed = filed and _module_file(code) is not None
+        if not filed:
+            raise NoDigestError(
+                f"{code.__qualname__} of {self.owner} has no source file that could be digested.",
+                "Write it into a .py file of its own and import it.",
+            )
+
+
+def _module_file(kind: type) -> str | None:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
 
 
 def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
@@ -82,46 +249,21 @@ def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
     return made
 
 
-def _described_transform(name: str, transform: Any, code: ReachedObjects) -> Any:
+def _described_transform(transform: Any, code: ReachedObjects) -> Any:
     """A transform as JSON that differs where it does something else."""
     parts = getattr(transform, "transforms", None)
     if isinstance(parts, list | tuple):  # Compose, of torchvision and others
-        return [
-            code.classes(transform),
-            *(_described_transform(name, part, code) for part in parts),
-        ]
+        return [code.classes(transform), *(_described_transform(part, code) for part in parts)]
     if isinstance(transform, FunctionType | MethodType | BuiltinFunctionType | partial):
         return code.describe(transform)
-    shown = repr(transform)
-    held = _held_by(transform)
-    if is_users_class(type(transform)):
-        says_all = all(repr(value) in shown for value in held.values())
-    else:  # torchvision's and timm's say all numbers that they hold, and no functions
-        says_all = not any(
-            callable(value) and not isinstance(value, type) for value in held.values()
-        )
-    if " at 0x" not in shown and says_all:
-        return [code.classes(transform), shown]
-    slots = any(vars(kind).get("__slots__") for kind in type(transform).__mro__)
-    if not slots and all(isinstance(value, PLAIN) for value in held.values()):
-        return [code.classes(transform), code.describe(held)]
-    try:
-        return code.describe(transform)
-    except NoDigestError as error:
-        raise UsageError(
-            f"The transform of {name} is a {type(transform).__name__}, whose digest is not known.",
-            "Give a function from a file of its own, or a torchvision transform.",
-        ) from error
-
-
-def _held_by(transform: Any) -> dict[str, Any]:
-    """Attributes of a transform, without those that every module has."""
-    from torch import nn
-
-    own = vars(nn.Module()) if isinstance(transform, nn.Module) else {}
-    return {
-        key: value for key, value in getattr(transform, "__dict__", {}).items() if key not in own
-    }
+    held = getattr(transform, "__dict__", {})
+    if code.is_installed(type(transform)):
+        # The text of torchvision's and timm's transforms has every number that they hold, and no functions.
+        shown = repr(transform)
+        functions = [v for v in held.values() if callable(v) and not isinstance(v, type)]
+        if " at 0x" not in shown and not functions:
+            return [code.classes(transform), shown]
+    return code.describe(transform)
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -129,3 +271,17 @@ def _is_compiled(module: nn.Module) -> bool:
         f"{type(module).__module__}.{type(module).__qualname__}"
         == "torch._dynamo.eval_frame.OptimizedModule"
     )
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_silent(value: Any) -> bool:
+    """Whether a value says nothing of features."""
+    if isinstance(value, list | tuple | set | Mapping) and value:
+        inner = list(value.values()) if isinstance(value, Mapping) else list(value)
+        return all(one is None or _is_silent(one) for one in inner) and any(
+            one is not None for one in inner
+        )
+    return isinstance(value, weakref.ref) or _type_name(value) in SILENT

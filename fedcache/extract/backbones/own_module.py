@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ class OwnModule:
     rank: int  # axes of its output
     width: int
     reads: str = IMAGES
+    version: str | None = None  # stands for code and held objects in the digest
 
 
 _IN_MEMORY: dict[str, OwnModule] = {}
@@ -64,6 +65,7 @@ def register(
     size: int | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    version: str | None = None,
 ) -> str:
     """Make a module known to this process as a backbone, and return its name: ``module:NAME``.
 
@@ -74,6 +76,7 @@ def register(
         name: None for that of its class.
         transform: from a Pillow image, RGB, size x size, to the module's input without the batch; None normalises.
         size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
+        version: stands for the code in the digest; None digests the source files.
 
     Raises:
         UsageError, for what is no module, fails on images, or has no digest.
@@ -91,7 +94,8 @@ def register(
             f"{label!r} is no name for a backbone.", "For example fc.backbone(module, name='mine')"
         )
     label = f"{MODULE}{label.removeprefix(MODULE)}"
-    _IN_MEMORY[label] = _checked(label, module, transform, size=size, mean=mean, std=std)
+    checked = _checked(label, module, transform, size=size, mean=mean, std=std)
+    _IN_MEMORY[label] = replace(checked, version=version)
     digest_of_module(label, _IN_MEMORY[label])  # refused now, and not when an extraction begins
     return label
 
@@ -364,4 +368,4 @@ class _Transformed(ModuleEncoder):
 
 def digest_of_module(name: str, own: OwnModule) -> str:
     """sha256 of a module and its transform, as ``digest_of_parts`` has it."""
-    return digest_of_parts(name, own.module, own.transform)
+    return digest_of_parts(name, own.module, own.transform, own.version)

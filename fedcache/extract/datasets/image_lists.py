@@ -20,7 +20,7 @@ from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.datasets.tree import name_of
 from fedcache.extract.image_files import EXTENSIONS
 from fedcache.parsing import parse_json
-from fedcache.tables.csv_files import decoded
+from fedcache.tables.table_files import decoded
 from fedcache.tables.words import Column, Words, named_twice, objects_of, some_names
 
 ENDINGS = (".csv", ".tsv", ".jsonl")

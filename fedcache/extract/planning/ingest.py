@@ -32,12 +32,11 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.content import NOT_FINITE_HINT, Content, arrange, usable_name
 from fedcache.store.files import digest_of, make_private
-from fedcache.store.groups import put_groups
 from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store
-from fedcache.tables.conversion import BEGIN
+from fedcache.store.store import Store, put_groups
+from fedcache.tables.foreign_files import BEGIN
 from fedcache.tables.roles import ColumnChoice, need_labels
 
 
@@ -124,7 +123,7 @@ def ingest_file(
             )
     clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
-    return Ingested(made, notes, found.left_out)
+    return Ingested(made, notes, found.unused)
 
 
 @contextmanager

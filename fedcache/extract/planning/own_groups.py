@@ -16,8 +16,8 @@ import numpy as np
 from fedcache.errors import FedcacheError
 from fedcache.extract.datasets import Dataset, asked_for, holds_of, open_dataset
 from fedcache.progress import Observer, told_as
-from fedcache.store.groups import group_digests, replace_groups
-from fedcache.store.store import Store
+from fedcache.store.groups import group_digests
+from fedcache.store.store import Store, replace_groups
 from fedcache.tables.groups import Group
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones.checkpoints import load_torch
 from fedcache.tables.embeddings import Embeddings, assemble, open_embeddings
-from fedcache.tables.foreign_files import ONE_OBJECT, refuse_torch
+from fedcache.tables.foreign_files import ONE_OBJECT, refused_file
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Unread, as_column, ending_of, objects_of
 
@@ -33,10 +33,10 @@ def read_torch(path: Path) -> dict[str, Any]:
     try:
         held = load_torch(path)
     except FedcacheError as error:
-        raise refuse_torch(path) from error
+        raise refused_file(path, ".pt") from error
     found = _columns(held, "")
     if not any(column.shape for column in found.values()):
-        raise refuse_torch(path)
+        raise refused_file(path, ".pt")
     return found
 
 

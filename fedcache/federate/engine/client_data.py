@@ -22,8 +22,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows
 from fedcache.store.files import explain_disk_errors, make_private, memory_limit
-from fedcache.store.mapped_rows import map_rows, mapped_bytes
-from fedcache.store.reader import Reader
+from fedcache.store.reader import Reader, map_rows, mapped_bytes
 
 # What is made of stored features before a method reads them: backbones side by side, brought to
 # length or scale.

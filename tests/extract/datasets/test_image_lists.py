@@ -19,7 +19,7 @@ from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.folder import infer
 from fedcache.extract.digests import DigestMemory
-from fedcache.tables.conversion import BEGIN, MARK
+from fedcache.tables.foreign_files import BEGIN, MARK
 from fedcache.tables.splits import SPLIT_WORDS
 
 WORDS = ["cat", "dog", "none"]

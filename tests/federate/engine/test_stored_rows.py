@@ -30,9 +30,8 @@ from fedcache.federate.engine.client_data import (
 )
 from fedcache.federate.methods import METHODS
 from fedcache.runs import features
-from fedcache.store import mapped_rows as maps
-from fedcache.store.mapped_rows import map_rows
-from fedcache.store.reader import Reader
+from fedcache.store import reader as maps
+from fedcache.store.reader import Reader, map_rows
 from fedcache.store.store import Store
 
 N = 1300
