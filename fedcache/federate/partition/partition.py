@@ -9,7 +9,8 @@ nothing here costs clients times rows, and no object exists for a client before 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ import numpy as np
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.partition import json_file
 from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
-from fedcache.federate.partition.client_table import Client, ClientTable, Validation
+from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.federate.partition.json_file import beyond, canonical_parts, not_rows, problem_of
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
@@ -162,25 +163,12 @@ class Partition:
 
     def to_payload(self) -> dict[str, Any]:
         """The content of a partition file as plain JSON values, rows and digest included."""
-        t = self.table
-        clients: list[dict[str, Any]] = [
-            {"name": name, "train": train.tolist(), "test": None if shared else test.tolist()}
-            for name, train, shared, test in zip(
-                t.names, t.train, t.shares.tolist(), t.tests, strict=True
-            )
-        ]
-        made = {
-            **self._words(),
-            "clients": clients,
-            "test": self.test.tolist(),
-            "digest": self.digest,
-        }
-        if t.validation is not None and t.validation.own is None:
-            made["validation"] = t.validation.rows.tolist()
-        elif t.validation is not None and t.validation.own is not None:
-            for client, rows in zip(clients, t.validation.own, strict=True):
-                client["validation"] = rows.tolist()
-        return made
+        payload: dict[str, Any] = json.loads(b"".join(self._json()))
+        return payload
+
+    def _json(self) -> Iterator[bytes]:
+        """The canonical JSON of the file, in parts."""
+        return canonical_parts({**self._words(), "digest": self.digest}, self.table)
 
     def _words(self) -> dict[str, Any]:
         """Everything but clients, test rows and digest, as ``json_file`` describes it."""
@@ -201,9 +189,7 @@ class Partition:
         Raises UsageError for clients whose names are too long for a file.
         """
         if path.suffix == ".json":
-            write_output(
-                path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n"
-            )
+            write_output(path, *self._json(), b"\n")
         else:
             write_output(path, *self.to_file())
 
@@ -267,12 +253,10 @@ class Partition:
                 digest beside them is believed: to take that of the JSON costs more than all else.
         """
         if not is_array_file(raw):
-            return from_payload(
-                json_file.read_json(raw, origin), dataset=dataset, rows=rows, origin=origin
-            )
-        return _checked(
-            json_file.decode_arrays(raw, origin), dataset, rows, origin, vouched=vouched
-        )
+            payload = json_file.read_json(raw, origin)
+            return from_payload(payload, dataset=dataset, rows=rows, origin=origin)
+        fields = json_file.decode(*json_file.read_arrays(raw, origin), origin)
+        return _checked(fields, dataset, rows, origin, vouched=vouched)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as ``to_payload``."""
@@ -592,18 +576,7 @@ def from_payload(
     origin: str = "partition",
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
-    fields = json_file.decode(payload, origin=origin)
-    own = fields.pop("validation")
-    validation = None
-    if own is not None:
-        validation = (
-            Validation(own, None)
-            if isinstance(own, np.ndarray)
-            else Validation.of_clients(RowLists.of(own))
-        )
-    fields["clients"] = ClientTable.of(
-        [Client(*parts) for parts in fields["clients"]], fields["test"], validation
-    )
+    fields = json_file.decode(*json_file.read_payload(payload, origin), origin)
     return _checked(fields, dataset, rows, origin, vouched=False)
 
 
