@@ -70,7 +70,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
-    """Head and arrays of a JSON value, as a file of arrays would hold them. Raises CorruptionError, naming the field."""
+    """Head and arrays of a JSON value, as a file of arrays would hold them. Raises CorruptionError with the field."""
     lists: Fields = {"clients": _LIST, "test": _LIST}
     per_client = isinstance(payload, dict) and "validation" not in payload
     if not per_client:
