@@ -21,18 +21,20 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.partition import json_file
-from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.federate.partition.json_file import beyond, canonical_parts, not_rows, problem_of
+from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
 from fedcache.federate.partition.scheme import (
     FEWER,
     TEST,
     TRAIN,
     Argument,
     Columns,
+    Dealt,
     InfeasibleError,
+    MatchedTests,
     RowPool,
     Scheme,
     Streams,
@@ -56,6 +58,9 @@ SCHEMES: Mapping[str, Scheme] = PluginTable(
 SEED = "--partition-seed"
 MOST_TRIED = 20
 """Partitions that are dealt to find arguments that work, after a refusal."""
+
+MOST_TESTED = 10**10
+"""Test rows of all clients together, of which a digest can be taken in minutes."""
 
 SHOWN = 1000
 """Clients of a table in a notebook."""
@@ -515,7 +520,7 @@ def _deal(
             _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
-    tests = tests_of_clients(how, dealt, test, train, columns, streams, values)
+    tests = _tests_of_clients(how, dealt, test, train, columns, streams, values)
     clients = ClientTable.dealt(names, train, test, tests)
     if len(bare := np.flatnonzero(clients.test_sizes == 0)):
         raise UsageError(
@@ -534,10 +539,61 @@ def _deal(
         clients=clients if chosen_by is None else _with_validation(clients, how, values, pool),
         test=test,
         dataset=columns.digest,
-        notes=(*notes, *leaks(columns, train.rows, clients.tested)),
+        notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
         pool=len(dealt_from),
         dropped=int((~held[dealt_from]).sum()),
     )
+
+
+def _tests_of_clients(
+    how: Scheme,
+    dealt: Dealt,
+    test: np.ndarray,
+    train: RowLists,
+    columns: Columns,
+    streams: Streams,
+    values: Mapping[str, Value],
+) -> Sequence[np.ndarray] | None:
+    """The clients' test rows: those the scheme chose, or by ``test_protocol`` from the global ones; None for these."""
+    if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
+        return RowLists.of(dealt.test).ascending()
+    if dealt.test is not None:
+        chosen = MatchedLists.alike(dealt.test[0], len(train))
+    elif values.get("test_protocol") == "matched":
+        chosen = MatchedLists.of(
+            MatchedTests(test, columns.label, streams("test")), train, columns.label
+        )
+    else:
+        return None
+    if (total := int(chosen.sizes.sum())) > MOST_TESTED:
+        fit = MOST_TESTED // len(chosen.order)
+        raise how.infeasible(
+            values,
+            f"Scheme {how.name} with {values.get('test_protocol')} tests: {len(train):,} clients have {total:,} test "
+            f"rows in all, at most {MOST_TESTED:,} are listed for the digest; {fit:,} clients never have more.",
+            {"clients": fit},
+        )
+    return chosen
+
+
+def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
+    """A note when an image is both trained and tested on under two names.
+
+    Identities are compared by their first half, and in full where that agrees.
+    """
+    half = np.ascontiguousarray(columns.uid[:, :8]).view(np.uint64)[:, 0]
+    alike = is_among(half[tested], half[trained])
+    if not alike.any():
+        return []
+    near = {
+        uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]
+    }
+    twice = sum(uid.tobytes() in near for uid in columns.uid[tested[alike]])
+    if twice:
+        return [
+            f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"
+        ]
+    return []
 
 
 def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:

@@ -273,7 +273,7 @@ def test_matched_tests_cost_classes_and_not_rows():
 
 
 def test_more_matched_tests_than_a_digest_can_list_are_refused_with_a_number_that_fits(monkeypatch):
-    monkeypatch.setattr("fedcache.federate.partition.chosen_tests.MOST_TESTED", 100)
+    monkeypatch.setattr("fedcache.federate.partition.partition.MOST_TESTED", 100)
     columns = even_columns(30, 9, 3)  # 27 test rows: 3 clients have 81 at most
     with pytest.raises(UsageError, match="3 clients") as error:
         make("dirichlet", columns, clients=20, alpha=5.0, test_protocol="matched")
