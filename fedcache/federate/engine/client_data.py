@@ -164,12 +164,13 @@ def prepare_features(
             else:
                 _sign(rows)
     elif feat_post == "standardize":
-        if scaling is None and (train is None or not len(train)):
-            raise FederatedRunError(
-                "feat_post=standardize needs training rows, found none.",
-                "Give the clients training rows, or choose --set feat_post=l2.",
-            )
-        scaling = scaling or Scaling.of(out, np.unique(train))
+        if scaling is None:
+            if train is None or not len(train):
+                raise FederatedRunError(
+                    "feat_post=standardize needs training rows, found none.",
+                    "Give the clients training rows, or choose --set feat_post=l2.",
+                )
+            scaling = Scaling.of(out, np.unique(train))
         scaling.apply(out)
         return torch.from_numpy(out), scaling
     return torch.from_numpy(out), None
