@@ -115,12 +115,14 @@ def _windows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Top, left, height and width [B] of each image's window, in whole pixels: the first of ``TRIES`` that fits."""
     u = u.double()
+    # Areas and aspect ratios of ``TRIES`` windows [B, TRIES]; aspects are uniform in the logarithm.
     area = height * width * (least + (1.0 - least) * u[:, _AREA])
     low, high = (math.log(a) for a in ASPECT)
     aspect = torch.exp(low + (high - low) * u[:, _SHAPE])
     w = torch.sqrt(area * aspect).round()
     h = torch.sqrt(area / aspect).round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    # The first that fits, or the largest centred window of a legal shape.
     first = fits.int().argmax(-1, keepdim=True)
     none = ~fits.any(-1)
     widest = float(min(width, round(height * ASPECT[1])))
@@ -139,31 +141,50 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
     """The windows, bilinearly as large as the images again; a window knows nothing of what is beside it."""
     for axis, start, size in ((2, top, h), (3, left, w)):
         out = x.shape[axis]
-        at = (
-            (torch.arange(out, device=x.device) + 0.5) * (size.double() / out).unsqueeze(1) - 0.5
-        ).clamp(min=0.0)
+        # Where the middle of each pixel of the view lies in the window, [B, out].
+        scale = (size.double() / out).unsqueeze(1)
+        at = ((torch.arange(out, device=x.device) + 0.5) * scale - 0.5).clamp(min=0.0)
         last = (size - 1).unsqueeze(1)
         low = at.long().minimum(last)
         high = (low + 1).minimum(last)
         share = (at - low).to(x.dtype)
-        shape = [len(x), 1, 1, 1]
-        shape[axis] = out
-        near, far, share = (
-            t.reshape(shape) for t in (start.unsqueeze(1) + low, start.unsqueeze(1) + high, share)
-        )
-        x = torch.lerp(x.gather(axis, near.expand_as(x)), x.gather(axis, far.expand_as(x)), share)
+        # Linear interpolation between the pixels on both sides, along this axis alone.
+        start = start.unsqueeze(1)
+        near = _take(x, axis, start + low)
+        far = _take(x, axis, start + high)
+        x = torch.lerp(near, far, _along(x, axis, share))
     return x
+
+
+def _along(x: Tensor, axis: int, values: Tensor) -> Tensor:
+    """Numbers [B, n] of each image and place of an axis, with the axes of images x."""
+    shape = [len(x), 1, 1, 1]
+    shape[axis] = values.shape[1]
+    return values.reshape(shape)
+
+
+def _take(x: Tensor, axis: int, places: Tensor) -> Tensor:
+    """Each image's own places [B, n] of an axis."""
+    shape = list(x.shape)
+    shape[axis] = places.shape[1]
+    return x.gather(axis, _along(x, axis, places).expand(shape))
 
 
 def _padded(x: Tensor, u: Tensor) -> Tensor:
     for axis, draw in ((2, u[:, _Y]), (3, u[:, _X])):
-        wide = pad(x, (0, 0, MARGIN, MARGIN) if axis == 2 else (MARGIN, MARGIN, 0, 0))
+        wide = _with_border(x, axis, MARGIN, "constant")
+        # One of 2 MARGIN + 1 windows of the old size along this axis.
         start = (draw * (2 * MARGIN + 1)).long().clamp(max=2 * MARGIN)
-        shape = [len(x), 1, 1, 1]
-        shape[axis] = x.shape[axis]
-        places = (start.unsqueeze(1) + torch.arange(x.shape[axis], device=x.device)).reshape(shape)
-        x = wide.gather(axis, places.expand_as(x))
+        x = _take(wide, axis, start.unsqueeze(1) + torch.arange(x.shape[axis], device=x.device))
     return x
+
+
+def _with_border(x: Tensor, axis: int, width: int, mode: str) -> Tensor:
+    """Images with ``width`` more pixels at both ends of an axis."""
+    amounts = (width, width, 0, 0)  # pad counts axes from the last
+    if axis == 2:
+        amounts = (0, 0, width, width)
+    return pad(x, amounts, mode=mode)
 
 
 def _grey(x: Tensor) -> Tensor:
@@ -184,6 +205,7 @@ def _saturated(x: Tensor, factor: Tensor) -> Tensor:
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:
     """The hue of HSV moved by ``turn`` circles; brightest channel and spread of the channels stay."""
+    # Hue in sixths of a circle, by which channel is brightest; ``safe`` spares grey pixels a division by 0.
     high = x.amax(1, keepdim=True)
     spread = high - x.amin(1, keepdim=True)
     safe = torch.where(spread > 0, spread, 1.0)
@@ -193,6 +215,7 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
         (g - b) / safe,
         torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe),
     )
+    # Back to RGB: each channel falls from ``high`` by a trapezoid of its distance to the turned hue.
     k = (hue + 6.0 * turn + x.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)) % 6.0
     return high - spread * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
 
@@ -202,14 +225,19 @@ def _jittered(x: Tensor, u: Tensor, policy: Policy) -> Tensor:
     least = max(0.0, 1.0 - policy.jitter)
     most = 1.0 + policy.jitter
     steps: tuple[Step, ...] = (_brightened, _contrasted, _saturated, _turned)
-    active = [k for k in range(4) if (policy.hue if k == 3 else policy.jitter)]
+    active = []
+    if policy.jitter:
+        active = [0, 1, 2]
+    if policy.hue:
+        active.append(3)
 
     def all_steps(y: Tensor, rows: Tensor) -> Tensor:
         drawn = u[rows, _FACTOR]
         order = u[rows, _ORDER].argsort(-1)
-        factor = torch.cat(
-            [least + (most - least) * drawn[:, :3], policy.hue * (2.0 * drawn[:, 3:] - 1.0)], 1
-        )
+        strength = least + (most - least) * drawn[:, :3]
+        turned = policy.hue * (2.0 * drawn[:, 3:] - 1.0)
+        factor = torch.cat([strength, turned], 1)
+        # Images are grouped by the step that is theirs at this place of their own order.
         for turn in range(4):
             for k in active:
                 mine = (order[:, turn] == k).nonzero().squeeze(1)
@@ -227,9 +255,8 @@ def _blurred(x: Tensor, u: Tensor) -> Tensor:
     weight = torch.exp(-0.5 * (distance / sigma) ** 2)
     weight = (weight / weight.sum(1, keepdim=True)).to(x.dtype)
     for axis in (2, 3):
-        wide = pad(
-            x, (0, 0, RADIUS, RADIUS) if axis == 2 else (RADIUS, RADIUS, 0, 0), mode="replicate"
-        )
+        wide = _with_border(x, axis, RADIUS, "replicate")
+        # A Gaussian is separable: one sum of shifted copies along each axis.
         size = x.shape[axis]
         total = torch.zeros_like(x)
         for k in range(2 * RADIUS + 1):

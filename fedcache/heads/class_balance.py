@@ -21,6 +21,7 @@ def votes(q: Tensor, weight: Tensor) -> Tensor:
     C = q.shape[-1]
     row = torch.arange(q.shape[-2], device=q.device)
     k = torch.arange(C, device=q.device)
+    # Distance of each class from (row mod C), going round; the closest of the tied classes gets the vote.
     turn = (k - row.unsqueeze(-1)) % C
     best = torch.where(q == q.amax(-1, keepdim=True), turn, C).argmin(-1)
     m = torch.zeros(*q.shape[:-2], C, dtype=torch.int64, device=q.device)
@@ -39,7 +40,9 @@ def deficits(m: Tensor, gamma: float | Tensor, *, equal: bool = False) -> Tensor
         int64 [.., C], never negative.
     """
     most = m.amax(-1, keepdim=True).double()
-    scale = gamma.unsqueeze(-1) if isinstance(gamma, Tensor) else gamma
+    scale = gamma
+    if isinstance(scale, Tensor):
+        scale = scale.unsqueeze(-1)
     n = torch.round((1.0 + scale) * most).long() - m
     if equal:
         n = torch.round(n.sum(-1, keepdim=True).double() / m.shape[-1]).long().expand(m.shape)

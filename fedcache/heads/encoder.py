@@ -84,11 +84,10 @@ class Encoder:
         Linear layers are U(+-1/sqrt(fan_in)); convolutions are uniform with the variance 2 / fan_out of He et al.
         """
         h = self.width
-        p = (
-            init_linear(uniform, h, width, "t.")
-            if self.kind == "mlp"
-            else _init_conv(uniform, self)
-        )
+        if self.kind == "mlp":
+            p = init_linear(uniform, h, width, "t.")
+        else:
+            p = _init_conv(uniform, self)
         return p | init_linear(uniform, h, h, "p1.") | init_linear(uniform, self.proj, h, "p2.")
 
     def trunk(self, p: Tree, x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
@@ -120,7 +119,9 @@ def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
     for stage, count in enumerate(kind.stages):
         wide = encoder.channels << stage
         for block in range(count):
-            out.append((f"t.{stage}.{block}", before, wide, 2 if stage and not block else 1))
+            # Every stage but the first halves the image in its first block.
+            stride = 2 if stage and not block else 1
+            out.append((f"t.{stage}.{block}", before, wide, stride))
             before = wide * kind.expansion
     return out
 
@@ -131,9 +132,11 @@ def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
     found = {"t.stem": (encoder.channels, 3, 7 if encoder.stem == "imagenet" else 3)}
     for name, before, wide, stride in _blocks(encoder):
         after = wide * expansion
-        found[f"{name}.a"] = (wide, before, 3 if expansion == 1 else 1)
+        # A basic block is 3 x 3, 3 x 3; a bottleneck is 1 x 1, 3 x 3, 1 x 1.
+        found[f"{name}.a"] = (wide, before, 3)
         found[f"{name}.b"] = (wide, wide, 3)
         if expansion > 1:
+            found[f"{name}.a"] = (wide, before, 1)
             found[f"{name}.c"] = (after, wide, 1)
         if stride > 1 or before != after:
             found[f"{name}.skip"] = (after, before, 1)
@@ -143,6 +146,7 @@ def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
 def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
     p: Tree = {}
     for name, (out, inside, kernel) in _convolutions(encoder).items():
+        # U(-a, a) has variance a^2 / 3; fan_out is out * kernel^2, so a^2 = 6 / fan_out.
         p[f"{name}.W"] = math.sqrt(6.0 / (out * kernel * kernel)) * uniform(
             (out, inside, kernel, kernel)
         )
@@ -176,14 +180,17 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
     def block(name: str, x: Tensor, stride: int) -> Tensor:
         if RESNETS[encoder.kind].expansion == 1:
             return conv(f"{name}.b", torch.relu(conv(f"{name}.a", x, stride)))
-        return conv(
-            f"{name}.c", torch.relu(conv(f"{name}.b", torch.relu(conv(f"{name}.a", x)), stride))
-        )
+        inside = torch.relu(conv(f"{name}.a", x))
+        inside = torch.relu(conv(f"{name}.b", inside, stride))
+        return conv(f"{name}.c", inside)
 
     x = torch.relu(conv("t.stem", x, 2 if encoder.stem == "imagenet" else 1))
     if encoder.stem == "imagenet":
         x = max_pool2d(x, 3, stride=2, padding=1)
     for name, _before, _wide, stride in _blocks(encoder):
         y = block(name, x, stride)
-        x = torch.relu(y + (conv(f"{name}.skip", x, stride) if f"{name}.skip.W" in p else x))
+        # The shortcut is a 1 x 1 convolution where the block changes the shape.
+        if f"{name}.skip.W" in p:
+            x = conv(f"{name}.skip", x, stride)
+        x = torch.relu(y + x)
     return x.mean((-2, -1)), updates

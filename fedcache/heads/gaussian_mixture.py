@@ -49,9 +49,11 @@ class Gaussians(NamedTuple):
         out = np.repeat(self.mean, times, axis=0)
         for k, (start, n) in enumerate(zip(np.cumsum(times) - times, times, strict=True)):
             e = noise[start : start + n]
-            out[start : start + n] += (
-                e @ factor_of(self.scale[k], e.shape[1]).T if cov == "full" else self.scale[k] * e
-            )
+            # x = mean + L e has the covariance L L'; other forms scale each coordinate by itself.
+            if cov == "full":
+                out[start : start + n] += e @ factor_of(self.scale[k], e.shape[1]).T
+            else:
+                out[start : start + n] += self.scale[k] * e
         return out
 
 
@@ -71,11 +73,10 @@ def fit_mixture(
         apart = z - mean
         if cov == "full":
             scale = pack(apart.T @ apart / len(z) + reg * np.eye(D))
+        elif cov == "diag":
+            scale = np.sqrt((apart**2).mean(0) + reg)
         else:
-            scale = np.sqrt(
-                (apart**2).mean(0 if cov == "diag" else None, keepdims=cov == "spherical").ravel()
-                + reg
-            )
+            scale = np.sqrt((apart**2).mean(keepdims=True).ravel() + reg)
         return Gaussians(mean[None], scale[None], np.ones(1))
     from sklearn.mixture import GaussianMixture  # a second to import, needed by mixtures alone
 
@@ -106,10 +107,11 @@ def of_class(
         c: the class.
     """
     rows = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
-    means, scales = (
-        a[:, c].reshape(-1, a.shape[-1])[rows > 0].astype(np.float64) for a in (mean, scale)
-    )
-    return Gaussians(means, scales, rows[rows > 0])
+    # [M K, ..]: all clients' components of this class, without those that stand for no row.
+    some = rows > 0
+    means = mean[:, c].reshape(-1, mean.shape[-1])[some].astype(np.float64)
+    scales = scale[:, c].reshape(-1, scale.shape[-1])[some].astype(np.float64)
+    return Gaussians(means, scales, rows[some])
 
 
 def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
@@ -127,6 +129,7 @@ def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
     D = parts.mean.shape[1]
     apart = parts.mean - mean
     if cov == "full":
+        # Between the means first, then within each part: sum_k n_k (L_k L_k') / n.
         total = (share[:, None] * apart).T @ apart
         for w, scale in zip(share, parts.scale, strict=True):
             if w > 0:
@@ -136,5 +139,7 @@ def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
         value, vector = np.linalg.eigh(total)
         upper: np.ndarray = np.linalg.qr((vector * np.sqrt(value.clip(min=0.0))).T)[1]
         return mean, upper.T[np.tril_indices(D)]
-    spread = apart**2 if cov == "diag" else (apart**2).mean(1, keepdims=True)
+    spread = apart**2
+    if cov == "spherical":
+        spread = spread.mean(1, keepdims=True)
     return mean, np.sqrt(share @ (parts.scale**2 + spread))

@@ -107,6 +107,7 @@ class GramBatch:
         c = full[:, :k]
         A = full[:, k:]
         K = basis.gram.reshape(M * R, n).index_select(0, self._rows).view(M, B, n)
+        # u = K A + sum_j c_j (X B_j'), for the rows of the batch: [M, B, U, G] or its last axes swapped.
         u = torch.bmm(K, A.reshape(M, n, -1)).view(M, B, *last)
         for j in range(k):
             rows = seen[:, j].reshape(M * R, *seen.shape[3:]).index_select(0, self._rows)
@@ -124,6 +125,7 @@ class GramBatch:
         M = len(d)
         last = d.shape[2:]
         k, n = basis.seen.shape[1:3]
+        # The gradient is a linear combination of the batch's rows: dL/du lands on their coordinates, none on the bases.
         out = d.new_zeros(M, k + n, *last)
         rows = (self._first * (k + n) + k + self._at).flatten()
         out.view(M * (k + n), -1).index_add_(0, rows, d.reshape(M * B, -1))

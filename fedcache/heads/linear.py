@@ -31,6 +31,7 @@ class _Batched(torch.autograd.Function):
         ctx.save_for_backward(x, W)
         if by_onednn(x, W):
             return each_affine_by_onednn(x, W, b)
+        # W x' has the long axis last, which BLAS prefers for few classes and many features.
         if x.shape[-2] >= FEWEST_ROWS and _transposed(*W.shape[-2:]):
             return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT
         out: Tensor = torch.baddbmm(b.unsqueeze(-2), x, W.mT)
@@ -41,9 +42,11 @@ class _Batched(torch.autograd.Function):
         (du,) = grads
         x, W = ctx.saved_tensors
         need_x, need_w, need_b = ctx.needs_input_grad
+        # Of u = x W' + b: dx = du W, dW = du' x, db = the sum of du over rows.
         dx = each_times_transposed(du, W.mT) if need_x else None
         dW = each_times_transposed(du.mT, x.mT) if need_w else None
-        return dx, dW, du.sum(-2) if need_b else None
+        db = du.sum(-2) if need_b else None
+        return dx, dW, db
 
 
 def _transposed(classes: int, width: int) -> bool:
@@ -75,7 +78,10 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         if not _transposed(*W.shape):  # looks at no number of rows: an exported program takes any
             return torch.nn.functional.linear(x, W, b)
         flat = x.reshape(-1, x.shape[-1])
-        scores = W @ flat.mT if b is None else torch.addmm(b.unsqueeze(-1), W, flat.mT)
+        if b is None:
+            scores = W @ flat.mT
+        else:
+            scores = torch.addmm(b.unsqueeze(-1), W, flat.mT)
         return scores.mT.contiguous().view(*x.shape[:-1], len(W))
     if W.dim() == 4 and x.dim() == 4 and x.shape[0] == 1 and W.shape[0] > 1:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.

@@ -16,7 +16,8 @@ def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """Weighted cross-entropy of logits u [.., B, C] at class indices y [.., B]; returns [..]."""
     lead = u.shape[:-1]
     log_p = log_softmax(u)  # one kernel; logsumexp is several
-    return (w * -log_p.gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)).sum(-1)
+    of_label = log_p.gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)
+    return (w * -of_label).sum(-1)
 
 
 def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Tensor:
@@ -33,6 +34,7 @@ def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Te
         one value per row, 0 where fewer than two classes have a prototype (there are no negatives). Where y itself
         has none the value is finite and says nothing: leave such rows out.
     """
+    # Classes without a prototype get a logit that no softmax sees.
     own = y.unsqueeze(-1)
     masked = torch.where(candidate, u, u.new_full((), MASKED))
     if include:  # one kernel; where y is no candidate the value says nothing either way
@@ -57,17 +59,19 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False)
     Returns:
         [..]: the mean over real rows.
     """
+    # [.., L, L]: pairs of different rows that count, and among them those of one class.
     eye = torch.eye(y.shape[-1], dtype=torch.bool, device=y.device)
     pair = real.unsqueeze(-1) & real.unsqueeze(-2) & ~eye
     positive = (pair & (y.unsqueeze(-1) == y.unsqueeze(-2))).to(sim.dtype)
-    log_p = sim - torch.logsumexp(
-        torch.where(pair, sim, sim.new_full((), MASKED)), -1, keepdim=True
-    )
+    others = torch.where(pair, sim, sim.new_full((), MASKED))
+    log_p = sim - torch.logsumexp(others, -1, keepdim=True)
     hits = positive.sum(-1)
-    value = -(positive * torch.where(pair, log_p, torch.zeros_like(sim))).sum(-1) / hits.clamp(
-        min=1.0
-    )
-    rows = (real & (hits > 0) if skip else real).to(sim.dtype)
+    # The mean over an anchor's positives; masked entries are zeroed first, as 0 times a huge number is not 0 in a sum.
+    of_pairs = torch.where(pair, log_p, torch.zeros_like(sim))
+    value = -(positive * of_pairs).sum(-1) / hits.clamp(min=1.0)
+    if skip:
+        real = real & (hits > 0)
+    rows = real.to(sim.dtype)
     return (value * rows).sum(-1) / rows.sum(-1).clamp(min=1.0)
 
 
@@ -86,9 +90,8 @@ def supervised_contrast(z: Tensor, y: Tensor, w: Tensor, tau: float | Tensor) ->
     Returns:
         [..].
     """
-    return anchor_contrast(
-        z @ z.mT / tau, y.expand(z.shape[:-1]), (w > 0).expand(z.shape[:-1]), skip=True
-    )
+    lead = z.shape[:-1]
+    return anchor_contrast(z @ z.mT / tau, y.expand(lead), (w > 0).expand(lead), skip=True)
 
 
 def set_contrast(
@@ -118,10 +121,9 @@ def set_contrast(
         return anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
     per_row = proto_contrast(u, y, inside.unsqueeze(-3), include)
     rows = (w.unsqueeze(-1) * real).to(u.dtype)
-    known = (
-        (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
-    )
-    return (rows * per_row).sum(-2) / known
+    # Every set is divided by the weight of the rows that some set knows, so sets with few classes weigh less.
+    known = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2)
+    return (rows * per_row).sum(-2) / known.clamp(min=torch.finfo(u.dtype).tiny)
 
 
 def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -136,6 +138,7 @@ def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
     Returns:
         [..]; exactly 0 at u = g, with a gradient that is exactly 0 in the column of y.
     """
+    # The softmax over the classes that are not true: the true one's logit is masked in both models.
     index = y.expand(u.shape[:-1]).unsqueeze(-1)
     log_u = log_softmax(u.scatter(-1, index, MASKED))
     log_g = log_softmax(g.expand(u.shape).scatter(-1, index, MASKED))

@@ -46,11 +46,15 @@ class Head:
         """Names of the tensors a gradient moves."""
         if self.kind == "linear":
             return ("W", "b")
-        return self.body() + (("Q.W", "Q.b") if self.kind == "mlp" else ())
+        if self.kind == "mlp":
+            return (*self.body(), "Q.W", "Q.b")
+        return self.body()
 
     def body(self) -> tuple[str, ...]:
         """Names of the trained tensors of P."""
-        return ("P.W", "P.b") + (("P.gain", "P.shift") if self.bn else ())
+        if self.bn:
+            return ("P.W", "P.b", "P.gain", "P.shift")
+        return ("P.W", "P.b")
 
     def buffers(self) -> tuple[str, ...]:
         """Names of the running statistics, which no gradient moves."""
@@ -71,13 +75,17 @@ class Head:
             like = p["P.b"]
             p |= {"P.gain": torch.ones_like(like), "P.shift": torch.zeros_like(like)}
             p |= {"P.mean": torch.zeros_like(like), "P.var": torch.ones_like(like)}
-        return p | (init_linear(uniform, classes, self.dim, "Q.") if self.kind == "mlp" else {})
+        if self.kind == "mlp":
+            p |= init_linear(uniform, classes, self.dim, "Q.")
+        return p
 
     def paper_weights(self, width: int, classes: int) -> int:
         """Weights only, no biases and no BatchNorm: the papers' "# comm params" of the whole model."""
         if self.kind == "linear":
             return classes * width + classes  # no paper prints this one; [E] sends W and b
-        return width * self.dim + (self.dim * classes if self.kind == "mlp" else 0)
+        if self.kind == "mlp":
+            return width * self.dim + self.dim * classes
+        return width * self.dim
 
 
 class _Unit(torch.autograd.Function):
@@ -126,16 +134,20 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
             mean = p["P.mean"].unsqueeze(-2)
             var = p["P.var"].clamp_min(0.0).unsqueeze(-2)
         else:
+            # Statistics of the batch's real rows: padding has weight 0.
             share = w.unsqueeze(-1)
             mean = (share * z).sum(-2, keepdim=True)
             var = (share * (z - mean) ** 2).sum(-2, keepdim=True)
             rows = 1.0 / w.amax(-1, keepdim=True)  # w is 1/b on real rows
             unbiased = var.squeeze(-2) * (rows / (rows - 1.0))
+            # As torch does: the batch is normalised with the biased variance, the running one takes the unbiased.
             updates["P.mean"] = torch.lerp(p["P.mean"], mean.squeeze(-2), BN_MOMENTUM).detach()
             updates["P.var"] = torch.lerp(p["P.var"], unbiased, BN_MOMENTUM).detach()
         z = (z - mean) / torch.sqrt(var + BN_EPS)
         z = z * p["P.gain"].unsqueeze(-2) + p["P.shift"].unsqueeze(-2)
-    return (unit(z) if head.z_norm else z), updates
+    if head.z_norm:
+        z = unit(z)
+    return z, updates
 
 
 def classify(head: Head, p: Tree, z: Tensor) -> Tensor:
@@ -148,6 +160,7 @@ def finish(head: Head, u: Tensor) -> Tensor:
     if head.relu_l2:
         u = normalize(torch.relu(u), dim=-1)
     if isinstance(head.scale, Tensor):
+        # one scale of each client, with axes appended for rows and classes
         return head.scale.reshape(head.scale.shape + (1,) * (u.dim() - head.scale.dim())) * u
     if head.scale == 1.0:
         return u

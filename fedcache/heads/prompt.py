@@ -25,6 +25,7 @@ def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Ten
         int64 [C, L] into the name's L tokens followed by the n vectors, and int64 [C]: the new ends.
     """
     before = {"end": n, "middle": n // 2, "front": 0}[position]
+    # Index t of the new sequence, [C, L]: START, the vectors before the name, the name, the rest.
     t = torch.arange(context, device=end.device)
     name = (end - 1).unsqueeze(-1)
     # the other vectors, then END and padding

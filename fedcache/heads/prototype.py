@@ -21,6 +21,7 @@ def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tenso
     Returns:
         prototype [.., C, P] and count [.., C]. A class with count 0 has a zero row; test the count, not the row.
     """
+    # [.., N, C]: 1 where a row is an example of the class, so one product sums the rows of each class.
     member = one_hot(y, classes).to(z.dtype) * mask.unsqueeze(-1)
     count = member.sum(-2)
     return (member.mT @ z) / count.clamp(min=1.0).unsqueeze(-1), count
@@ -40,7 +41,9 @@ def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     """
     n = counts.double()
     owners = (n > 0).double()
-    weight = owners if rule == "mean" else n
+    weight = n
+    if rule == "mean":
+        weight = owners
     total = weight.sum(-2)
     if rule == "eq6":
         total = total * owners.sum(-2)
@@ -77,5 +80,6 @@ def scores(z: Tensor, prototype: Tensor, has: Tensor, rule: str) -> Tensor:
     else:
         s = z @ prototype.mT
         if rule == "mse":
+            # |z - C|^2 = |z|^2 - 2 (z . C - |C|^2 / 2), of which |z|^2 is the same for every class
             s = s - 0.5 * (prototype**2).sum(-1).unsqueeze(-2)
     return torch.where(has.unsqueeze(-2), s, s.new_full((), MASKED))

@@ -7,6 +7,7 @@ one product. Random Fourier features make the ridge of features one with a Gauss
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -57,8 +58,9 @@ def gram(z: Tensor) -> Tensor:
     D = z.shape[-1]
     full = z.new_empty(*z.shape[:-2], D, D)
     for a, b in pairwise(_edges(D)):
+        # Rows a to b of Z'Z, from the diagonal on: what is left of it is never read.
         torch.matmul(z[..., a:b].mT, z[..., a:], out=full[..., a:b, a:])
-    return full.flatten(-2).index_select(-1, _triangle(D, z.device))
+    return pack(full)
 
 
 def gram_single(z: Tensor) -> Tensor:
@@ -70,12 +72,19 @@ def gram_single(z: Tensor) -> Tensor:
     """
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
-        alone = torch.get_num_threads() == 1 and not onednn_works()
-        if alone:
-            return _gram_of_halves(single)
-        return _gram_by_columns(single)
+        lead, (n, D) = single.shape[:-2], single.shape[-2:]
+        made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
+        totals = _by_columns
+        if torch.get_num_threads() == 1 and not onednn_works():
+            totals = _by_halves
+        # One client's matrix at a time, so that only the packed triangles of all are in memory.
+        packed = made.view(-1, made.shape[-1])
+        for out, total in zip(packed, totals(single.reshape(-1, n, D)), strict=True):
+            out.copy_(pack(total))
+        return made
     if single.device.type != "cpu" and single.dim() == 2 and len(single) > SINGLE_ROWS:
         return _gram_of_many_blocks(single)
+    # Few rows a product keep its float32 error within the bound; the products are added in float64.
     total = gram(single[..., :SINGLE_ROWS, :]).double()
     for start in range(SINGLE_ROWS, z.shape[-2], SINGLE_ROWS):
         total += gram(single[..., start : start + SINGLE_ROWS, :])
@@ -91,6 +100,7 @@ def _gram_of_many_blocks(single: Tensor) -> Tensor:
         part = single[start : start + most]
         whole = len(part) // SINGLE_ROWS * SINGLE_ROWS
         if whole:
+            # [k, SINGLE_ROWS, D]: k products in one launch, summed in float64.
             blocks = part[:whole].view(-1, SINGLE_ROWS, D)
             total += torch.bmm(blocks.mT, blocks).sum(0, dtype=torch.float64)
         if whole < len(part):
@@ -98,55 +108,51 @@ def _gram_of_many_blocks(single: Tensor) -> Tensor:
     return pack(total)
 
 
-def _gram_by_columns(single: Tensor) -> Tensor:
-    """``gram_single`` of float32 rows [.., n, D], n > 0, by products of columns, of oneDNN where it works.
+def _by_columns(each: Tensor) -> Iterator[Tensor]:
+    """Upper triangle of Z'Z [D, D] of every client's float32 rows [M, n, D], by products of columns (oneDNN's if any).
 
     Those take 0.7 to 0.85 of the time of ssyrk where the process keeps freed memory, as commands do. For them a last
     block is filled up with rows of zeros, which change nothing, as oneDNN compiles a kernel for every number of rows.
     """
-    lead, (n, D) = single.shape[:-2], single.shape[-2:]
-    made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
-    edges = _edges(D)
-    for rows, out in zip(single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True):
-        total = single.new_zeros(D, D, dtype=torch.float64)
+    D = each.shape[2]
+    for rows in each:
+        total = rows.new_zeros(D, D, dtype=torch.float64)
         for block in rows.split(SINGLE_ROWS):
-            columns = block.mT
-            missing = -len(block) % HALVED
             if onednn_works():
-                columns = (pad(block, (0, 0, 0, missing)) if missing else block).mT.contiguous()
-            for a, b in pairwise(edges):
+                missing = -len(block) % HALVED
+                if missing:
+                    block = pad(block, (0, 0, 0, missing))
+                block = block.mT.contiguous().mT
+            columns = block.mT
+            # Column blocks a to b against all columns from a on: about half of the square is skipped.
+            for a, b in pairwise(_edges(D)):
                 total[a:b, a:] += times_transposed(columns[a:b], columns[a:])
-        out.copy_(total.view(-1).index_select(0, _triangle(D, single.device)))
-    return made
+        yield total
 
 
-def _gram_of_halves(single: Tensor) -> Tensor:
-    """``gram_single`` of float32 rows [.., n, D] by the BLAS routine that computes one triangle (ssyrk), on one thread.
+def _by_halves(each: Tensor) -> Iterator[Tensor]:
+    """As ``_by_columns``, by the BLAS routine that computes one triangle (ssyrk), on one thread.
 
     It takes 0.9 of the time of products of columns. It is scipy's: on several threads these and torch's wait for one
     another at full speed, and Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
     """
     from scipy.linalg.blas import ssyrk  # a tenth of a second to import
 
-    lead, (n, D) = single.shape[:-2], single.shape[-2:]
-    made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
-    edges = _edges(D)
+    n, D = each.shape[1:]
     part = np.zeros((D, D), np.float32, order="F")
     upper = torch.from_numpy(part.T)  # the lower triangle by columns is the upper one by rows
     with _blas().limit(limits=1, user_api="blas"):  # another library's BLAS does not ask torch
-        for rows, out in zip(
-            single.reshape(-1, n, D), made.view(-1, D * (D + 1) // 2), strict=True
-        ):
-            total = upper if n <= SINGLE_ROWS else torch.zeros(D, D, dtype=torch.float64)
-            for start in range(0, n, SINGLE_ROWS):
-                ssyrk(
-                    1.0, rows[start : start + SINGLE_ROWS].numpy().T, c=part, overwrite_c=1, lower=1
-                )
+        for rows in each:
+            # A single block needs no sum in float64: its product is the result.
+            total = upper
+            if n > SINGLE_ROWS:
+                total = torch.zeros(D, D, dtype=torch.float64)
+            for block in rows.split(SINGLE_ROWS):
+                ssyrk(1.0, block.numpy().T, c=part, overwrite_c=1, lower=1)
                 if total is not upper:
-                    for a, b in pairwise(edges):
+                    for a, b in pairwise(_edges(D)):
                         total[a:b, a:] += upper[a:b, a:]
-            out.copy_(total.view(-1).index_select(0, _triangle(D, single.device)))
-    return made
+            yield total
 
 
 @cache
@@ -177,9 +183,7 @@ def nearest_gram(packed: Tensor) -> Tensor:
     """The Gram matrix closest to a packed symmetric matrix [D(D+1)/2]: its negative eigenvalues become zero."""
     width = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
     values, vectors = torch.linalg.eigh(unpack(packed, width))
-    full = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT
-    made: Tensor = full.flatten(-2).index_select(-1, _triangle(width, packed.device))
-    return made
+    return pack((vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT)
 
 
 def factored(system: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -196,7 +200,9 @@ def factored(system: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor
     """
     factor, failed = torch.linalg.cholesky_ex(system)
     diagonal = system.diagonal(dim1=-2, dim2=-1)
-    size = diagonal if size is None else torch.maximum(size, diagonal)
+    if size is None:
+        size = diagonal
+    size = torch.maximum(size, diagonal)
     smallest = _smallest_eigenvalue(factor, size)
     # A comparison with NaN is false, so a system with NaN is not regular.
     return factor, (failed == 0) & (smallest > rounding(factor))
@@ -222,6 +228,7 @@ def varying(size: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
         mean: [.., D] means.
         rows: [..] n, rows behind them.
     """
+    # The rounding of a sum over n rows, and of the products of D features, at this mean square.
     lost = 2.0 * (rows.unsqueeze(-1) + size.shape[-1]) * torch.finfo(size.dtype).eps * size
     varies = size - mean**2 > lost
     return (varies | ~varies.any(-1, keepdim=True)).to(size.dtype)
@@ -236,6 +243,7 @@ def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
         covariance: [.., D, D].
         varies: from ``varying``.
     """
+    # Rows and columns of constant features become zero; their diagonal gets the mean of the other variances.
     made = covariance * varies.unsqueeze(-1) * varies.unsqueeze(-2)
     usual = made.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) / varies.sum(-1, keepdim=True)
     return made + torch.diag_embed((1.0 - varies) * usual)
@@ -256,6 +264,7 @@ def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
     vectors = start.expand(*factor.shape[:-1], PROBES)
     grown = factor.new_ones(())
     for _ in range(STEPS):
+        # One step of v <- S^-1 v with S = diag(1/scale) LL' diag(1/scale): v grows by 1 / smallest eigenvalue.
         vectors = scale * torch.cholesky_solve(scale * vectors, factor)
         grown = vectors.norm(dim=-2, keepdim=True)
         vectors = vectors / grown
@@ -297,7 +306,9 @@ def solve(
     factor, regular = factored(A + torch.diag(extra), size)
     if not regular.all():
         variances = A.diagonal(dim1=-2, dim2=-1)
-        raise _singular(variances, variances if size is None else size, ridge, switch, unit)
+        if size is None:
+            size = variances
+        raise _singular(variances, size, ridge, switch, unit)
     return torch.cholesky_solve(B, factor)
 
 
@@ -310,9 +321,16 @@ def spectrum(A: Tensor, B: Tensor, size: Tensor | None = None) -> Tree:
         size: [D], as in ``factored``.
     """
     values, vectors = torch.linalg.eigh(A)
-    largest = values.max() if size is None else torch.maximum(values.max(), size.max())
-    made = {"values": values, "vectors": vectors, "target": vectors.mT @ B, "largest": largest}
-    return {**made, "variances": A.diagonal().clone()}
+    largest = values.max()
+    if size is not None:
+        largest = torch.maximum(largest, size.max())
+    return {
+        "values": values,
+        "vectors": vectors,
+        "target": vectors.mT @ B,
+        "largest": largest,
+        "variances": A.diagonal().clone(),
+    }
 
 
 SPECTRUM = ("values", "vectors", "target", "largest", "variances")
@@ -334,6 +352,7 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam", unit: floa
     regular = known["values"] + ridge
     if not (regular > rounding(known["vectors"]) * (known["largest"] + ridge)).all():
         raise _singular(known["variances"], known["largest"], ridge, switch, unit)
+    # (A + ridge I)^-1 B = V (values + ridge)^-1 V'B: one division and one product for each ridge.
     return known["vectors"] @ (known["target"] / regular.unsqueeze(-1))
 
 
@@ -347,6 +366,7 @@ def usual_eigenvalue(A: Tensor) -> float:
     for _ in range(POWERS):
         vector = A @ (vector / vector.norm().clamp(min=torch.finfo(A.dtype).tiny))
     largest = float(vector.norm())
+    # sum of squared eigenvalues over their sum, both without the largest one
     squares = float((A**2).sum()) - largest**2
     rest = float(A.trace()) - largest
     if rest > 0.0:
@@ -371,7 +391,9 @@ def _singular(
         unit: as in ``solve``.
     """
     positive = variances[variances > 0]
-    most = DESTROYS * float(positive.median()) if len(positive) else 0.0
+    most = 0.0
+    if len(positive):
+        most = DESTROYS * float(positive.median())
     least = 2.0 * rounding(variances) * float(size.max())
     # Ten times the least that is regular, and no part of the diagonal, which may hold the square of a mean.
     works = min(10.0 * max(least, ridge), most)
@@ -393,9 +415,9 @@ def drawn_fourier(
     g: np.random.Generator, width: int, dim: int, sigma: float
 ) -> tuple[Tensor, Tensor]:
     """Frequencies Om [width, dim] ~ N(0, 1 / sigma^2) and phases u [dim] ~ U[0, 2 pi), in float64."""
-    return torch.from_numpy(g.standard_normal((width, dim)) / sigma), torch.from_numpy(
-        g.uniform(0, 2 * np.pi, dim)
-    )
+    frequencies = g.standard_normal((width, dim)) / sigma
+    phases = g.uniform(0, 2 * np.pi, dim)
+    return torch.from_numpy(frequencies), torch.from_numpy(phases)
 
 
 def fourier_features(z: Tensor, om: Tensor, u: Tensor) -> Tensor:

@@ -30,9 +30,8 @@ def nt_xent(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
     z = torch.cat([z1, z2], -2)
     both = torch.cat([w, w], -1)
     s = z @ z.mT / tau
-    other = torch.eye(2 * B, dtype=torch.bool, device=z.device).logical_not() & (
-        both > 0
-    ).unsqueeze(-2)
+    # [.., 2B, 2B]: every real embedding but the query itself is a candidate; the positive is B places away.
+    other = ~torch.eye(2 * B, dtype=torch.bool, device=z.device) & (both > 0).unsqueeze(-2)
     total = torch.logsumexp(torch.where(other, s, s.new_full((), MASKED)), -1)
     positive = torch.cat([s.diagonal(B, -2, -1), s.diagonal(-B, -2, -1)], -1)
     # A padded row has no candidate; its weight is 0, and MASKED keeps the product finite.

@@ -88,11 +88,9 @@ def lines_of_clients(
         raw = path.read_bytes()
         lines = list(csv.reader(raw.decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = (
-            "there is no such file"
-            if isinstance(error, FileNotFoundError)
-            else (f"it cannot be read as CSV ({type(error).__name__})")
-        )
+        why = f"it cannot be read as CSV ({type(error).__name__})"
+        if isinstance(error, FileNotFoundError):
+            why = "there is no such file"
         raise UsageError(f"{here}: {why}.", example) from error
     if not lines or tuple(word.strip() for word in lines[0]) != tuple(columns):
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)

@@ -66,6 +66,7 @@ class Scaling:
 
         Features are taken as many at a time as the memory budget has room for; each one's sums are the same whichever.
         """
+        # As many columns at a time as fit into the memory budget in float64.
         D = features.shape[2]
         together = max(1, min(D, memory_limit() // (16 * len(train))))
         mean = np.empty(D)
@@ -79,10 +80,10 @@ class Scaling:
 
     def apply(self, features: NDArray[np.float32]) -> None:
         """Zero mean and unit variance, in place."""
+        # In float64, a block of rows at a time: a copy of all features would not fit beside them.
         for first in range(0, len(features), STEP):
-            features[first : first + STEP] = (
-                features[first : first + STEP] - self.mean
-            ) / self.scale
+            rows = features[first : first + STEP]
+            rows[...] = (rows - self.mean) / self.scale
 
 
 class Blocks(Protocol):
@@ -147,8 +148,9 @@ def prepare_features(
         )
     (N, V), widths = next(iter(shapes)), [f.shape[2] for f in features]
     out = _room((N, V, sum(widths)), scratch)
+    # Each backbone's columns are filled block by block, so a stored array is never in memory twice.
     for start, part in zip(np.cumsum([0, *widths[:-1]]), features, strict=True):
-        for first, rows in [(0, part)] if isinstance(part, np.ndarray) else part.blocks():
+        for first, rows in _blocks_of(part):
             target = out[first : first + len(rows), :, start : start + part.shape[2]]
             target[...] = rows[:, :V]
             if feat_post == "l2":
@@ -161,15 +163,22 @@ def prepare_features(
             else:
                 _sign(rows)
     elif feat_post == "standardize":
-        rows = np.empty(0, np.int64) if train is None else np.unique(train)
-        if scaling is None and not len(rows):
-            raise FederatedRunError(
-                "feat_post=standardize needs training rows, found none.",
-                "Give the clients training rows, or choose --set feat_post=l2.",
-            )
-        scaling = scaling or Scaling.of(out, rows)
+        if scaling is None:
+            if train is None or not len(train):
+                raise FederatedRunError(
+                    "feat_post=standardize needs training rows, found none.",
+                    "Give the clients training rows, or choose --set feat_post=l2.",
+                )
+            scaling = Scaling.of(out, np.unique(train))
         scaling.apply(out)
-    return torch.from_numpy(out), scaling if feat_post == "standardize" else None
+        return torch.from_numpy(out), scaling
+    return torch.from_numpy(out), None
+
+
+def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
+    if isinstance(part, np.ndarray):
+        return iter([(0, part)])
+    return part.blocks()
 
 
 def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
@@ -178,6 +187,7 @@ def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
     if scratch is None or size <= memory_limit():
         return np.empty(shape, np.float32)
     make_private(scratch)
+    # The file loses its name at once, so the system frees it when the last map of it is gone.
     with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
         file.truncate(size)
         if hasattr(os, "posix_fallocate"):
@@ -278,6 +288,7 @@ class StoredRows:
 
     def __getitem__(self, key: Any) -> Tensor:
         rows, *others = key if isinstance(key, tuple) else (key,)
+        # Rows and view first, whole rows through ``post``, columns last.
         if isinstance(rows, Tensor):
             read = self._read(self._gather(self.stored[(slice(None), *others[:1])], rows))
         else:
@@ -304,6 +315,7 @@ class StoredRows:
         if (most := self._maps(index, views)) <= RESIDENT:
             self._touch(most)
             return source[index]
+        # Rows in the order of the file, in parts that each map no more than may stay; what a part mapped is given back.
         flat = index.flatten()
         out = source.new_empty((len(flat), *source.shape[1:]))
         for part in flat.argsort().tensor_split(-(-most // RESIDENT)):
@@ -314,12 +326,14 @@ class StoredRows:
 
     def _maps(self, index: Tensor, views: int) -> int:
         """Bytes that a gather maps at most: what lies around each of its rows, and all from the first to the last."""
+        # Rows far apart cost what the system maps around each; rows close together cost what lies between them.
         size = self.stored[0].nbytes
         span = (int(index.max()) - int(index.min())) // views + 1
         return min(index.numel() * (size + AROUND), span * size + AROUND)
 
     def _touch(self, most: int) -> None:
         """Count what a gather is about to map, and give back what is mapped when that may not stay."""
+        # The sum of upper bounds is cheap; the system is asked only when that is above the limit.
         self._touched.nbytes += most
         if self._touched.nbytes > RESIDENT:
             # That was the most it can be. Giving back and mapping again costs more than to ask what it is.
@@ -339,6 +353,7 @@ def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
 
     Raises CorruptionError, when a chunk is damaged.
     """
+    # What ``feat_post`` does must be a function of one row, which is then done again at every gather.
     if len(readers) != 1 or feat_post not in ROW_POSTS or len(readers[0].shape) != 3:
         return None
     if 4 * math.prod(readers[0].shape) <= min(IN_MEMORY, memory_limit()):
@@ -445,31 +460,26 @@ class Data:
         N, _, D = self.x.shape
         if self.text is not None and self.image is not None:
             D = self.text.shape[-1]  # the towers' width, not that of an image
-        wrong = [
-            f"{name} has shape {tuple(t.shape)}, expected {want}"
-            for name, t, want in (
-                ("y", self.y, (N,)),
-                ("text", self.text, (self.classes, D)),
-                ("domain", self.domain, (N,)),
-            )
-            if t is not None and tuple(t.shape) != want
-        ]
-        if wrong:
-            raise StoreError(
-                f"The features are {tuple(self.x.shape)} for {self.classes} classes, but {'; '.join(wrong)}.",
-                "Text features and image features must come from the same backbone: see fedcache inspect.",
-            )
+        wanted = {"y": (N,), "text": (self.classes, D), "domain": (N,)}
+        for name, want in wanted.items():
+            t = getattr(self, name)
+            if t is not None and tuple(t.shape) != want:
+                raise StoreError(
+                    f"The features are {tuple(self.x.shape)} for {self.classes} classes, but {name} has shape "
+                    f"{tuple(t.shape)}, expected {want}.",
+                    "Text features and image features must come from the same backbone: see fedcache inspect.",
+                )
 
     def to(self, device: str) -> Data:
         """The same on another device, features, labels and encoders."""
-        return replace(
-            self,
-            x=self.x.to(device),
-            y=self.y.to(device),
-            text=None if self.text is None else self.text.to(device),
-            domain=None if self.domain is None else self.domain.to(device),
-            towers=None if self.towers is None else self.towers.to(device),
-        )
+        made = replace(self, x=self.x.to(device), y=self.y.to(device))
+        if self.text is not None:
+            made = replace(made, text=self.text.to(device))
+        if self.domain is not None:
+            made = replace(made, domain=self.domain.to(device))
+        if self.towers is not None:
+            made = replace(made, towers=self.towers.to(device))
+        return made
 
 
 @dataclass(frozen=True)
@@ -486,6 +496,7 @@ class ClientData:
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
         """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` one for all, or one per row."""
+        # Row n V + v of the matrix [N V, D] is view v of stored row n: one gather for all clients.
         rows = self.rows.gather(-1, i)
         V, D = self.x.shape[1:]
         return take_rows(self.x, (rows * V + view).flatten()).view(*i.shape, D)
@@ -512,8 +523,11 @@ class ClientData:
         for start in range(0, R, size):
             part = slice(start, min(start + size, R))
             n = tuple(max(0, min(count - start, size)) for count in self.n)
+            # Rows that were cut out are all of one client: a block of them is a cut of its own.
             if self.cut:
-                y = None if self.y is None else self.y[part]
+                y = self.y
+                if y is not None:
+                    y = y[part]
                 yield replace(self, x=self.x[part], y=y, rows=self.rows[: part.stop - start], n=n)
             else:
                 yield replace(self, rows=self.rows[..., part], n=n)
@@ -526,21 +540,28 @@ class ClientData:
 
     def mask(self) -> Tensor:
         """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
-        position = torch.arange(self.rows.shape[-1], device=self.rows.device)
-        n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
-        return (position < n.unsqueeze(-1)).to(
-            self.x.dtype if self.x.is_floating_point() else torch.float32
-        )
+        dtype = torch.float32
+        if self.x.is_floating_point():
+            dtype = self.x.dtype
+        position, n = self._counted()
+        return (position < n).to(dtype)
 
     def positions(self) -> Tensor:
         """[*lead, R] every position of each client; those past a client's rows point at its first row."""
+        position, n = self._counted()
+        return torch.where(position < n, position, 0)
+
+    def _counted(self) -> tuple[Tensor, Tensor]:
+        """Positions [R], and the rows of each client [*lead, 1] to compare them with."""
         position = torch.arange(self.rows.shape[-1], device=self.rows.device)
-        n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
-        return torch.where(position < n.unsqueeze(-1), position, 0)
+        n = torch.tensor(self.n, device=self.rows.device)
+        return position, n.reshape(*self.rows.shape[:-1], 1)
 
     def full(self, view: int = 0) -> tuple[Tensor, Tensor]:
         """All rows of every client in one view: features [*lead, R, D] and ``mask``."""
-        return self.x[:, view] if self.cut else self.take(self.positions(), view), self.mask()
+        if self.cut:
+            return self.x[:, view], self.mask()
+        return self.take(self.positions(), view), self.mask()
 
 
 class FeatureColumns:
@@ -553,6 +574,7 @@ class FeatureColumns:
     def cut(self, ranges: tuple[tuple[int, int], ...]) -> Features:
         """[N, V, D] -> [N, V, d] with the columns of ``ranges``, contiguous."""
         if ranges not in self._cuts:
+            # contiguous, so that a gather of rows reads each of them in one piece
             self._cuts[ranges] = torch.cat([self._x[:][..., a:b] for a, b in ranges], -1)
         return self._cuts[ranges]
 
@@ -572,15 +594,23 @@ def stack_clients(
     x: Features, y: Tensor | None, trains: Sequence[np.ndarray], axes: int
 ) -> ClientData:
     """The data of some clients with ``axes`` leading axes (0 for exactly one client)."""
+    # [M, R] row numbers; padding repeats the client's own first row, which weighs 0 wherever it is read.
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)
     for out, train in zip(rows, trains, strict=True):
         out[: len(train)] = train
         out[len(train) :] = train[0] if len(train) else 0
-    r = torch.from_numpy(rows).to(x.device)
-    return ClientData(
-        x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains)
-    )
+    r = with_axes(torch.from_numpy(rows).to(x.device), axes)
+    return ClientData(x, y, r, tuple(len(t) for t in trains))
+
+
+def with_axes(t: Tensor, axes: int) -> Tensor:
+    """A tensor with one axis of clients as a context of ``axes`` leading axes has it: 0, 1 (M,) or 2 (1, M)."""
+    if axes == 0:
+        return t[0]
+    if axes == 2:
+        return t[None]
+    return t
 
 
 def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:
@@ -588,6 +618,7 @@ def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list
 
     One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
     """
+    # Each client's part is rounded up to whole multiples of ``ALIGNED`` bytes.
     step = ALIGNED // x.element_size()
     numbers = math.prod(x.shape[1:])
     sizes = [-(-len(t) * numbers // step) * step for t in trains]
@@ -596,12 +627,16 @@ def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list
     start = 0
     for train, size in zip(trains, sizes, strict=True):
         rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
+        # Each client begins at a multiple of ``ALIGNED`` bytes within the block.
         own = block[start : start + len(rows) * numbers].view(len(rows), *x.shape[1:])
         if isinstance(x, StoredRows):
             own.copy_(x[rows])
         else:
             torch.index_select(x, 0, rows, out=own)
         at = torch.arange(len(rows), device=x.device)
-        made.append(ClientData(own, None if y is None else y[rows], at, (len(rows),), cut=True))
+        labels = y
+        if labels is not None:
+            labels = labels[rows]
+        made.append(ClientData(own, labels, at, (len(rows),), cut=True))
         start += size
     return made

@@ -24,7 +24,7 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import FrozenEncoders
+from fedcache.federate.engine.client_data import FrozenEncoders, with_axes
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.execution.cache import LruCache
 from fedcache.heads.linear import Tree
@@ -88,6 +88,7 @@ def generators(keys: Sequence[tuple[int | str, ...]]) -> list[np.random.Generato
     """``generator(*key)`` of every key."""
     if len(keys) < MANY:
         return [np.random.Generator(np.random.PCG64(key_hash(*key))) for key in keys]
+    # [4, n]: the words of each hash, from the lowest
     hashes = np.frombuffer(b"".join(_digest(*key) for key in keys), "<u4").reshape(-1, WORDS).T
     return [
         np.random.Generator(np.random.PCG64(cast(Any, _Seeded(state))))
@@ -110,6 +111,7 @@ def seed_states(entropy: np.ndarray) -> np.ndarray:
         value = (value ^ step[0]) * step[1]
         return value ^ value >> _SHIFT
 
+    # numpy's algorithm on arrays: fill the pool, mix every word into every other, then draw 32-bit words from it.
     pool = [mixed(word, next(steps)) for word in entropy.astype(np.uint32)]
     for source, target in permutations(range(WORDS), 2):
         both = pool[target] * _LEFT - mixed(pool[source], next(steps)) * _RIGHT
@@ -153,7 +155,9 @@ class ClientRng:
         Returns:
             [*lead, n, ..]; integers as int64, floats in the run's dtype.
         """
-        when = self.round if every_round else -1
+        when = -1
+        if every_round:
+            when = self.round
         streams = generators([(self.seed, purpose, when, c, *key) for c in self.clients])
         return self.stack([draw(g, i) for i, g in enumerate(streams)])
 
@@ -167,6 +171,7 @@ class ClientRng:
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
         """One array per client -> one tensor with the leading axes of this context, padded with 0."""
+        # Equal lengths need no padding, and one copy.
         longest = max(p.shape[0] for p in parts)
         if all(p.shape[0] == longest for p in parts):
             out = np.concatenate(parts).reshape(len(parts), *parts[0].shape)
@@ -174,13 +179,13 @@ class ClientRng:
             out = np.zeros((len(parts), longest, *parts[0].shape[1:]), parts[0].dtype)
             for row, part in zip(out, parts, strict=True):
                 row[: part.shape[0]] = part
-        t = torch.from_numpy(out)
-        t = t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
-        if self.axes == 0:
-            return t[0]
-        if self.axes == 2:
-            return t[None]
-        return t
+        return with_axes(self._placed(torch.from_numpy(out)), self.axes)
+
+    def _placed(self, t: Tensor) -> Tensor:
+        """A draw on the run's device; floats in its dtype."""
+        if t.is_floating_point():
+            return t.to(self.device, self.dtype)
+        return t.to(self.device)
 
     def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
         """Draws of U[-1, 1) for initial weights: the same for all clients, or each client its own (D-11).
@@ -216,6 +221,8 @@ class ClientRng:
         behind: list[tuple[int, ...]] = []
 
         def draw(shape: tuple[int, ...]) -> Tensor:
+            # Shapes drawn so far are part of the key; a draw that is found leaves the stream behind, so the draws that
+            # were skipped are made first when one is not found.
             shapes.append(shape)
             behind.append(shape)
 
@@ -236,31 +243,25 @@ class ClientRng:
         with probability n^2 / 2^33, which is harmless for noise and why permutations come from ``generator``.
         """
         longest = max(counts, default=0)
-        ragged = min(counts, default=0) < longest
-        out = (torch.zeros if ragged else torch.empty)(len(self.clients), longest, width)
+        out = torch.empty(len(self.clients), longest, width)
+        if min(counts, default=0) < longest:
+            out.zero_()
         source = torch.Generator()
         flat = out.view(-1)
         for i, (client, count) in enumerate(zip(self.clients, counts, strict=True)):
             source.manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
+            # This client's part of the result; whole groups of 16 can be drawn in place.
             wanted = count * width
             own = flat.narrow(0, i * longest * width, wanted)
             if wanted % 16 == 0:
                 own.normal_(generator=source)
             else:
                 own.copy_(torch.randn(-(-wanted // 16) * 16, generator=source)[:wanted])
-        out = out.to(self.device, self.dtype)
-        if self.axes == 0:
-            return out[0]
-        if self.axes == 2:
-            return out[None]
-        return out
+        return with_axes(out.to(self.device, self.dtype), self.axes)
 
     def shared(self, purpose: str, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
         """One draw of the whole run, without leading axes: what server and clients make from a common seed."""
-        t = torch.from_numpy(draw(generator(self.seed, purpose, -1, "")))
-        if t.is_floating_point():
-            return t.to(self.device, self.dtype)
-        return t.to(self.device)
+        return self._placed(torch.from_numpy(draw(generator(self.seed, purpose, -1, ""))))
 
     def narrow(self, count: int) -> ClientRng:
         """The draws of the first ``count`` clients."""
@@ -374,6 +375,7 @@ def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor
 
 def narrow_clients(t: Tensor, count: int, ctx: Ctx, start: int = 0) -> Tensor:
     """Clients [start, start + count) of the client axis; shared tensors stay shared."""
+    # A tensor that clients share has length 1 on their axis.
     axis = len(ctx.lead) - 1
     if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis]:
         return t
@@ -386,7 +388,9 @@ def own(tree: Tree, ctx: Ctx) -> Tree:
     They become row-major, but for a grid, whose tensors may have an order of their own (``heads.gram``).
     """
     core = len(ctx.lead)
-    order = torch.preserve_format if core == 2 else torch.contiguous_format
+    order = torch.contiguous_format
+    if core == 2:
+        order = torch.preserve_format
     return {
         k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order)
         for k, t in tree.items()

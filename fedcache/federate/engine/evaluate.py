@@ -33,13 +33,14 @@ def with_pooled(
     """
     accuracy = found.client_accuracy
     scored = ~np.isnan(accuracy)
-    rows = np.ones(len(accuracy)) if everywhere else _labelled_rows(clients, data)
-    pooled = (
-        float(accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum()))
-        if scored.any()
-        else float("nan")
-    )
-    return replace(found, pooled=pooled)
+    if not scored.any():
+        return replace(found, pooled=float("nan"))
+    rows = np.ones(len(accuracy))
+    if not everywhere:
+        rows = _labelled_rows(clients, data)
+    # Accuracies weighted by rows are the share of right predictions among all of them (D-89).
+    weighted = accuracy[scored] @ rows[scored] / max(1.0, rows[scored].sum())
+    return replace(found, pooled=float(weighted))
 
 
 def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
@@ -77,8 +78,12 @@ def predict_rows(
 
     A model all of whose scores are NaN (a probe without a label to learn from) predicts nothing: -1.
     """
-    out = np.empty((models, len(rows)) if models else len(rows), np.int64)
-    blind = np.ones(out.shape[:-1], bool)
+    lead: tuple[int, ...] = ()
+    if models:
+        lead = (models,)
+    out = np.empty((*lead, len(rows)), np.int64)
+    blind = np.ones(lead, bool)
+    # As many rows at once as keep the scores of all models within one block.
     size = max(1, BLOCK // max(1, models))
     with torch.no_grad():
         for start in range(0, len(rows), size):
@@ -93,11 +98,8 @@ def predict_rows(
 
 def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
-    table = (
-        clients
-        if isinstance(clients, ClientTable)
-        else ClientTable.of(clients, np.empty(0, np.int64))
-    )
+    table = ClientTable.tests_only(clients)
+    # Every row once, then each client's accuracy from the rows it is tested on.
     rows = table.tested_by_clients
     predictions = predict_rows(scores, data.x.device, rows)
     truth = data.y.cpu().numpy()[rows]
@@ -107,7 +109,9 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     if table.shares.any():
         accuracy[table.shares] = _mean(right[np.searchsorted(rows, table.common)])
     f1 = macro_f1(predictions, truth, data.classes)
-    counts = confusion(truth, predictions, data.classes) if data.classes <= MOST_CONFUSED else None
+    counts = None
+    if data.classes <= MOST_CONFUSED:
+        counts = confusion(truth, predictions, data.classes)
     domains = _by_domain(data, rows, right)
     found = Evaluation(accuracy, _mean(right), f1, domains, rows, predictions, counts=counts)
     return with_pooled(found, table, data)
@@ -156,33 +160,31 @@ def evaluate_personal(
         headline: mean | min over clients.
         chosen: numbers of the clients to score, ascending; None for all.
     """
-    table = (
-        clients
-        if isinstance(clients, ClientTable)
-        else ClientTable.of(clients, np.empty(0, np.int64))
-    )
-    union = table.tested_by_clients if everywhere else None
+    table = ClientTable.tests_only(clients)
+    union = None
+    if everywhere:
+        union = table.tested_by_clients
+    if chosen is None:
+        chosen = range(len(clients))
     tally = Tally(data, len(clients))
     fresh_before = FreshModel()
-    for block in _same_tests(table, range(len(clients)) if chosen is None else chosen, everywhere):
+    for block in _same_tests(table, chosen, everywhere):
         test = table.test_of(block[0]) if union is None else union
         if not len(test):
             continue
-        stacked = models.together(block) if len(block) > 1 else None
+        # One product scores all models of a block; models that cannot be stacked are scored one by one.
+        stacked = None
+        if len(block) > 1:
+            stacked = models.together(block)
         if stacked is not None:
-            tally.add(
-                block, test, predict_stacked(stacked, data, test, fresh_before), stacked.which
-            )
+            predicted = predict_stacked(stacked, data, test, fresh_before)
+            tally.add(block, test, predicted, stacked.which)
             continue
         for client in block:
             alone = models.of(client)
             if alone is not None:
-                tally.add(
-                    [client],
-                    test,
-                    predict_rows(alone, data.x.device, test)[None],
-                    np.zeros(1, np.int64),
-                )
+                predicted = predict_rows(alone, data.x.device, test)
+                tally.add([client], test, predicted[None], np.zeros(1, np.int64))
     return with_pooled(tally.evaluation(headline), table, data, everywhere=everywhere)
 
 
@@ -190,6 +192,7 @@ def _same_tests(table: ClientTable, chosen: Sequence[int], everywhere: bool) -> 
     """The chosen clients in their order, as blocks of at most ``CLIENTS`` that are tested on the same rows."""
     block: list[int] = []
     for client in chosen:
+        # Only test rows that clients share are known to be the same without comparing them.
         alike = everywhere or (table.shares[client] and bool(block) and table.shares[block[0]])
         if block and not (alike and len(block) < CLIENTS):
             yield block
@@ -233,6 +236,7 @@ def predict_stacked(
             out[start] = known
             start += 1
             continue
+        # A run of models whose predictions are not known is scored by one product.
         stop = start + 1
         while stop < min(start + several, len(found)) and found[stop] is None:
             stop += 1
@@ -260,16 +264,20 @@ class Tally:
     def __init__(self, data: Data, clients: int) -> None:
         self._y = data.y.cpu().numpy()
         self._classes = data.classes
-        self._domain = None if data.domain is None else data.domain.cpu().numpy()
-        domains = 0 if self._domain is None else int(self._domain.max(initial=-1)) + 1
+        self._domain = None
+        domains = 0
+        if data.domain is not None:
+            self._domain = data.domain.cpu().numpy()
+            domains = int(self._domain.max(initial=-1)) + 1
         self._accuracy = np.full(clients, np.nan)
         self._f1 = np.full(clients, np.nan)
         self._kept: list[tuple[np.ndarray, np.ndarray]] | None = []
         self._size = 0
         self._hits = np.zeros(domains)
         self._known = np.zeros(domains, np.int64)
-        small = data.classes <= MOST_CONFUSED
-        self._confusion = np.zeros((data.classes, data.classes), np.int64) if small else None
+        self._confusion = None
+        if data.classes <= MOST_CONFUSED:
+            self._confusion = np.zeros((data.classes, data.classes), np.int64)
 
     def add(
         self, clients: Sequence[int], rows: np.ndarray, predicted: np.ndarray, which: np.ndarray
@@ -277,6 +285,7 @@ class Tally:
         """Add predictions [U, R] of different models for the same test rows [R]; client j has model ``which[j]``."""
         y = self._y[rows]
         for model, guess in enumerate(predicted):
+            # Clients with equal models and equal test rows have equal scores: computed once, counted for each.
             who = np.asarray(clients)[which == model]
             right = _right(guess, y)
             self._accuracy[who] = _mean(right)
@@ -288,6 +297,7 @@ class Tally:
                 of = self._domain[rows[known]]
                 self._hits += len(who) * np.bincount(of, right[known], len(self._hits))
                 self._known += len(who) * np.bincount(of, minlength=len(self._known))
+        # Past the limit everything kept is dropped, as a part of the predictions would be misread as all.
         self._size += len(clients) * len(rows)
         if self._size > KEPT:
             self._kept = None
@@ -340,8 +350,12 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
     """
     down = job.down()
     memo = job.memo
-    one = deployed_model(job, None, down) if job.method.protocol(job.hp) == "global" else None
-    held = job.clients.for_validation if isinstance(job.clients, ClientTable) else None
+    one = None
+    if job.method.protocol(job.hp) == "global":
+        one = deployed_model(job, None, down)
+    held = None
+    if isinstance(job.clients, ClientTable):
+        held = job.clients.for_validation
     job.memo = memo or LruCache()  # clients that never took part have drawn the same first weights
     try:
         found = _scored_on(job, down, one, job.clients, chosen)
@@ -369,6 +383,7 @@ def _scored_on(
         if not has_model(job, client):
             return None
         own = job.features(client)
+        # A map that is kept in coordinates is scored in coordinates, without ever being made.
         if client in job.states.kept and job.method.deploy is keep_down:
             data = job.rows([client], 0)
             ctx = job.ctx([client], 0)
@@ -403,6 +418,7 @@ def models_together(
     alike = "batched" in method.executions and method.deploy is keep_down and not job.own
     if not alike or any(c in job.states.kept or not has_model(job, c) for c in clients):
         return None
+    # The different models among these clients; clients that never took part mostly share one.
     trees: list[Tree] = []
     first: list[int] = []  # a client that has each of them
     which = np.empty(len(clients), np.int64)
@@ -417,16 +433,21 @@ def models_together(
         if not tree or (trees and _outline(tree) != _outline(trees[0])):
             return None
         which[place] = len(trees)
-        fresh = len(trees) if new else fresh
+        if new:
+            fresh = len(trees)
         trees.append(tree)
         first.append(client)
     shared = {name: t.unsqueeze(0) for name, t in down.items()}
 
     def scores(part: slice) -> Scores:
+        # A client axis of different models: the broadcast has length 1 on it, features are shared.
         ids = first[part]
         some = trees[part]
         personal = {name: torch.stack([tree[name] for tree in some]) for name in some[0]}
-        data = job.rows(ids, 1, tests=tests if method.reads_test(job.hp) else None)
+        shown = None
+        if method.reads_test(job.hp):
+            shown = tests
+        data = job.rows(ids, 1, tests=shown)
         ctx = job.ctx(ids, 1)
         return lambda rows: method.predict(
             shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx
@@ -455,9 +476,11 @@ def deployed_model(
     ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it is to be scored
     on, of which a method may learn first: None for the test rows.
     """
-    down = job.down() if down is None else down
+    if down is None:
+        down = job.down()
     method = job.method
     if client is None:
+        # The one model takes no client's part; the rows are there for methods of a user's own that read some.
         train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
         data = stack_clients(job.data.x, job.labels, [train], 0)
         return DeployedModel(method, _deploy(job, down, {}, None), {}, data, job.server_ctx())
@@ -466,18 +489,19 @@ def deployed_model(
     with torch.no_grad():
         state = job.states.get(client) or method.enter(down, data, ctx)
     deployed = _deploy(job, down, state, client)
-    scored_on = job.training_clients if tests is None else tests
-    shown = job.rows([client], 0, tests=scored_on) if method.reads_test(job.hp) else data
-    return DeployedModel(
-        method, deployed, method.personal_part(deployed, state, shown, ctx), shown, ctx
-    )
+    if method.reads_test(job.hp):
+        data = job.rows([client], 0, tests=tests or job.training_clients)
+    personal = method.personal_part(deployed, state, data, ctx)
+    return DeployedModel(method, deployed, personal, data, ctx)
 
 
 def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
     """What is scored: the broadcast, or what evaluation trains on it (a probe on all labelled rows)."""
     if job.method.deploy is keep_down:
         return down
-    ctx = job.server_ctx() if client is None else job.ctx([client], 0)
+    ctx = job.server_ctx()
+    if client is not None:
+        ctx = job.ctx([client], 0)
     return job.method.deploy(down, state, job.labelled(client), ctx)
 
 
@@ -504,11 +528,9 @@ def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> fl
     found = evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
     if job.method.protocol(job.hp) != "personalised":
         return found.global_accuracy
-    of_clients = (
-        found.client_accuracy
-        if chosen is None
-        else found.client_accuracy[np.asarray(chosen, np.int64)]
-    )
+    of_clients = found.client_accuracy
+    if chosen is not None:
+        of_clients = of_clients[np.asarray(chosen, np.int64)]
     known = of_clients[~np.isnan(of_clients)]
     if len(known):
         return float(known.mean())

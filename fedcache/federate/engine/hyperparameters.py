@@ -120,9 +120,10 @@ class HParam:
 
     def show(self, value: Value = None) -> str:
         """A value (the default when None) as it is written after ``--set key=``."""
-        chosen = self.default if value is None else value
-        if chosen is None:
+        if value is None:
+            value = self.default
+        if value is None:
             return "auto"
-        if isinstance(chosen, bool):
-            return str(chosen).lower()
-        return f"{chosen}"
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value)

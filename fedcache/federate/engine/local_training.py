@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
+from fedcache.federate.engine.client_data import ClientData, with_axes
 from fedcache.federate.engine.context import Ctx, narrow_clients, own
 from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
@@ -81,28 +81,37 @@ def minibatches(
     Yields:
         the number of clients that still have rows, always a prefix, and their batch.
     """
-    views = training_views(data, ctx, epoch, purpose) if views is None else views
+    if views is None:
+        views = training_views(data, ctx, epoch, purpose)
     sizes = {
         n: batch_sizes(n, ctx.hp) for n in dict.fromkeys(data.n)
     }  # many clients have equally many rows
     steps = len(sizes[data.n[0]])
     if not steps:
         return
+    # [M, steps]: rows of each client's batches, 0 where it has no batch left. Clients come by falling rows, so those
+    # that still step are a prefix.
     padded = {n: known + [0] * (steps - len(known)) for n, known in sizes.items()}
     table = np.array([padded[n] for n in data.n], np.int64)
     alive = (table > 0).sum(0)
     widths = table.max(0)
     order = ctx.rng.permutations(purpose, data.n, epoch)
+    # [M, steps, B]: 1 / b on the b real rows of a batch and 0 on padding, so a weighted sum is the mean of the batch.
     with np.errstate(divide="ignore"):
         share = np.where(np.arange(widths.max()) < table[..., None], 1.0 / table[..., None], 0.0)
-    shared = share[0] if not ctx.lead else share[None] if len(ctx.lead) == 2 else share
-    weight = torch.from_numpy(shared).to(ctx.env.device, ctx.env.dtype)
+    weight = with_axes(torch.from_numpy(share).to(ctx.env.device, ctx.env.dtype), len(ctx.lead))
     rows = order.shape[:-1].numel() * order.shape[-1] * len(views)
     at_once = data.fits(rows, GATHER_BYTES)
-    whole = [data.take(order, _pick(v, order)) for v in views] if at_once else []
-    labels = data.labels(order) if data.y is not None else None
+    # Small epochs are gathered in one call, in the order of the batches; a step then takes consecutive rows.
+    whole = []
+    if at_once:
+        whole = [data.take(order, _pick(v, order)) for v in views]
+    labels = None
+    if data.y is not None:
+        labels = data.labels(order)
     start = 0
     for t in range(steps):
+        # The first k clients still have a batch, of at most ``width`` rows.
         k = int(alive[t])
         width = int(widths[t])
         cut: Callable[..., Tensor] = partial(_cut, ctx, k, start, width)
@@ -163,6 +172,7 @@ def _write_back(full: Tree, view: Tree, now: Ctx) -> None:
         if not now.lead:
             full[name] = t
             continue
+        # A tensor that was stepped in place is a view of the full one already.
         target = full[name].narrow(len(now.lead) - 1, 0, now.lead[-1])
         if t.data_ptr() != target.data_ptr():
             target.copy_(t)
@@ -175,11 +185,14 @@ def grads(
 
     Clients share nothing, so the gradient of the summed loss is every client's gradient.
     """
+    # Leaves of a graph of their own; optimiser state takes no part in the loss.
     q = {k: t.detach() for k, t in p.items() if not k.startswith("opt/")}
     leaves = [q[n].requires_grad_() for n in names]
     value = loss(q, batch, _alive(down, ctx), ctx)
-    total, updates = value if isinstance(value, tuple) else (value, {})
-    return list(torch.autograd.grad(total.sum(), leaves)), updates
+    updates: Tree = {}
+    if isinstance(value, tuple):
+        value, updates = value
+    return list(torch.autograd.grad(value.sum(), leaves)), updates
 
 
 def _alive(down: Tree, ctx: Ctx) -> Tree:
@@ -188,7 +201,8 @@ def _alive(down: Tree, ctx: Ctx) -> Tree:
         return down
     axis = len(ctx.lead) - 1
     count = ctx.lead[-1]
-    return {k: t.narrow(axis, 0, count) if t.shape[axis] > count else t for k, t in down.items()}
+    # tensors that clients share have an axis of length 1 and stay as they are
+    return {k: t.narrow(axis, 0, min(count, t.shape[axis])) for k, t in down.items()}
 
 
 def optimiser_step(loss: Loss | ClosedForm, names: Sequence[str], down: Tree) -> Step:
@@ -233,6 +247,7 @@ def train(
     Returns:
         ``p`` after the last epoch, with the optimiser's state.
     """
+    # Tensors of their own with full leading axes, which steps change in place.
     wanted = opt_names(names, str(ctx.hp["opt"]))
     carry = own(p, ctx)
     if not all(n in p for n in wanted):
@@ -259,6 +274,7 @@ def local(
     """
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+        # The client's own tensors take precedence over the broadcast's.
         known = {**down, **state}
         p = {k: known[k] for k in (*model(ctx.hp), *(n for n in state if n.startswith("opt/")))}
         p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)

@@ -213,7 +213,9 @@ head_weights = count_of(*TRAINED)
 
 def average(hp: Hp) -> Mapping[str, Pooling]:
     """Pool every upload by the ``agg`` switch: weighted by n_i, or uniform."""
-    return {"": "uniform" if hp.get("agg") == "uniform" else "mean"}
+    if hp.get("agg") == "uniform":
+        return {"": "uniform"}
+    return {"": "mean"}
 
 
 def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
@@ -394,13 +396,13 @@ class Method:
 
     def to_dict(self) -> dict[str, Any]:
         """What is declared, plain JSON values; functions are not among it."""
-        plain = (str, bool, tuple, frozenset)
-        told = {f.name: getattr(self, f.name) for f in fields(self)}
-        made = {
-            k: sorted(v) if isinstance(v, frozenset) else v
-            for k, v in told.items()
-            if isinstance(v, plain)
-        }
+        made: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, frozenset):
+                made[f.name] = sorted(value)
+            elif isinstance(value, str | bool | tuple):
+                made[f.name] = value
         return {
             **made,
             "executions": list(self.executions),
@@ -416,18 +418,21 @@ class Method:
 
     def faithful(self, hp: Hp, views: int) -> str:
         """``fidelity`` under these switches: what trains on stored augmentations is no better than cached_views."""
-        told = self.fidelity(hp, views)
-        if told == "exact" and hp.get("train_view") == "aug":
+        fidelity = self.fidelity(hp, views)
+        if fidelity == "exact" and hp.get("train_view") == "aug":
             return "cached_views"
-        return told
+        return fidelity
 
     def cautions(self, hp: Hp) -> list[str]:
         """What a run under these switches is warned of."""
-        leak = (
-            f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
-            "accuracy, and no other method's compares with it"
-        )
-        return [*([leak] if self.reads_test(hp) else []), *self.caution(hp)]
+        found = list(self.caution(hp))
+        if self.reads_test(hp):
+            leak = (
+                f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
+                "accuracy, and no other method's compares with it"
+            )
+            found.insert(0, leak)
+        return found
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -456,6 +461,7 @@ class Method:
         """
         if preset not in PRESETS:
             raise unknown("preset", preset, PRESETS)
+        # Settings come last: they replace values of the preset, and each is checked against its declaration.
         hp = {h.name: h.of_preset(preset) for h in self.hparams}
         for key, value in (settings or {}).items():
             hp[key] = self.hparam(key).parse(value)
@@ -478,8 +484,9 @@ def check_mixed(
 
     Raises FedcacheError, exit 2.
     """
-    wanted = {"backbones"} if any(o.columns for o in own.values()) else set()
-    wanted |= {name for o in own.values() for name in o.hp}
+    wanted = {name for o in own.values() for name in o.hp}
+    if any(o.columns for o in own.values()):
+        wanted.add("backbones")
     refused = sorted(wanted - method.mixed)
     if refused:
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
@@ -487,6 +494,7 @@ def check_mixed(
             f"Clients of {method.name} may differ in {allowed}, not in {', '.join(refused)}.",
             "Give every client the same, or choose a method that exchanges no weights, for example flesd-head.",
         )
+    # Columns are ranges of the concatenated features, inside them and not empty.
     for client, o in own.items():
         if not 0 <= client < clients or any(not 0 <= a < b <= width for a, b in o.columns):
             raise UsageError(

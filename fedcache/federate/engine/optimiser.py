@@ -67,6 +67,7 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         grads: one per name.
         ctx: reads ``opt``, ``lr``, ``wd`` and, for SGD, ``momentum``; for Adam its constants where they are declared.
     """
+    # Fused kernels take plain numbers alone; one that is swept over a grid is a tensor.
     params = [p[n] for n in names]
     first = [p[f"opt/m/{n}"] for n in names]
     lr = ctx.number("lr")
@@ -172,10 +173,12 @@ def _fused_sgd(
     momentum: float,
 ) -> None:
     # Without momentum there is nothing to remember, and the kernel insists on no buffers.
+    if not momentum:
+        first = []
     torch._fused_sgd_(
         params,
         [g.contiguous() for g in grads],
-        first if momentum else [],
+        first,
         lr=lr,
         weight_decay=wd,
         momentum=momentum,
@@ -207,6 +210,7 @@ def _sgd(
             m.copy_(g)
         else:
             m.mul_(over(momentum, t)).add_(g)
+        # L2 weight decay is part of the gradient, so it enters the momentum too.
         if not is_zero(wd):
             _add_scaled(m, t, over(wd, t))
         _add_scaled(t, m, over(-lr, t))
@@ -246,6 +250,7 @@ def _adam(
         g = grad + over(wd, t) * t
         _towards(m, g, constants.beta1)
         _towards_square(v, g, constants.beta2)
+        # The bias corrections of both moments, in float64 by each client's own number of steps.
         scale = over((lr / (1.0 - constants.beta1**steps)).to(t.dtype), t)
         root = over(torch.sqrt(1.0 - constants.beta2**steps).to(t.dtype), t)
         t.sub_(scale * m / (v.sqrt() / root + over(constants.eps, t)))

@@ -48,22 +48,16 @@ def fairness(accuracy: np.ndarray) -> dict[str, float]:
             ("mean", "std_pp", "var_pp2", "worst10", "worst20", "worst40", "best10"), math.nan
         )
 
-    def tail(q: int, *, best: bool = False) -> float:
-        size = len(a) * q // 100
-        if not size:
-            return math.nan
-        return float((a[-size:] if best else a[:size]).mean())
-
     std = float(a.std() * 100.0)
-    return {
-        "mean": float(a.mean()),
-        "std_pp": std,
-        "var_pp2": std**2,
-        "worst10": tail(10),
-        "worst20": tail(20),
-        "worst40": tail(40),
-        "best10": tail(10, best=True),
-    }
+    found = {"mean": float(a.mean()), "std_pp": std, "var_pp2": std**2}
+    # Means of the floor(q m) lowest, and of the highest tenth.
+    tails = {f"worst{q}": a[: len(a) * q // 100] for q in (10, 20, 40)}
+    tails["best10"] = a[len(a) - len(a) // 10 :]
+    for name, some in tails.items():
+        found[name] = math.nan
+        if len(some):
+            found[name] = float(some.mean())
+    return found
 
 
 def entropy_bits(q: Tensor) -> Tensor:
@@ -82,6 +76,7 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     known = (label >= 0) & (predicted >= 0)
     label = label[known]
     predicted = predicted[known]
+    # F1 of a class is 2 TP / (labels of it + predictions of it).
     right = np.bincount(label[label == predicted], minlength=classes)
     truth = np.bincount(label, minlength=classes)
     guess = np.bincount(predicted, minlength=classes)
@@ -94,6 +89,7 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
 def confusion(label: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """int64 [C, C]: rows by (label, predicted class), of those where both are known."""
     known = (label >= 0) & (predicted >= 0)
+    # One number for each pair of label and prediction, counted at once.
     cells = np.bincount(label[known] * classes + predicted[known], minlength=classes * classes)
     counts: np.ndarray = cells.reshape(classes, classes)
     return counts
@@ -111,13 +107,14 @@ ROWS_AT_ONCE = 1 << 18
 def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
     """int64 [M]: ``classes_owned`` of every client; ``label`` [N] is of all rows."""
     rows = all_train_rows(clients)
-    ends = np.cumsum(train_sizes(clients))
+    sizes = train_sizes(clients)
+    ends = np.cumsum(sizes)
     classes = int(label.max(initial=0)) + 1
     owned = np.zeros(len(clients), np.int64)
     first = 0
     # as many clients at once as have about ``ROWS_AT_ONCE`` rows, and one at least
     while first < len(clients):
-        start = int(ends[first - 1]) if first else 0
+        start = int(ends[first]) - int(sizes[first])
         last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")))
         known = label[rows[start : int(ends[last - 1])]]
         owner = np.repeat(np.arange(last - first), np.diff(ends[first:last], prepend=start))
@@ -156,6 +153,7 @@ def self_training(
     dealt = 0
     for start in range(0, len(order := sorted(states)), TOGETHER):
         some = order[start : start + TOGETHER]
+        # Clients' rows one after another for what is a mean over rows, padded side by side for what is of a client.
         each = [states[client]["rows/q"] for client in some]
         q = torch.cat(each)
         right += int((q.argmax(-1) == torch.cat([labels[client] for client in some])).sum())
@@ -242,7 +240,9 @@ class Traffic:
             return []
         which = f"{len(idle):,} of {len(self.rounds):,} rounds (the first: round {idle[0]:,})"
         if len(idle) == len(self.rounds):
-            which = f"all {len(idle):,} rounds" if len(idle) > 1 else "the only round"
+            which = f"all {len(idle):,} rounds"
+        if len(self.rounds) == 1:
+            which = "the only round"
         return [
             f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."
         ]
@@ -502,7 +502,9 @@ def flesd_exchange(
         rounds: of FLESD.
         average_rounds: of weight averaging; None for as many.
     """
-    average = rounds if average_rounds is None else average_rounds
+    average = average_rounds
+    if average is None:
+        average = rounds
     counts = {
         "public": public,
         "width": width,
@@ -522,8 +524,8 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
     """How near each backbone's prototypes are to those of all backbones together (A figure 3).
 
     s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
-    prototypes. It compares coordinates, so it means something only where the projections start from one basis;
-    ``linear_cka`` does not ask for that. Raises FedcacheError, exit 2 for an unknown norm.
+    prototypes. It compares coordinates, so it means something only where the projections start from one basis.
+    Raises FedcacheError, exit 2 for an unknown norm.
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.
@@ -537,6 +539,7 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
     """
     if norm not in FUSION_NORMS:
         raise unknown("fusion_norm", norm, FUSION_NORMS)
+    # [K, M, C] cosines of unit prototypes, averaged over the classes that each client owns.
     cosine = (normalize(single, dim=-1) * normalize(fused, dim=-1)).sum(-1)
     mine = owned.to(cosine.dtype)
     s = (cosine * mine).sum(-1) / mine.sum(-1)
@@ -544,26 +547,3 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
         return s
     total = s.sum(0)
     return torch.where(total > 0, s / total, s.new_full((), math.nan))
-
-
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear centred kernel alignment of two representations of the same rows (Kornblith et al., ICML 2019).
-
-    |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale,
-    whatever their widths or first weights. Raises FedcacheError, exit 2 when the numbers of rows differ.
-
-    Args:
-        x: [N, P] projections.
-        y: [N, Q] projections of the same rows.
-
-    Returns:
-        between 0 and 1; NaN where a representation is constant.
-    """
-    if x.shape[0] != y.shape[0]:
-        raise UsageError(
-            f"The representations have {x.shape[0]} and {y.shape[0]} rows.",
-            "Project the same rows with both models.",
-        )
-    a, b = (t.double() - t.double().mean(0) for t in (x, y))
-    norm = torch.linalg.matrix_norm
-    return float(norm(b.mT @ a) ** 2 / (norm(a.mT @ a) * norm(b.mT @ b)))

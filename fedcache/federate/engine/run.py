@@ -165,28 +165,36 @@ def run_points(
         For each point its outcome, or the error that ended it; the others go on.
     """
     method = spec.method
+    # Points may differ in floats alone, so all of them run one program.
     for hp in hps:
         _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
             raise InternalError(
                 "Points of one program differ in more than floats.", "Please report this."
             )
-    spec = replace(spec, rounds=1 if method.one_shot else spec.rounds)
+    if method.one_shot:
+        spec = replace(spec, rounds=1)
     snapshots = list(states or [None] * len(hps))
-    together = cache is not None or len(hps) > 1
-    cache = cache or GridCache()
+    # A run alone has nothing to share: its draws and pooled uploads are not remembered.
+    shared = cache
+    if shared is None and len(hps) > 1:
+        shared = GridCache()
+    cache = shared or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     places: Sequence[Path | None] = tables or [None] * len(hps)
     jobs: list[RunState] = []
     records: list[list[RoundRecord]] = []
     with ExitStack() as opened:
         for hp, state, table in zip(hps, snapshots, places, strict=True):
-            job = new_run(spec, hp, callbacks, cache.memo if together else None)
+            job = new_run(spec, hp, callbacks, shared.memo if shared else None)
             opened.callback(job.states.close)
-            records.append(resume_job(job, state, table) if state is not None else [])
+            jobs.append(job)
             if state is None:
                 job.start()
-            jobs.append(job)
+                records.append([])
+            else:
+                records.append(resume_job(job, state, table))
+        # How the points are computed: sizes first, then the cheapest execution that serves the method.
         # Of the first round also where a run is resumed, which is then computed as it was begun.
         load = measure_load(jobs, jobs[0].sampler.planned(0, spec.participation), spec.rounds)
         load = replace(load, points=max(spec.grid_points, len(jobs)))
@@ -199,19 +207,21 @@ def run_points(
             part = jobs[start : start + chosen.points]
             for job, table in zip(part, places[start:], strict=False):
                 _place_states(job, load, chosen, table)
-            batch = GridBatch(part, chosen, spec.participation, cache if together else None)
+            batch = GridBatch(part, chosen, spec.participation, shared)
             executor = find_executor(chosen.name)(batch, snapshots[start : start + chosen.points])
             ended = _run(executor, records[start : start + chosen.points], spec, callbacks, start)
             if callbacks.on_done is not None:
                 callbacks.on_done(start, ended)
             found += ended
-            for job in part if tables else ():
-                job.states.close()  # before the next are opened, of which there may be hundreds
+            if tables:
+                for job in part:
+                    job.states.close()  # before the next are opened, of which there may be hundreds
     return found
 
 
 def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path | None) -> None:
     """Have what clients keep in the file, or in memory."""
+    # The choice may differ from that of a killed run, so what it kept is moved to the other place.
     if table is not None and states_in_file(load, chosen):
         if job.states.table is None:
             expected = load.kept_bytes() // load.points
@@ -232,7 +242,9 @@ def new_run(
     memo: LruCache | None = None,
 ) -> RunState:
     """The constants of a run, and its state before the first round. Raises FedcacheError, as ``run``."""
-    kind = RunState if spec.timing is None else TimedRun
+    kind = RunState
+    if spec.timing is not None:
+        kind = TimedRun
     job = kind(
         spec.method,
         hp,
@@ -289,12 +301,11 @@ def _run(
         if isinstance(first, TimedRun):
             took_part, traffics = timed_round(executor)
         else:
-            took_part = tuple(
-                range(len(first.clients))
-                if first.method.central
-                else first.sample(spec.participation)
-            )
+            took_part = tuple(range(len(first.clients)))
+            if not first.method.central:
+                took_part = tuple(first.sample(spec.participation))
             traffics = executor.train_round()
+        # Points share the time of the round that computed them together.
         seconds = (time.perf_counter() - begun) / len(jobs)
         number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
@@ -303,16 +314,19 @@ def _run(
             )
             if traffic is None:
                 continue
-            measure = job.round == spec.rounds or (
+            found = scored[g] = None
+            accuracy = None
+            diagnostics: dict[str, float] = {}
+            if job.round == spec.rounds or (
                 spec.eval_every > 0 and job.round % spec.eval_every == 0
-            )
-            found = scored[g] = score_job(job, chosen) if measure else None
-            diagnostics = {} if found is None else {**job.diagnose(), **found.diagnostics}
+            ):
+                found = scored[g] = score_job(job, chosen)
+                accuracy = found.accuracy
+                diagnostics = {**job.diagnose(), **found.diagnostics}
             if not job.trust.plain:
                 diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
             if isinstance(job, TimedRun):
                 diagnostics |= job.timing()
-            accuracy = None if found is None else found.accuracy
             records[g].append(
                 RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics)
             )
@@ -363,11 +377,12 @@ def _check(
             "The partition has no client.", "Make one: fedcache partition --scheme iid --clients 10"
         )
     names = names_of(clients)
-    unique = isinstance(names, NumberedNames) or len(set(names)) == len(names)
-    twice = [] if unique else sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
+    if isinstance(names, NumberedNames):
+        return  # a million of them are a rule
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
         raise FederatedRunError(
-            f"Clients must have different names, found {twice[0]!r} {list(names).count(twice[0])} times.",
+            f"Clients must have different names, found {name!r} {count} times.",
             "Rename the clients of the partition: their names key the random draws.",
         )
 
@@ -388,7 +403,9 @@ def _outcome(
                 f"{job.method.name} deploys one model per client, so there is no global prediction.",
                 "Read evaluation.predictions, which are those of each client's model on its own test rows.",
             )
-        rows = x[:, 0] if x.dim() == 3 else x
+        rows = x
+        if x.dim() == 3:
+            rows = x[:, 0]  # view 0 is the plain image
         model = deployed_model(job, None)
         with torch.no_grad():
             return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
@@ -398,12 +415,10 @@ def _outcome(
     one_for_all = cache(lambda: deployed_model(job, None, broadcast()))
 
     def deployed(client: int | None) -> DeployedModel | None:
-        if (protocol == "global") != (client is None) or (
-            client is not None and not has_model(job, client)
-        ):
-            return None
-        if client is None:
+        if client is None and protocol == "global":
             return one_for_all()
+        if client is None or protocol == "global" or not has_model(job, client):
+            return None
         return deployed_model(job, client, broadcast())
 
     return TrainingOutput(

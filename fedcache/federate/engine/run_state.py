@@ -95,16 +95,21 @@ def eligible_clients(
         )
     names = names_of(clients)
     rows = train_sizes(clients)
-    asked = np.arange(len(clients)) >= public
-    empty = asked & (rows == 0)
-    large = asked & ~empty & (rows > (np.inf if trust.max_rows is None else trust.max_rows))
-    short = asked & ~empty & ~large & np.isin(rows, _too_few(method, hp, rows))
-    kept = np.flatnonzero(asked & ~empty & ~large & ~short)
+    # Every client but the public set is either kept, or skipped for the first reason that holds.
+    left = np.arange(len(clients)) >= public
+    empty = left & (rows == 0)
+    left &= ~empty
+    large = np.zeros_like(left)
+    if trust.max_rows is not None:
+        large = left & (rows > trust.max_rows)
+    left &= ~large
+    short = left & np.isin(rows, _too_few(method, hp, rows))
+    kept = np.flatnonzero(left & ~short)
     few = "have too few rows for one batch"
     normalised = has_batchnorm(hp)
     if normalised:
         few += " (BatchNorm needs two of them, bn=false one)"
-    said = []
+    warnings = []
     for skipped, why in (
         (empty, "have no training rows"),
         (short, few),
@@ -112,22 +117,22 @@ def eligible_clients(
     ):
         count = int(skipped.sum())
         if count and trust.protects:  # who has how many rows is nothing that noise was added to
-            said.append(
+            warnings.append(
                 f"clients that {why} are skipped; who they are is not told, as this run is private"
             )
         elif count:
-            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist()) + (
-                " .." if count > 5 else ""
-            )
-            said.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
+            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist())
+            if count > 5:
+                listed += " .."
+            warnings.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
     if not len(kept):
         raise FederatedRunError(
-            f"None of the {len(clients)} clients can train: {'; '.join(said)}.",
+            f"None of the {len(clients)} clients can train: {'; '.join(warnings)}.",
             f"Use fewer clients, more rows, or a smaller --set batch={'; or --set bn=false' * normalised}.",
         )
     if trust.weighs_by_rows(method, hp):
-        said += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)
-    return kept, said
+        warnings += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)
+    return kept, warnings
 
 
 def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
@@ -167,6 +172,7 @@ def mean_training_length(x: Features, clients: Sequence[ClientRows], known: LruC
 
     Rows are taken in the order of the matrix, so the number does not depend on who holds which.
     """
+    # Sorted rows are the key too: points of a grid with the same rows share the number.
     rows = np.sort(all_train_rows(clients))
     key = ("mean length", SameObject(x), rows.tobytes())
     return known.get(key, lambda: mean_length(x, rows), lambda _: rows.nbytes)
@@ -219,16 +225,19 @@ class RunState:
         self.trust.check(method, hp)
         self.memo = memo
         self.cuts = memo or LruCache()
+        # Features in the dtype of the computation, cast once for the whole run.
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
         check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
-        self.training_clients: Sequence[ClientRows] = (
-            [AllClients(clients)] if method.central else clients
-        )
-        text = None if data.text is None else data.text.to(data.x.device, dtype)
+        self.training_clients = clients
+        if method.central:
+            self.training_clients = [AllClients(clients)]
+        text = data.text
+        if text is not None:
+            text = text.to(data.x.device, dtype)
         self.env = RunConstants(
             data.classes,
             data.x.shape[2],
@@ -242,31 +251,28 @@ class RunState:
             towers=data.towers,
             backbones=data.backbones,
         )
-        norm = (
-            mean_training_length(self.data.x, clients, self.cuts)
-            if "row norms" in method.reads(hp)
-            else None
-        )
-        counts = (
-            float(train_sizes(self.training_clients).mean())
-            if "row counts" in method.reads(hp)
-            else None
-        )
-        self.env = replace(self.env, row_norm=norm, mean_rows=counts, watch=watch or self.env.watch)
+        if watch is not None:
+            self.env = replace(self.env, watch=watch)
+        if "row norms" in method.reads(hp):
+            length = mean_training_length(self.data.x, clients, self.cuts)
+            self.env = replace(self.env, row_norm=length)
+        if "row counts" in method.reads(hp):
+            mean_rows = float(train_sizes(self.training_clients).mean())
+            self.env = replace(self.env, mean_rows=mean_rows)
         self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
         self.private = PrivateDraws(
             self.trust.privacy, seed, (identity, method.name), hp, self.training_clients
         )
-        names = self.client_names
-        self.liars = (
-            frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
-        )
-        if self.trust.attack is not None and not self.liars:
-            self.warnings.append(
-                f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
-            )
+        self.liars = frozenset[int]()
+        if self.trust.attack is not None:
+            names = self.client_names
+            self.liars = self.trust.attack.attackers(names, seed)
+            if not self.liars:
+                self.warnings.append(
+                    f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
+                )
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = self.round = 0
@@ -321,6 +327,7 @@ class RunState:
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
+        # Each of these is of the store or the device, so it is missing before any client is asked for anything.
         here = {
             "image tower": self.env.towers,
             "text tower": self.env.towers,
@@ -347,9 +354,14 @@ class RunState:
         env = self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
-            public = cast(Tensor, self.public_columns.cut(own.columns)) if self.public else None
-            env = replace(env, width=self.columns.cut(own.columns).shape[-1], public=public)
-        return Ctx((len(ids),) if axes else (), hp, env, draws, tuple(ids), self.round)
+            env = replace(env, width=self.columns.cut(own.columns).shape[-1])
+            if self.public:
+                public = self.public_columns.cut(own.columns)
+                env = replace(env, public=cast(Tensor, public))
+        lead: tuple[int, ...] = ()
+        if axes:
+            lead = (len(ids),)
+        return Ctx(lead, hp, env, draws, tuple(ids), self.round)
 
     def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
         """The server's context; ``ids`` are the clients whose uploads it merges."""
@@ -361,18 +373,16 @@ class RunState:
     ) -> ClientData:
         """The training rows of some clients, or their test rows in ``tests``; a round's chunks are remembered."""
         if axes and tests is None and not self.own:
-            return self._dealt.get(
-                (axes, *ids), partial(self._rows, ids, axes), lambda made: made.rows.nbytes
-            )
+            make = partial(self._rows, ids, axes)
+            return self._dealt.get((axes, *ids), make, lambda made: made.rows.nbytes)
         return self._rows(ids, axes, tests)
 
     def _rows(
         self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
         parts = [self.training_clients[i].train if tests is None else tests[i].test for i in ids]
-        return stack_clients(
-            self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes
-        )
+        rows = [np.asarray(part, np.int64) for part in parts]
+        return stack_clients(self.features(ids[0]), self.labels, rows, axes)
 
     def cut(self, client: int) -> ClientData:
         """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
@@ -386,6 +396,7 @@ class RunState:
     @cached_property
     def _cut(self) -> dict[int, ClientData]:
         """Every client's training rows, which points of a grid share."""
+        # Points of a grid have the same features, labels and rows, so one of them cuts for all.
         who = self.eligible.tolist()
         x = self.data.x
         rows = [np.asarray(self.training_clients[c].train, np.int64) for c in who]
@@ -395,10 +406,9 @@ class RunState:
 
     def features(self, client: int | None) -> Features:
         """[N, V, D] features as that client has them; all of them at the server (None)."""
-        own = None if client is None else self.own.get(client)
-        if own is None:
+        if client is None or client not in self.own:
             return self.data.x
-        return self.columns.cut(own.columns)
+        return self.columns.cut(self.own[client].columns)
 
     def labelled(self, client: int | None) -> ClientData:
         """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
@@ -412,7 +422,9 @@ class RunState:
 
     def draw_by(self, rule: SamplingRule) -> None:
         """Draw the clients of all rounds by another rule."""
-        uniforms = None if self.trust.privacy is None else self.private.uniforms
+        uniforms = None
+        if self.trust.privacy is not None:
+            uniforms = self.private.uniforms
         self.sampler = ClientSampler(
             self.client_names, self.eligible, self.seed, self.client_rows, rule, uniforms
         )
@@ -463,12 +475,17 @@ class RunState:
         self, ids: Sequence[int], down: Tree, participation: Participation
     ) -> UploadPipeline:
         """What takes the uploads of this round's clients."""
-        private = self.trust.privacy is not None
-        # Of all clients, where it is told or divides a noisy sum: how many can train has no noise.
-        self.expected_clients = self.sampler.share(participation) * len(
-            self.training_clients if private else self.eligible
-        )
-        return (BufferedUploads if self.keeps_uploads else UploadPipeline)(
+        possible = len(self.eligible)
+        expected_rows = 0.0
+        if self.trust.privacy is not None:
+            # Of all clients, where it is told or divides a noisy sum: how many can train has no noise.
+            possible = len(self.training_clients)
+            expected_rows = float(self.client_rows[self.eligible].sum())
+        self.expected_clients = self.sampler.share(participation) * possible
+        kind = UploadPipeline
+        if self.keeps_uploads:
+            kind = BufferedUploads
+        return kind(
             UploadRound(
                 self.method,
                 self.hp,
@@ -485,7 +502,7 @@ class RunState:
                 clients=len(ids),
                 attackers=self.liars,
                 expected_clients=self.expected_clients,
-                expected_rows=float(self.client_rows[self.eligible].sum()) if private else 0.0,
+                expected_rows=expected_rows,
                 noise=self.private.normals(self.round),
                 longest=self.longest_row,
             )
@@ -498,11 +515,9 @@ class RunState:
         except (KeyError, IndexError, RuntimeError, AttributeError):
             if self.trust.plain:
                 raise  # it is validated by now
-            tensors = (
-                {k: t for k, t in up.items() if isinstance(t, Tensor)}
-                if isinstance(up, dict)
-                else {}
-            )
+            tensors: Tree = {}
+            if isinstance(up, dict):
+                tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)}
             return sum(t.numel() for t in tensors.values()), itemsize(tensors)
 
     def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
@@ -535,6 +550,7 @@ class RunState:
 
         Raises FederatedRunError, where leaving out one upload does not help; it names the suspects.
         """
+        # The server's step is tried on what was pooled; only where that fails is anybody suspected.
         rejected = {r.client for r in pipeline.rejected}
         ids = [c for c in ids if c not in rejected]
         failure = None
@@ -550,6 +566,7 @@ class RunState:
         except FederatedRunError as error:
             failure = error
             problem = failure.message.rstrip(".")
+        # The uploads farthest from the others first: the round is aggregated again without each of them in turn.
         suspects = pipeline.suspects()[:MOST_SUSPECTS]
         why = f"the server cannot aggregate the round with it, and can without it ({problem})"
         for client in suspects:
@@ -559,6 +576,7 @@ class RunState:
                 repaired = self.next_server(repooled, others)
             except (FederatedRunError, UsageError):
                 continue
+            # Without this upload the model must be clearly smaller, or the upload was not the cause.
             if any(
                 size <= FAR_FROM_OTHERS * largest_number(repaired[name])
                 for name, size in too_large.items()
@@ -585,6 +603,7 @@ class RunState:
         """
         if not self.method.gradient or self.trust.attack is not None:
             return {}
+        # Numbers so large that a step of gradient descent from them overflows.
         sizes = {name: largest_number(t) for name, t in made.items() if t.is_floating_point()}
         return {
             name: size
@@ -617,12 +636,12 @@ class RunState:
         data = self.cut(client)
         ctx = self.ctx([client], 0)
         state = self.states.get(client)
-        state, up = self.method.fit(
-            down, self.method.enter(down, data, ctx) if state is None else state, data, ctx
-        )
-        if self.trust.on_bad == "fail":
-            # An upload that is all there is will be looked at when it is handed over.
-            for tree in (up, state) if state or not self.trust.plain else ():
+        if state is None:
+            state = self.method.enter(down, data, ctx)
+        state, up = self.method.fit(down, state, data, ctx)
+        # An upload that is all there is will be looked at when it is handed over.
+        if self.trust.on_bad == "fail" and (state or not self.trust.plain):
+            for tree in (up, state):
                 if not all_bounded(tree):
                     self.check_finite(tree, [client], 0)
         if state:
@@ -637,21 +656,27 @@ class RunState:
             ids: clients on the leading axis; () for the server's own.
             axes: 1 with a leading axis of clients, 0 for one client without.
         """
-        for name, t in tree.items() if isinstance(tree, dict) else ():
+        if not isinstance(tree, dict):
+            return
+        for name, t in tree.items():
             if not isinstance(t, Tensor) or not t.is_floating_point() or is_bounded(t):
                 continue
             if not ids and bool(torch.isfinite(t).all()):
                 continue  # a server's model is added to nothing, and -1e30 is its bias of a class that nobody has
-            of_clients = t.flatten(1) if axes else t.reshape(1, -1)
+            # [M, ..] or [1, ..]: the first client with a number that is not finite is named.
+            of_clients = t.reshape(1, -1)
+            if axes:
+                of_clients = t.flatten(1)
             bad = int((~(of_clients.abs() <= largest(t.dtype)).all(1)).nonzero()[0])
             known = None
             if ids:
-                client = ids[bad if len(of_clients) > 1 else 0]
+                client = ids[bad]  # place 0 for a tensor that clients share
                 known = client, self.training_clients[client].name
             raise not_finite(name, of_clients[bad], self.round + 1, known, self.method, self.hp)
 
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the state now; labels are read here as in any evaluation."""
+        # Labels of clients that took part, row by row as their states have them.
         rows = {c: np.asarray(self.training_clients[c].train, np.int64) for c in self.states}
         labels = {c: self.data.y[torch.from_numpy(r)] for c, r in rows.items()}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
@@ -669,7 +694,9 @@ class RunState:
             self.noticed = True
             self.warnings.append(f"round {self.round + 1}: {said}")
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
-        delivered = self.down() if self.method.one_shot else down
+        delivered = down
+        if self.method.one_shot:
+            delivered = self.down()
         if self.trust.secret_participants:
             ids, ups = self._expected_to_send()
         traffic = self._count(ids, delivered, ups)
@@ -687,6 +714,7 @@ class RunState:
 
         They stand for those that took part where these are secret, as their number and names would tell of each.
         """
+        # An upload of the declared shapes that takes no memory: one number, expanded.
         up = {
             n: torch.ones(()).to(t.dtype).expand(t.shape)
             for n, t in self.expected_uploads().items()
@@ -704,16 +732,21 @@ class RunState:
             return self.traffic.rounds[-1]
         received = method.received(down, self.server_ctx())
         size = itemsize(down)
-        travels = "text" in method.reads(self.hp) and method.text_travels
-        once = env.text.numel() if env.text is not None and travels else 0
+        # Class text features reach a client once, with its first broadcast.
+        once = 0
+        once_bytes = 0
+        if env.text is not None and "text" in method.reads(self.hp) and method.text_travels:
+            once = env.text.numel()
+            once_bytes = env.text.element_size()
         who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
+        # [n, 2]: scalars that each client sent, and the bytes of one.
         sizes = np.zeros((len(who), 2), np.int64)
         sizes[: len(ids)] = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids)).reshape(
             -1, 2
         )
+        # Clients whose broadcast was counted in an earlier round receive nothing again.
         fresh = ~np.isin(who, list(self.early))
-        text = np.where(self.met[who], 0, once)  # with a client's first broadcast
-        text_bytes = text * (env.text.element_size() if env.text is not None else 0)
+        text = np.where(self.met[who], 0, once)
         sent = sizes[:, 0]
         got = fresh * received
         paper_up, paper_down = self._paper_counts(who, sent, received)
@@ -721,7 +754,7 @@ class RunState:
             "up": sent,
             "down": got + text,
             "up_bytes": sizes.prod(1),
-            "down_bytes": got * size + text_bytes,
+            "down_bytes": got * size + text * once_bytes,
             "paper_up": paper_up[: len(ids)],
             "paper_down": fresh * paper_down + text,
         }
@@ -731,10 +764,10 @@ class RunState:
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
         if (env.row_norm is not None or env.mean_rows is not None) and self.round == 0:
             count_exchange(self.traffic, self.eligible, totals)
-        got_it = len(who) - len(self.early)
-        self.traffic.rounds.append(
-            RoundTraffic(len(ids), **totals, receivers=None if got_it == len(ids) else got_it)
-        )
+        receivers: int | None = len(who) - len(self.early)
+        if receivers == len(ids):
+            receivers = None
+        self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=receivers))
         return self.traffic.rounds[-1]
 
     def _paper_counts(
@@ -749,5 +782,6 @@ class RunState:
         if self.own:  # clients that differ are asked one by one
             ctxs = (self.ctx([client], 0) for client in who.tolist())
             pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
+        # One pair for all, or a pair of each client.
         up, down = np.broadcast_to(np.array(pairs, np.int64).reshape(-1, 2).T, (2, len(who)))
         return up, down

@@ -45,10 +45,10 @@ class ClusterRule:
 
     def words(self) -> dict[str, str | float]:
         """All of it, as a run's identity and its result hold it."""
-        return {
-            "client_clusters": f"sha256:{self.digest}" if self.digest else self.count,
-            "clusters_per_round": self.per_round,
-        }
+        which: str | int = self.count
+        if self.digest:
+            which = f"sha256:{self.digest}"
+        return {"client_clusters": which, "clusters_per_round": self.per_round}
 
     def places(self, names: Sequence[str], by_name: np.ndarray, seed: int) -> RowLists:
         """Each cluster's clients that can train, ascending; a cluster without one is left out.
@@ -74,14 +74,12 @@ class ClusterRule:
             why = f"--client-clusters {self.count}, but there are {len(names)} clients"
             raise UsageError(f"{why}.", f"For example --client-clusters {max(1, len(names) // 10)}")
         else:
-            numbered = isinstance(names, NumberedNames)
-            many = range(len(names))
-            order = (
-                np.arange(len(names))
-                if numbered
-                else np.array(sorted(many, key=names.__getitem__), np.int64)
-            )
+            order = np.arange(len(names))
+            if not isinstance(names, NumberedNames):
+                order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+            # A random permutation modulo the number of clusters: sizes differ by one at most.
             cluster[order] = generator(seed, "client-clusters").permutation(len(names)) % self.count
+        # A file must place every client that can train; of clusters only those with such a client count.
         lacking = by_name[cluster[by_name] < 0]
         if len(lacking):
             name = visible(names[int(lacking[0])])
@@ -168,11 +166,18 @@ class SamplingRule:
 
     def words(self) -> dict[str, str | float]:
         """What of it differs from the default, as a run's identity and its result hold it."""
-        there: str | float = self.available if self.trace is None else f"sha256:{self.trace.digest}"
-        said = {"client_sampling": self.how, "availability": there, "client_dropout": self.dropout}
-        plain = {"client_sampling": "uniform", "availability": 1.0, "client_dropout": 0.0}
-        clusters = {} if self.clusters is None else self.clusters.words()
-        return {name: value for name, value in said.items() if value != plain[name]} | clusters
+        words: dict[str, str | float] = {}
+        if self.how != "uniform":
+            words["client_sampling"] = self.how
+        if self.trace is not None:
+            words["availability"] = f"sha256:{self.trace.digest}"
+        elif self.available != 1.0:
+            words["availability"] = self.available
+        if self.dropout:
+            words["client_dropout"] = self.dropout
+        if self.clusters is not None:
+            words |= self.clusters.words()
+        return words
 
 
 UNIFORM = SamplingRule()
@@ -199,7 +204,10 @@ def parse_sampling(
     trace = None
     if availability is not None:
         share = number_in(availability)
-        available, trace = (1.0, read_trace(Path(availability))) if share is None else (share, None)
+        if share is None:
+            trace = read_trace(Path(availability))
+        else:
+            available = share
         if not 0.0 < available <= 1.0:
             why = f"--availability {availability}: expected a share above 0, at most 1, or a file"
             raise UsageError(f"{why}.", "For example 0.8")
@@ -247,14 +255,16 @@ class ClientSampler:
         self.rule = rule
         self._rows = rows
         self._uniforms = uniforms
-        self._lines = None if rule.trace is None else rule.trace.places(names)
-        self._clusters: RowLists | None = (
-            None  # those of which a round draws some; None where it draws all
-        )
+        self._lines: np.ndarray | None = None
+        if rule.trace is not None:
+            self._lines = rule.trace.places(names)
+        # the clusters of which a round draws some; None where it draws all
+        self._clusters: RowLists | None = None
         if rule.clusters is not None:
             clusters = rule.clusters.places(names, self.by_name, seed)
             self._per_round = rule.clusters.per_round
-            self._clusters = clusters if self._per_round < len(clusters) else None
+            if self._per_round < len(clusters):
+                self._clusters = clusters
         self._last: tuple[tuple[int, Participation], list[int]] | None = None
 
     @cached_property
@@ -280,10 +290,12 @@ class ClientSampler:
         if not self.rule.dropout:
             return []
         drawn = self.drawn(round_, participation)
+        # One uniform number of each drawn client, in client order.
         gone = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
         return [c for c, taken in zip(drawn, gone, strict=True) if taken]
 
     def _draw(self, round_: int, participation: Participation) -> list[int]:
+        # Private runs draw each client by itself from a stream of their own, whatever the rule says.
         if self._uniforms is not None:
             return _ascending(
                 self.by_name[self._uniforms(round_, len(self.by_name)) < self.share(participation)]
@@ -311,14 +323,20 @@ class ClientSampler:
 
         ``draw`` numbers the draws of one round; the first one, with nobody busy, is that of ``sample``.
         """
-        key = (round_, draw) if draw else (round_,)
+        key: tuple[int, ...] = (round_,)  # the first draw is that of ``sample``
+        if draw:
+            key = (round_, draw)
+        # Drawing among all and rejecting who is busy costs no array of clients where most are free.
         there = self._there(round_)
         quick = busy and self._few(busy, count)
         if busy and not quick:
             free = np.ones(len(self.names), bool)
             free[list(busy)] = False
             there = there[free[there]]
-        places = self._one_by_one(busy, count, *key) if quick else self._places(there, count, *key)
+        if quick:
+            places = self._one_by_one(busy, count, *key)
+        else:
+            places = self._places(there, count, *key)
         drawn = there[np.sort(places)].tolist()
         gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
         return list(zip(drawn, gone.tolist(), strict=True))
@@ -339,6 +357,7 @@ class ClientSampler:
         taken = set(busy)
         places = list[int]()
         while len(places) < count:
+            # Weighted: a uniform number on the line of all rows falls into a client's piece as likely as it is long.
             if self.rule.how == "weighted" and self._rows is not None:
                 place = int(np.searchsorted(self._heaped, rng.random() * self._heaped[-1], "right"))
             else:
@@ -357,15 +376,14 @@ class ClientSampler:
 
     def _there(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are there in a round."""
-        there = (
-            self.by_name if self._clusters is None else self._of_clusters(self._clusters, round_)
-        )
+        there = self.by_name
+        if self._clusters is not None:
+            there = self._of_clusters(self._clusters, round_)
         if self.rule.available < 1.0:
-            there = there[
-                generator(self.seed, "availability", round_).random(len(there))
-                < self.rule.available
-            ]
+            uniforms = generator(self.seed, "availability", round_).random(len(there))
+            there = there[uniforms < self.rule.available]
         if (trace := self.rule.trace) is not None and self._lines is not None:
+            # Clients of the lines that hold in this round; rounds of a trace count from 1.
             known = np.zeros(len(self.names), bool)
             known[self._lines[(trace.first <= round_ + 1) & (round_ + 1 <= trace.last)]] = True
             there = there[known[there]]
@@ -386,17 +404,18 @@ class ClientSampler:
         """
         if self._clusters is None:
             return max(1, len(self.sample(round_, participation)))
+        # The largest clusters that one round can draw together.
         most = int(np.sort(self._clusters.sizes)[-self._per_round :].sum())
         return min(most, clients_per_round(participation, len(self.names)))
 
     def warnings(self, participation: Participation) -> list[str]:
         """What is said before the first round of too small a share, a trace of few clients, and too small clusters."""
-        said = [*self._few_in_trace(), *self._small_clusters(participation)]
+        found = [*self._few_in_trace(), *self._small_clusters(participation)]
         if isinstance(participation, float) and (share := participation * len(self.names)) < 0.5:
-            said.append(
+            found.append(
                 f"a share of {participation:g} is {share:.2g} of {len(self.names):,} clients: a round has one"
             )
-        return said
+        return found
 
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:
@@ -415,7 +434,9 @@ class ClientSampler:
         sizes = np.sort(self._clusters.sizes)
         if (least := int(sizes[: self._per_round].sum())) >= count:
             return []
-        those = "has" if self._per_round == 1 else f"{self._per_round} together have"
+        those = f"{self._per_round} together have"
+        if self._per_round == 1:
+            those = "has"
         what = f"of {len(sizes)} clusters the smallest {those} {least} that can train"
         return [f"{count} clients a round are asked for, and {what}: such a round has no more"]
 
@@ -451,6 +472,7 @@ def weighted_without_replacement(
 
     The ``count`` smallest of exponential times with these rates have that law (Efraimidis and Spirakis, 2006).
     """
+    # Exponential(w_i) times: the smallest is client i with probability w_i / sum w, and so on among the rest.
     times = rng.standard_exponential(len(weights)) / weights
     if count >= len(weights):
         return np.arange(len(weights))

@@ -83,7 +83,9 @@ class TimingRule:
 
             return drawn
         mean = rows.sum() / max(1, np.count_nonzero(rows))
-        fixed = np.ones(len(names)) if self.durations == EQUAL else rows / mean
+        fixed = rows / mean
+        if self.durations == EQUAL:
+            fixed = np.ones(len(names))
         if self.named:
             fixed = np.zeros(len(names))
             fixed[numbers_of(self.named, names, "--client-durations")] = self.given
@@ -152,9 +154,10 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
             raise UsageError(
                 f"{here}: line {number} is not a client and a number.", example
             ) from error
-        if len(line) > len(COLUMNS) or not 0.0 < value < np.inf or line[0] in found:
-            why = "names a client again" if line[0] in found else "has no duration above 0"
-            raise UsageError(f"{here}: line {number} {why}.", example)
+        if line[0] in found:
+            raise UsageError(f"{here}: line {number} names a client again.", example)
+        if len(line) > len(COLUMNS) or not 0.0 < value < np.inf:
+            raise UsageError(f"{here}: line {number} has no duration above 0.", example)
         found[line[0]] = value
     return tuple(found), tuple(found.values()), digest
 
@@ -228,6 +231,7 @@ class Schedule:
         began: list[int] = []
         draws = 0
         while len(arrived) < (self.rule.buffer or 0):
+            # First everybody who has ended by now, then those who begin in their place, then time passes.
             if self._heap and self._heap[0].end <= self.clock:
                 one = heapq.heappop(self._heap)
                 if not one.drops:
@@ -341,6 +345,7 @@ class TimedRun(RunState):
     def begin_step(self) -> dict[int, list[int]]:
         """Let time pass until the buffer is full: version of the model -> clients whose updates are in it."""
         arrived, began = self.schedule.fill_buffer(self.round)
+        # Clients that began with the same model are computed together, whatever step their updates arrive in.
         groups: dict[int, list[int]] = {}
         for client, version in sorted(arrived.items()):
             groups.setdefault(version, []).append(client)
@@ -384,6 +389,7 @@ class TimedRun(RunState):
             )
             stepped = self._stepped(down, groups)
             traffic = super().finish([c for c, _ in sent], down, stepped, [up for _, up in sent])
+        # Older models are kept only while a client still trains from them.
         needed = self.schedule.versions
         self.versions = {
             version: tree for version, tree in self.versions.items() if version in needed
@@ -403,15 +409,16 @@ class TimedRun(RunState):
         rule = UploadPool(self.method.pool(self.hp), 1).rule
         made = {}
         for name, t in groups[0].pooled.items():
-            weights = [
-                float(
-                    len(g.ids) if rule(name) == "uniform" else self.client_rows[list(g.ids)].sum()
-                )
-                for g in groups
-            ]
+            # What each group weighs in the method's mean: its clients, or their rows.
+            weights = [float(len(g.ids)) for g in groups]
+            if rule(name) != "uniform":
+                weights = [float(self.client_rows[list(g.ids)].sum()) for g in groups]
             total = torch.zeros(t.shape, dtype=torch.float64, device=t.device)
             for group, weight in zip(groups, weights, strict=True):
-                base = down if name.endswith(STATISTICS) else self.versions[group.version]
+                base = self.versions[group.version]
+                if name.endswith(STATISTICS):
+                    base = down
+                # The group's own mean step, in float64, aged by the steps that the server took meanwhile.
                 update = group.pooled[name].double() - base[name].double()
                 stale = (1.0 + self.round - group.version) ** -self.rule.power
                 total.add_(update, alpha=self.rule.step * stale * weight / sum(weights))
@@ -420,13 +427,11 @@ class TimedRun(RunState):
 
     def timing(self) -> dict[str, float]:
         """What is recorded of the last round: its end, and how old the updates of its step were."""
-        ages = np.array(self.staleness)
-        stale = (
-            {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}
-            if len(ages)
-            else {}
-        )
-        return {"simulated_time": self.schedule.clock, **stale}
+        found = {"simulated_time": self.schedule.clock}
+        if self.staleness:
+            found["staleness_mean"] = float(np.mean(self.staleness))
+            found["staleness_max"] = float(max(self.staleness))
+        return found
 
     def keep(self) -> tuple[Tree, dict[str, Any]]:
         """Tensors and JSON that a snapshot has beside those of a run without time."""

@@ -60,6 +60,7 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
         versions, timing = job.keep()
         tensors |= {name: _copy(t) for name, t in versions.items()}
         said |= timing
+    # Clients in a file: their index stands for their tensors, which the file has by now.
     if table is not None:
         index, kinds = table.mark()
         return Snapshot({**tensors, **index}, {**said, "entered": [], "table": kinds}, table.kept)
@@ -81,6 +82,7 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
                 f"The saved state has {key} {saved.get(key)!r}, but the run has {expected[key]!r}.",
                 "Resume with the configuration that was saved, or start again without the saved state.",
             )
+    # Tensors are copied to the run's device: a snapshot shares no memory with the run that goes on from it.
     server: Tree = {}
     states: dict[int, Tree] = {int(c): {} for c in state.meta["entered"]}
     for key, t in state.tensors.items():

@@ -20,7 +20,10 @@ def training_views(
     """The view of each row that ``train_view`` asks for: the plain image, or an augmentation drawn for this epoch."""
     if ctx.hp.get("train_view", "center") == "center":
         return (0,)
-    return drawn_views(data, ctx, epoch, 1, "views" if purpose == "batch" else f"views {purpose}")
+    stream = "views"
+    if purpose != "batch":
+        stream = f"views {purpose}"
+    return drawn_views(data, ctx, epoch, 1, stream)
 
 
 def check_views(hp: Hp, views: int) -> None:
@@ -49,5 +52,6 @@ def drawn_views(
     first = ctx.rng.each(purpose, lambda g, i: g.integers(1, V, data.n[i]), epoch)
     if count == 1:
         return (first,)
+    # 1 to V - 2 views further, going round among the V - 1 augmentations: never the same view twice.
     skip = ctx.rng.each(f"{purpose}2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
     return first, 1 + (first - 1 + skip) % (V - 1)

@@ -70,7 +70,10 @@ class Batched(Executor):
         # Points only share dispatch, which larger heads have left behind: each is computed alone.
         if load.points == 1 or (load.head_bytes > SMALL_HEAD and load.device == "cpu"):
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
-        budget = GRID_SET if load.device == "cpu" else GPU_SET
+        budget = GPU_SET
+        if load.device == "cpu":
+            budget = GRID_SET
+        # Points first: they share the rows that are read. Clients fill what is left of the cache.
         points = max(1, min(load.points, budget // max(1, 4 * load.head_bytes)))
         clients = max(1, budget // max(1, 4 * load.head_bytes * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points)
@@ -113,6 +116,7 @@ class Batched(Executor):
         batch = self.batch
         first = self.batch.points[0]
         for start in range(0, len(order), width):
+            # One ``fit`` of the chunk: states and uploads come back with the leading axes (M,) or (G, M).
             chunk = order[start : start + width]
             first.env.watch()
             ctx = batch.ctx(chunk)
@@ -120,13 +124,14 @@ class Batched(Executor):
             state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
             accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state, whole=len(chunk) == len(order))
-            if accepted and self.sums_uploads(up, len(chunk)):
+            if not accepted:
+                continue
+            if self.sums_uploads(up, len(chunk)):
                 self.pool_chunk(chunk, up, pipeline)
-            elif accepted:
+            else:
                 for j, c in enumerate(chunk):
                     pipeline.add(batch.of_client(up, j), c, validated=first.trust.plain)
-            if accepted:
-                self.note_sent(chunk, up, itemsize(up), sent)
+            self.note_sent(chunk, up, itemsize(up), sent)
 
     def sums_uploads(self, up: Tree, clients: int) -> bool:
         """Whether what a chunk uploads is pooled by one sum over its clients: small uploads, and all on a GPU.
@@ -148,23 +153,25 @@ class Batched(Executor):
 
         ``each`` has further tensors to stack, by client, with an axis of points of length 1 or more.
         """
-        rules = {name: pipeline.rule(name) for name in up}
-        one_of: dict[str, str] = {rule: name for name, rule in rules.items() if rule != "stack"}
-        factors = {rule: pipeline.factors(name, chunk) for rule, name in one_of.items()}
-        for name in (n for n, rule in rules.items() if rule in factors):
-            total = self.batch.weighted_sum(up[name], factors[rules[name]])
-            pipeline.add_sum(name, total, up[name].dtype)
-        stacked = {n: t for n, t in up.items() if rules[n] == "stack"}
+        stacked = {}
+        # The weights of the clients depend on the rule of pooling alone, so they are made once for each rule.
+        factors: dict[str, list[float]] = {}
+        for name, t in up.items():
+            rule = pipeline.rule(name)
+            if rule == "stack":
+                stacked[name] = t
+                continue
+            if rule not in factors:
+                factors[rule] = pipeline.factors(name, chunk)
+            pipeline.add_sum(name, self.batch.weighted_sum(t, factors[rule]), t.dtype)
         if not stacked and not each:
             pipeline.add_weights(chunk)  # sums do not say how many clients are in them
             return
         validated = self.batch.points[0].trust.plain  # else each upload is validated by itself
         for j, c in enumerate(chunk):
-            whole = {
-                n: parts[j] if self.batch.axes == 2 else parts[j][0]
-                for n, parts in (each or {}).items()
-            }
-            pipeline.add({**self.batch.of_client(stacked, j), **whole}, c, validated=validated)
+            own = self.batch.of_client(stacked, j)
+            own |= {n: self.batch.less_points(parts[j]) for n, parts in (each or {}).items()}
+            pipeline.add(own, c, validated=validated)
 
     def note_sent(
         self,
@@ -177,14 +184,16 @@ class Batched(Executor):
         """Note what each client of a chunk sends: its part of ``up``, and ``shown``, which has no axis of clients."""
         # then every client of the chunk sends the same
         alike = self.batch.points[0].method.sent is numel
-        for j, c in enumerate(chunk[:1] if alike else chunk):
+        for j, c in enumerate(chunk):
+            if alike and j:
+                sent[c] = sent[chunk[0]]
+                continue
             self.batch.note_sent(c, {**self.batch.of_client(up, j), **(shown or {})}, size, sent)
-        if alike:
-            sent.update(dict.fromkeys(chunk, sent[chunk[0]]))
 
 
 def fits_cache(load: Load) -> int:
     """Clients whose parameters fit the cache together; on a GPU, those that share what a launch costs."""
+    # weights, gradient, momentum and output of one client
     client = max(1, 4 * load.head_bytes)
     if load.device != "cpu":
         return max(1, GPU_SET // client)

@@ -48,6 +48,7 @@ class LruCache:
         if (size_of := size(made)) <= self.budget:
             self._kept[key] = (made, size_of)
             self.nbytes += size_of
+        # the longest unused first
         while self.nbytes > self.budget:
             self.nbytes -= self._kept.popitem(last=False)[1][1]
         return made

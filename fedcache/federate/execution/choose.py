@@ -81,5 +81,6 @@ def choose(
             f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick."
         )
     if name == "auto":
+        # ties go to the first: built-in before registered ones
         name = min(able, key=lambda k: known[k].cost(method, hp, load))
     return known[name].plan(method, load, chunk)

@@ -91,10 +91,11 @@ class Executor(ABC):
         downs = [point.down() for point in points]
         # a private round is noise alone, and told all the same
         if not ids and points[0].trust.privacy is None:
-            return [
-                None if g in self.batch.failed else p.nobody_sends(downs[g])
-                for g, p in enumerate(points)
-            ]
+            traffics: list[RoundTraffic | None] = [None] * len(points)
+            for g, point in enumerate(points):
+                if g not in self.batch.failed:
+                    traffics[g] = point.nobody_sends(downs[g])
+            return traffics
         return self.one_round(ids, downs)
 
 
@@ -122,7 +123,10 @@ class Sequential(Executor):
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """One client; all points at once only where they can share what clients send."""
-        return ExecutionPlan(cls.name, 1, load.points if shares_uploads(method) else 1)
+        points = 1
+        if shares_uploads(method):
+            points = load.points
+        return ExecutionPlan(cls.name, 1, points)
 
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
         """The points one after another."""
@@ -147,7 +151,9 @@ class Sequential(Executor):
         fit = partial(self._fit, point, ids, down)
         if batch.cache is None or not shares_uploads(point.method) or not point.trust.plain:
             return fit()
+        # Points that differ in what the server alone reads send the same, so one of them trains for all.
         pooled, sent = batch.cache.pooled(point, ids, fit)
+        # Eigenvalues of the shared sums serve every ridge; they are computed for the first of these points.
         if len(batch.points) >= SPECTRUM_POINTS:
             if self._prepared is None or self._prepared[0] is not pooled:
                 self._prepared = (pooled, point.method.prepare(pooled, point.server_ctx(ids)))
@@ -161,8 +167,11 @@ class Sequential(Executor):
             if len(group) > 1 and pipeline.add_together(up, group):
                 sent += [point.upload_size(up)] * len(group)
                 continue
+            # A sum that the pipeline cannot take is computed again client by client.
             for c in group:
-                own = up if len(group) == 1 else point.fit_one(down, c)
+                own = up
+                if len(group) > 1:
+                    own = point.fit_one(down, c)
                 pipeline.add(own, c)
                 sent.append(point.upload_size(own))
         return point.pooled(pipeline, ids), sent
@@ -202,6 +211,7 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
     if not adds_up or point.own or len(ids) < TOGETHER_FROM:
         yield from ([c] for c in ids)
         return
+    # Neighbours are taken together while their rows, summed up to here, stay below ``TOGETHER_ROWS``.
     before = np.concatenate([[0], np.cumsum(train_sizes(point.training_clients)[np.asarray(ids)])])
     start = 0
     while start < len(ids):

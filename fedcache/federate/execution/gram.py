@@ -92,6 +92,7 @@ class ChunkBases:
 
     def basis(self) -> GramBasis:
         """For ``GramBatch``."""
+        # Bases that points share have one product for all points, which is only expanded.
         G = max(s.shape[-1] for s in self.seen)
         full = [s.expand(*s.shape[:-1], G) for s in self.seen]
         return GramBasis(self.grams.stacked(self.clients), torch.stack(full, 1), self.axes)
@@ -102,6 +103,7 @@ class ChunkBases:
         if base.dim() == 3:
             self.seen.append(self.grams.forward(self.clients, base))
         else:
+            # Each client has a base of its own: a product of each, padded to the longest client.
             own = [self.grams.forward([c], b)[0] for c, b in zip(self.clients, base, strict=True)]
             longest, U, G = own[0].shape
             out = zeros(own[0], len(own), longest, U, G)
@@ -113,6 +115,7 @@ class ChunkBases:
     def unit(self, number: int, bases: int, points: int) -> Tensor:
         """The coordinates of basis ``number`` itself: c = 1, A = 0."""
         M, n, U = self.seen[0].shape[:3]
+        # k rows of factors c_j, then n rows of A: basis ``number`` has factor 1 and nothing else.
         out = zeros(self.seen[0], M, bases + n, U, points)
         out[:, number] = 1.0
         return outer(out, self.axes)
@@ -121,6 +124,7 @@ class ChunkBases:
         """sum_m w_m W_m [G, U, D] of coordinates [.., k + n, U]."""
         k = len(self.bases)
         full = inner(W, self.axes)
+        # sum_m w_m (A_m' X_m + sum_j c_mj B_j): rows first, then each base times the weighted sum of its factors.
         total = self.grams.back(self.clients, full[:, k:], weights)
         w = full.new_tensor(weights)
         for j, base in enumerate(self.bases):
@@ -137,9 +141,11 @@ class ChunkBases:
         """W [G, U, D] of every client."""
         out = []
         for m, client in enumerate(self.clients):
-            alone = ChunkBases(
-                self.grams, [client], 2, [b if b.dim() == 3 else b[m] for b in self.bases], []
-            )
+            # The same sum as ``pooled`` of this client alone, with its own part of the bases.
+            bases = []
+            for base in self.bases:
+                bases.append(base[m] if base.dim() == 4 else base)
+            alone = ChunkBases(self.grams, [client], 2, bases)
             n = self.grams.n[client] + len(self.bases)
             out.append(alone.pooled(outer(inner(W, self.axes)[m : m + 1, :n], 2), [1.0]))
         return out
@@ -183,7 +189,9 @@ class Gram(Batched):
             return 2.0  # a GPU has the products in full for what coordinates cost; the points of a grid share more
         # The points of a grid share the rows that are read, so nothing is thin there.
         epochs = int(cast(int, hp.get("epochs") or 1))
-        covered = load.worth(epochs) if load.points == 1 else int(load.dual_rows().sum())
+        covered = int(load.dual_rows().sum())
+        if load.points == 1:
+            covered = load.worth(epochs)
         # What is computed once for all clients is wasted on those that never take part.
         pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(
             load.rows
@@ -200,11 +208,16 @@ class Gram(Batched):
         """As many clients and points as fit the cache; ``rest`` is the chunk of those with many rows."""
         rest = Batched.plan(method, load, chunk).chunk
         load = points_together(method, load)
+        # The working set of one client: its coordinates, four times as weights are elsewhere.
         longest = int(load.dual_rows().max(initial=1))
         # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
         against = load.batch * load.broadcast_bytes // max(1, load.outputs)
         client = 4 * ((longest + 2) * max(1, load.outputs) * load.itemsize + against)
-        budget = GPU_SET if load.device != "cpu" else WORKING_SET if load.points == 1 else GRID_SET
+        budget = GRID_SET
+        if load.points == 1:
+            budget = WORKING_SET
+        if load.device != "cpu":
+            budget = GPU_SET
         points = max(1, min(load.points, budget // client))
         clients = max(1, budget // (client * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
@@ -280,7 +293,7 @@ class Gram(Batched):
                 each[name] = frame.each(W)
             else:
                 total = frame.pooled(W, pipeline.factors(name, order))
-                pipeline.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
+                pipeline.add_sum(name, batch.less_points(total), W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
         self.pool_chunk(order, rest, pipeline, each)
         # What travels is the map, whatever it was computed in; only its size is asked for.
@@ -302,12 +315,13 @@ class Gram(Batched):
         state = batch.states(order, down)
         number = {}
         for n in travels:
-            base = down[n] if batch.axes == 1 else down[n].squeeze(1)
-            number["down", n] = frame.add(base)
+            # [G, U, D]: one axis of length 1, of points or of clients, becomes the axis of points
+            number["down", n] = frame.add(down[n].reshape(-1, *down[n].shape[-2:]))
         # as files bring names in another order, and sums would follow it
         for n, t in sorted(state.items()):
             if is_first(n):
-                full = t.unsqueeze(1) if batch.axes == 1 else t.movedim(1, 0)
+                full = t.unsqueeze(0) if batch.axes == 1 else t
+                full = full.movedim(1, 0)  # [M, G, U, D]
                 number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
         units = {key: frame.unit(j, len(number), len(batch.points)) for key, j in number.items()}
         held = {n: units.get(("state", n), t) for n, t in state.items()}
@@ -327,7 +341,8 @@ class Gram(Batched):
                 for of_point in kept
                 for at, alone in zip(of_point, kept[0], strict=True)
             )
-            seen = [[at.seen[j] for at in of_point] for of_point in (kept[:1] if common else kept)]
+            several = kept[:1] if common else kept
+            seen = [[at.seen[j] for at in of_point] for of_point in several]
             frame.bases.append(torch.empty(0))  # never read: nothing of these is turned back here
             frame.seen.append(_padded(seen, longest))
         state = {
@@ -354,7 +369,7 @@ class Gram(Batched):
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
-                tree = point.states[c] if c in point.states else entered[g][c]
+                tree = entered[g][c] if c in entered[g] else point.states[c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
                 before = point.states.kept.get(order[0])
                 others, kept = _begin(
@@ -369,6 +384,7 @@ class Gram(Batched):
         rest = {n: t for n, t in state.items() if n not in maps}
         for g, point in enumerate(batch.points):
             for j, c in enumerate(order):
+                # without the padding up to the longest client of the chunk
                 R = len(point.states.kept[c].bases) + self.grams.n[c]
                 coords = {n: t[j, :R, :, g] for n, t in maps.items()}
                 point.states.write(c, split(batch.of_point(rest, g), j, batch.rows_of(c)), coords)
@@ -420,11 +436,15 @@ def _begin(
             bases.append(twin.bases[j])
             seen.append(twin.seen[j])
             continue
-        shared = before is not None and torch.equal(before.bases[j], t)
-        bases.append(before.bases[j] if before is not None and shared else blocks.copy(t))
+        # Clients that begin with equal weights have one base in memory; each has its own products with its rows.
+        if before is not None and torch.equal(before.bases[j], t):
+            bases.append(before.bases[j])
+        else:
+            bases.append(blocks.copy(t))
         seen.append(blocks.copy(grams.of(client) @ bases[-1].mT))
     k = len(maps)
     n = grams.n[client]
+    # A map starts as itself: factor 1 of its own base, no rows yet.
     coords = {}
     for j, (name, t) in enumerate(maps.items()):
         coords[name] = t.new_zeros(k + n, t.shape[0])

@@ -49,11 +49,12 @@ class GramMatrices:
         self.n = {c: len(rows[c]) for c in order}
         starts = np.cumsum([0, *self.n.values()])
         self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
-        every = np.concatenate([rows[c] for c in order]) if order else np.empty(0, np.int64)
-        self.packed = take_rows(x, torch.from_numpy(np.asarray(every, np.int64)).to(x.device))
+        every = np.concatenate([np.empty(0, np.int64), *(rows[c] for c in order)])
+        self.packed = take_rows(x, torch.from_numpy(every).to(x.device))
         self.gram: dict[
             int, Tensor
         ] = {}  # [n, n] of each; those of equal sizes lie one after another
+        # X X' of all clients with n rows at once: their rows are one block [M, n, D].
         for n, alike in groupby(order, lambda c: self.n[c]):
             group = list(alike)
             first = self.start[group[0]]
@@ -96,6 +97,7 @@ class GramMatrices:
             return self.gram[clients[0]].as_strided(
                 (len(clients), longest, longest), (longest**2, longest, 1)
             )
+        # Zeros past a client's rows change no product: the coordinates there are zero too.
         out = self.packed.new_zeros(len(clients), longest, longest)
         for to, c in zip(out, clients, strict=True):
             to[: self.n[c], : self.n[c]] = self.gram[c]
@@ -106,6 +108,7 @@ class GramMatrices:
 
     def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
         """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
+        # Z X' of the scored rows Z [R, D] with the client's own [n, D], and Z B_j' of each base, all computed once.
         key = (client, rows.cpu().numpy().tobytes())
         z: Tensor | None = None
         if key not in self._beside:
@@ -115,7 +118,8 @@ class GramMatrices:
         gram, seen = self._beside[key]
         for base in bases:
             if SameObject(base) not in seen:
-                z = x[rows, 0] if z is None else z
+                if z is None:
+                    z = x[rows, 0]
                 seen[SameObject(base)] = z @ base.mT
         products = torch.stack([seen[SameObject(base)] for base in bases])
         return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
@@ -138,12 +142,21 @@ class GramMatrices:
         G, U, D = base.shape
         M = len(clients)
         longest = max(self.n[c] for c in clients)
+        # All points' bases side by side are the columns of one product, in the order that ``zeros`` has in memory.
         swapped = U >= WIDE
-        flat = base.reshape(G * U, D) if swapped else base.permute(1, 0, 2).reshape(U * G, D)
-        last = (G, U) if swapped else (U, G)
+        if swapped:
+            flat = base.reshape(G * U, D)
+            last = (G, U)
+        else:
+            flat = base.permute(1, 0, 2).reshape(U * G, D)
+            last = (U, G)
         block = self.rows(clients)
         if block is not None:
-            u = _thin_product(flat, block) if thin(len(flat)) else times_transposed(block, flat)
+            if thin(len(flat)):
+                u = _thin_product(flat, block)
+            else:
+                u = times_transposed(block, flat)
+            # With equally many rows the product is the result; otherwise each client's part is padded.
             if len(u) == M * longest:
                 out = u.reshape(M, longest, *last)
                 if swapped:
@@ -162,11 +175,14 @@ class GramMatrices:
     def back(self, clients: Sequence[int], A: Tensor, weights: Sequence[float]) -> Tensor:
         """sum_m w_m A_m' X_m [G, U, D] for A [M, n, U, G]."""
         swapped = points_first(A)
-        A = A.mT if swapped else A
+        if swapped:
+            A = A.mT
         M, _, first, second = A.shape
+        # w_m A_m first: then one product with the packed rows sums over rows and clients.
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
         block = self.rows(clients)
         if block is None:
+            # Rows that lie apart: a product of each client, added up in one matrix [U G, D].
             total = A.new_zeros(first * second, self.packed.shape[1])
             for of_client, c in zip(scaled, clients, strict=True):
                 total.addmm_(of_client[: self.n[c]].mT, self.of(c))
@@ -201,6 +217,7 @@ def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
     if by_onednn(flat, rows) or rows.device.type != "cpu":
         return times_transposed(flat, rows).mT
     out = rows.new_empty(len(flat), len(rows))
+    # flat rows' instead of rows flat': the long side is then that of the result's rows.
     for start in range(0, len(rows), BLOCK):
         torch.mm(flat, rows[start : start + BLOCK].mT, out=out[:, start : start + BLOCK])
     return out.mT

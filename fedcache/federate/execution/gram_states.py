@@ -44,6 +44,7 @@ def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Ten
     """W [U, D] of coordinates [k + n, U]."""
     k = len(bases)
     W = coords[k : k + grams.n[client]].mT @ grams.of(client)
+    # W = A' X + sum_j c_j B_j; c_j is a row of its own for every output.
     for c, base in zip(coords[:k], bases, strict=True):
         W.addcmul_(c.unsqueeze(-1), base)
     return W
@@ -96,6 +97,7 @@ class ClientStates(MutableMapping[int, Tree]):
         if self._chunk is not None and self._chunk.clients == chunk.clients:
             self._chunk = None  # what it had is older
         self._settle()
+        # Only clients that are known already and whose memory is the chunk's alone: then nothing else is kept alive.
         if (
             self.table is None
             and all(client in self._trees for client in chunk.clients)
@@ -114,6 +116,7 @@ class ClientStates(MutableMapping[int, Tree]):
     def _settle(self) -> None:
         """Give every client of the chunk its own tensors."""
         if self._chunk is not None:
+            # forgotten first, as ``write`` settles too
             chunk = self._chunk
             self._chunk = None
             self._write_all(chunk)
@@ -174,18 +177,18 @@ class ClientStates(MutableMapping[int, Tree]):
     def held(self, client: int) -> list[Tensor]:
         """The tensors in memory behind a client, some of them shared with others."""
         self._settle()
+        held = list(self._trees[client].values())
         kept = self.kept.get(client)
-        behind = [] if kept is None else [*kept.coords.values(), *kept.bases, *kept.seen]
-        return [*self._trees[client].values(), *behind]
+        if kept is not None:
+            held += [*kept.coords.values(), *kept.bases, *kept.seen]
+        return held
 
     def outline(self, client: int) -> Tree:
         """The names and shapes of a client's tensors; maps that are coordinates have no values."""
         kept = self.kept.get(client)
-        maps = (
-            {}
-            if kept is None
-            else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
-        )
+        if kept is None:
+            return self._trees[client]
+        maps = {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
         return {**maps, **self._trees[client]}
 
     def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
@@ -201,6 +204,7 @@ class ClientStates(MutableMapping[int, Tree]):
         It takes the place of the one before where that has the same shapes.
         """
         self._settle()
+        # Tensors that this class made itself may be written over; others may be shared.
         mine = client in self._written
         if self.table is not None:
             self._trees[client] = tree
@@ -265,7 +269,9 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
     """Put the coordinates of a snapshot back, where the clients are still computed in them."""
     coords: dict[int, dict[str, Tensor]] = {}
     bases: dict[int, dict[int, Tensor]] = {}
-    for key, t in ({} if snapshot is None else snapshot.tensors).items():
+    if snapshot is None:
+        return
+    for key, t in snapshot.tensors.items():
         if key.startswith(("coords/", "base/")):
             place, number, name = key.split("/", 2)
             if place == "coords":
@@ -273,6 +279,7 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
                 coords.setdefault(int(number), {})[name] = t.to(grams.packed.device)
             else:
                 bases.setdefault(int(number), {})[int(name)] = t.to(grams.packed.device, copy=True)
+    # Bases that are equal are one tensor again, as they were before the snapshot.
     known: list[Tensor] = []
     for client in coords:
         if client not in grams.n:
@@ -282,6 +289,7 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
             next((k for k in known if k.shape == b.shape and torch.equal(k, b)), b) for b in loaded
         ]
         known += [b for b in own if not any(b is k for k in known)]
+        # X B_j' is computed again: it follows from the rows and the bases.
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
         made = KeptCoordinates(coords[client], own, [grams.of(client) @ b.mT for b in own])
         states.keep(client, rest, made, grams)

@@ -59,6 +59,7 @@ class GridCache:
 
     def grams(self, job: RunState) -> GramMatrices:
         """Of the clients of a run that ``gram`` serves."""
+        # Clients with more rows than half the features have larger Gram matrices than the work they save.
         width = job.data.x.shape[2]
         rows = {
             c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible.tolist()
@@ -89,6 +90,7 @@ class GridCache:
             *((k, v) for k, v in sorted(hp.items()) if k in read),
         )
         rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
+        # Without additivity the upload is that of these clients in this order, with their draws.
         own = ((job.training_clients[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
         key: tuple[Any, ...] = (*same, job.seed, *own)
         if method.additive(hp) and method.sent is numel:
@@ -114,7 +116,7 @@ class GridBatch:
     failed: dict[int, FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.axes = 1 if len(self.points) == 1 else 2
+        self.axes = min(2, len(self.points))
         self.hp = stack_hp([point.hp for point in self.points], self.points[0])
 
     def by_rows(self, ids: Sequence[int]) -> list[int]:
@@ -134,11 +136,10 @@ class GridBatch:
 
     def broadcasts(self, downs: Sequence[Tree]) -> Tree:
         """What the servers send as one tree, with a client axis of length 1: clients of a point share it."""
-        down = (
-            {k: torch.stack([d[k] for d in downs]) for k in downs[0]}
-            if self.axes == 2
-            else downs[0]
-        )
+        down = downs[0]
+        if self.axes == 2:
+            down = {k: torch.stack([d[k] for d in downs]) for k in down}
+        # [1, ..] or [G, 1, ..]: the axis of clients is broadcast, never copied
         return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
 
     def states(self, order: Sequence[int], down: Tree) -> Tree:
@@ -146,12 +147,10 @@ class GridBatch:
         if self.axes == 1 and (held := self.points[0].states.chunk(order)) is not None:
             return held
         entered = self.enter(down, [c for c in order if c not in self.points[0].states])
-        return self.stacked(
-            [
-                [point.states[c] if c in point.states else entered[g].get(c, {}) for c in order]
-                for g, point in enumerate(self.points)
-            ]
-        )
+        trees = []
+        for point, new in zip(self.points, entered, strict=True):
+            trees.append([new.get(c) or point.states.get(c, {}) for c in order])
+        return self.stacked(trees)
 
     def stacked(self, trees: Sequence[Sequence[Tree]]) -> Tree:
         """[point][client] trees as one."""
@@ -166,7 +165,9 @@ class GridBatch:
         The tensors are views of those of all of them.
         """
         first = self.points[0]
-        state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new)) if new else {}
+        state: Tree = {}
+        if new:
+            state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new))
         if not state:
             return [{} for _ in self.points]
         # Tensors without an axis of points are equal for all: the first point's are made, and the others share them.
@@ -193,6 +194,12 @@ class GridBatch:
             for j, c in enumerate(order):
                 point.states.write(c, split(mine, j, self.rows_of(c)))
 
+    def less_points(self, t: Tensor) -> Tensor:
+        """A tensor [G, ..] as pooled uploads have it: without the axis of points where there is one point."""
+        if self.axes == 2:
+            return t
+        return t[0]
+
     def of_point(self, tree: Tree, g: int) -> Tree:
         """The tensors of one point, with their client axis."""
         if self.axes == 1:
@@ -211,6 +218,7 @@ class GridBatch:
     def weighted_sum(self, t: Tensor, weights: Sequence[float]) -> Tensor:
         """The sum over the clients of a chunk, each times its weight, in float64; with the axis of points."""
         axis = self.axes - 1
+        # One float64 product of [.., M] with the weights, whatever other axes the tensor has.
         w = torch.tensor(weights, dtype=torch.float64, device=t.device)
         full = t.expand(*t.shape[:axis], len(weights), *t.shape[axis + 1 :])
         total = (full.double().movedim(axis, -1) @ w.unsqueeze(-1)).squeeze(-1)
@@ -224,10 +232,6 @@ class GridBatch:
         count = first.method.sent
         if self.axes == 1:
             sent[client] = [(count(up, first.server_ctx()), size)]
-        elif count is numel:
-            sent[client] = [(numel(up, first.server_ctx()) // len(self.points), size)] * len(
-                self.points
-            )
         else:
             sent[client] = [
                 (count({k: t[g] for k, t in up.items()}, point.server_ctx()), size)
@@ -259,6 +263,7 @@ class GridBatch:
         Returns:
             False when the uploads of all of them are rejected.
         """
+        # Uploads first: one that is rejected is no error of its point.
         accepted = pipeline.accepts_batch(up, order, self.ctx(order).lead, coordinates)
         if accepted:
             self.check_finite(up, order)
@@ -277,6 +282,7 @@ class GridBatch:
         """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
         if self.points[0].trust.on_bad == "reject" or all_bounded(tree):
             return
+        # Bounded tensors are proven finite by one sum; the others are looked at point by point.
         bad = {n: t for n, t in tree.items() if t.is_floating_point() and not is_bounded(t)}
         for g, point in enumerate(self.points):
             try:
@@ -298,19 +304,18 @@ class GridBatch:
             return self.fail(error)
         found: list[RoundTraffic | None] = []
         for g, point in enumerate(self.points):
+            found.append(None)
             if g in self.failed:
-                found.append(None)
                 continue
-            mine = pooled
-            if self.axes == 2:  # what is stacked has the clients before the points
-                mine = {
-                    k: t[:, g] if pipeline.rule(k) == "stack" else t[g] for k, t in pooled.items()
-                }
+            mine = dict(pooled)
+            if self.axes == 2:
+                for name, t in pooled.items():
+                    # what is stacked has the clients before the points: [M, G, ..]
+                    mine[name] = t.select(int(pipeline.rule(name) == "stack"), g)
             try:
-                found.append(point.finish(ids, downs[g], mine, [sent[c][g] for c in ids]))
+                found[g] = point.finish(ids, downs[g], mine, [sent[c][g] for c in ids])
             except FedcacheError as error:
                 self.failed[g] = error
-                found.append(None)
         return found
 
 

@@ -95,6 +95,7 @@ class Load:
         Every round it multiplies all rows with the broadcast and with the result, which costs as much as some
         ``SKINNY`` outputs do in an epoch; what it saves grows with outputs and epochs.
         """
+        # n^2 work for a row in coordinates against n D in full: equal where n is this share of D / 2.
         work = self.outputs * max(1, epochs)
         most = self.width * work / (2.0 * (work + SKINNY))
         return int(self.rows[self.rows <= most].sum())
@@ -153,6 +154,7 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
     ``jobs`` are the points, started; ``clients`` are sampled in each of the ``rounds``.
     """
     job = jobs[0]
+    # One client that enters shows what every client holds, as clients differ in rows alone.
     first = int(job.eligible[0])
     down = job.down()
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
@@ -194,11 +196,12 @@ def _upload_bytes(job: RunState, kept: Tree) -> int:
     """Of one client. A server that stacks uploads has all clients' under the names of one's: a client's own tell."""
     total = 0
     for prefix, rule in job.method.pool(job.hp).items():
-        places = (kept, job.server) if rule == "stack" else (job.server,)
-        named = [{k: t for k, t in place.items() if k.startswith(prefix)} for place in places]
-        if not any(named):
+        named = {k: t for k, t in job.server.items() if k.startswith(prefix)}
+        if rule == "stack":
+            named = {k: t for k, t in kept.items() if k.startswith(prefix)} or named
+        if not named:
             return _bytes(job.server)  # names of its own, such as sums: as large as the model
-        total += _bytes(next(filter(None, named)))
+        total += _bytes(named)
     return total
 
 
@@ -250,11 +253,14 @@ def forecast(
         stacked: whether uploads are kept one by one until the round ends (``pool`` has a ``stack``).
         closed: whether uploads are sums of products of features, D x D in float64, and not a model.
     """
-    points = 1 if plan.name == "sequential" else plan.points
+    points = plan.points
+    if plan.name == "sequential":
+        points = 1
     longest = int(load.rows.max(initial=0))
     # weights, gradient, the optimiser's moments, and one temporary of an update
-    copies = 5 if opt == "adam" else 4
+    copies = 4 + (opt == "adam")
     at_once = plan.chunk * points
+    # The rows of a chunk that are gathered at once, and a batch of each client with its scores.
     row = load.width * load.itemsize
     gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (
         row + 64
@@ -262,6 +268,7 @@ def forecast(
     grams = 0
     if plan.name == "gram":
         few = int(load.dual_rows().max(initial=0))
+        # (few + 2) rows of coordinates for each output, in place of weights [U, D]
         coordinates = at_once * (few + 2) * max(1, load.outputs) * load.itemsize
         working = copies * coordinates + plan.rest * load.head_bytes * copies
         grams = load.gram_bytes() + min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
@@ -269,22 +276,31 @@ def forecast(
         working = copies * at_once * load.head_bytes + gathered
     working += SLACK
     if plan.name == "sequential":
+        # What the memory of cut rows keeps, or nothing where it has no room for all of them.
         cut = int(load.rows.sum()) * load.views * row
-        working += cut if cut <= MEMO_BYTES else 0
+        if cut > MEMO_BYTES:
+            cut = 0
+        working += cut
         if load.points > 1:  # first weights too
-            working += min(
-                MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), load.participants * load.head_bytes
-            )
-    uploads = load.clients if stacked else plan.chunk
+            working += min(MEMO_BYTES - cut, load.participants * load.head_bytes)
+    uploads = plan.chunk
+    if stacked:
+        uploads = load.clients
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
     server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * (2 + load.versions))
     if closed:
         # a client's, their sum, and the solver's two copies; sums that other points may want, and their eigenvalues
-        server += (4 + (POOLED + 1 if load.points > 1 else 0)) * load.width**2 * 8
+        matrices = 4
+        if load.points > 1:
+            matrices += POOLED + 1
+        server += matrices * load.width**2 * 8
+    states = load.kept_bytes()
+    if states_in_file(load, plan):
+        states = 0
     return Forecast(
         features=load.feature_bytes,
         grams=grams,
-        states=0 if states_in_file(load, plan) else load.kept_bytes(),
+        states=states,
         server=server,
         working=working,
         scoring=SCORES * (row + 8 * load.itemsize * max(1, load.outputs)),
@@ -298,26 +314,25 @@ def refuse_too_much(
 
     ``free`` is in bytes; ``loaded`` says whether the features are in memory already.
     """
-    needed = found.above if loaded else found.total
+    needed = found.total
+    if loaded:
+        needed = found.above
     if needed <= free:
         return
-    where = "" if load.device == "cpu" else " of the GPU"
+    where = ""
+    if load.device != "cpu":
+        where = " of the GPU"
+    problem = f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free."
     spare = free - (needed - found.working)
     if 2 * found.states > needed and needed - found.states <= free:
         hint = _fewer_participants(load, free - (needed - found.states), "a smaller head would fit")
-        raise MachineError(
-            f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint
-        )
+        raise MachineError(problem, hint)
     per_client = found.working / max(1, plan.chunk)
-    fits = int(spare // per_client) if per_client else 0
-    hint = (
-        f"At most {fits} clients at once fit: the engine takes {plan.chunk}; --execution sequential takes one."
-        if 0 < fits < plan.chunk
-        else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
-    )
-    raise MachineError(
-        f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free.", hint
-    )
+    fits = int(spare // per_client)
+    hint = "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
+    if 0 < fits < plan.chunk:
+        hint = f"At most {fits} clients at once fit: the engine takes {plan.chunk}; --execution sequential takes one."
+    raise MachineError(problem, hint)
 
 
 def refuse_large_server(job: RunState, free: int) -> None:
@@ -333,6 +348,7 @@ def refuse_large_server(job: RunState, free: int) -> None:
     )
     if elsewhere or "stack" not in method.pool(job.hp).values():
         return
+    # What the server holds more with two clients than with one is what it keeps of each.
     one, two = (_bytes(method.init(replace(ctx, env=replace(ctx.env, clients=n)))) for n in (1, 2))
     needed = COPIES * (two - one) * clients
     if needed > free:
@@ -367,6 +383,7 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
 
 def _fewer_participants(load: Load, room: int, other: str) -> str:
     """How many clients fit whose states may take ``room`` bytes, as options; ``other`` is said where none does."""
+    # Clients that take part are at most those of a round times rounds.
     fits = room // (load.points * load.state_bytes)
     if not fits:
         return f"Not one client fits: {other}."

@@ -86,6 +86,7 @@ class StateTable(MutableMapping[int, Tree]):
             self._number(kind)
         ids, rows = _index(saved)
         self._rows[ids] = rows
+        # Rows by place: the gaps between them are what the killed run had written since, and are free.
         for row in rows[np.argsort(rows["at"])]:
             size = _size(self._kinds[row["kind"] - 1])
             if size:  # what lies between is free, as rows of the size of the one behind
@@ -110,6 +111,7 @@ class StateTable(MutableMapping[int, Tree]):
         raw = bytearray(_size(kind))
         if self._file.readinto(raw) != len(raw):
             raise _damaged(self.path)
+        # Tensors lie one after another; each is copied into memory of its own, which is aligned for any dtype.
         for name, dtype, shape in kind:
             t = torch.empty(shape, dtype=getattr(torch, dtype))
             if t.numel():
@@ -128,14 +130,17 @@ class StateTable(MutableMapping[int, Tree]):
         flat = (t.as_strided((t.numel(),), (1,)) for t in plain.values() if t.numel())
         raw = b"".join(t.view(torch.uint8).numpy().data for t in flat)
         number = self._number(kind)
+        # A row that no checkpoint refers to is written over; otherwise the client gets another place.
         if client in self._new and self._rows["kind"][client] == number:
             at = int(self._rows["at"][client])
         else:
             self._leave(client)
-            free = self._free.get(len(raw))
-            at = free.pop() if free else self._end
+            at = self._end
+            if free := self._free.get(len(raw)):
+                at = free.pop()
         with explain_disk_errors(self.path, max(len(raw), self._expected - self._end)):
             self._file.seek(at)
+            # An unbuffered write may take less than all.
             rest = memoryview(raw)
             while rest:
                 rest = rest[self._file.write(rest) :]

@@ -36,6 +36,7 @@ class TensorBlocks:
         if self._block is None or self._used + t.nbytes > BLOCK_BYTES:
             self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
             self._used = 0
+        # The next free bytes, seen as the tensor; what follows begins on a cache line.
         place = self._block[self._used : self._used + t.nbytes].view(t.dtype).view(t.shape)
         self._used += -(-t.nbytes // ALIGNED) * ALIGNED
         return place.copy_(t)

@@ -31,17 +31,19 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     groups = first.begin_step()
     for point in points[1:]:
         point.join_step(first)
+    # Clients that began with one model are one round of the executor: with its broadcast and that round's draws.
     for version, ids in groups.items():
         for point in points:
             point.round = version  # whose draws are made
         executor.one_round(ids, [point.versions[version] for point in points])
     failed = executor.batch.failed
-    traffics = []
+    traffics: list[RoundTraffic | None] = [None] * len(points)
     for g, point in enumerate(points):
         point.round = round_
+        if g in failed:
+            continue
         try:
-            traffics.append(None if g in failed else point.end_step())
+            traffics[g] = point.end_step()
         except FedcacheError as error:
             failed[g] = error
-            traffics.append(None)
     return tuple(sorted(c for ids in groups.values() for c in ids)), traffics

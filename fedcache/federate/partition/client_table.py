@@ -91,6 +91,13 @@ class ClientTable(Sequence[Client]):
         )
 
     @classmethod
+    def tests_only(cls, clients: Sequence[ClientRows]) -> ClientTable:
+        """The clients as a table for scoring: itself, or one without shared test rows."""
+        if isinstance(clients, ClientTable):
+            return clients
+        return cls.of(clients, np.empty(0, np.int64))
+
+    @classmethod
     def dealt(
         cls,
         names: Sequence[str],
@@ -175,9 +182,10 @@ class ClientTable(Sequence[Client]):
     def __getitem__(self, i: int | slice) -> Client | tuple[Client, ...]:
         if isinstance(i, slice):
             return tuple(self[k] for k in range(*i.indices(len(self))))
-        held = self.validation
-        chosen_by = None if held is None else held.rows if held.own is None else held.own[i]
-        return Client(self.names[i], self.train[i], self.test_of(i), chosen_by)
+        validation = None
+        if self.for_validation is not None:
+            validation = self.for_validation.test_of(i)
+        return Client(self.names[i], self.train[i], self.test_of(i), validation)
 
     def __iter__(self) -> Iterator[Client]:
         return (self[i] for i in range(len(self)))

@@ -1,4 +1,6 @@
-"""Reads a partition from JSON that anybody may have written.
+"""The two forms of a partition file, JSON and arrays, with one decoder for both; and the checks of its rows.
+
+The JSON form, which anybody may have written:
 
 ``{"schema", "scheme", "args", "seed", "dataset", "clients": [{"name", "train", "test"}], "test", "pool", "dropped",
 "notes", "digest"}``; row lists ascend; a client whose ``test`` is null is tested on the global ``test``, which keeps
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,52 +63,65 @@ def read_json(raw: memoryview, origin: str) -> object:
         ) from error
 
 
-def decode(payload: object, *, origin: str) -> dict[str, Any]:
-    """The fields of a partition, with exact types; ``clients`` as (name, train, test) and ``digest`` as claimed.
+Content = dict[str, Any]
+"""The head of a partition file: all fields that are no rows."""
 
-    ``validation`` is None, the rows of all clients, or a list of each client's. ``payload`` is any JSON value, which
-    messages call ``origin``. Raises CorruptionError, naming the field.
-    """
+Arrays = Mapping[str, np.ndarray]
 
-    def need(is_right: bool, where: str, expected: str) -> None:
-        if not is_right:
-            raise corrupt(origin, f"{where} should be {expected}")
 
-    def row_list(value: object, where: str) -> np.ndarray:
-        if not isinstance(value, list):
-            raise corrupt(origin, f"{where} should be a list of rows")
-        for row in value:  # type() and not isinstance(): True is an int to Python
-            if type(row) is not int or not 0 <= row < LARGEST_ROW:
-                raise corrupt(
-                    origin,
-                    f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}",
-                )
-        return np.array(value, np.int64)
-
-    shared = (
-        isinstance(payload, dict)
-        and payload.get("schema") == WITH_VALIDATION
-        and "validation" in payload
-    )
-    payload = check_fields(payload, {**_WORDS, **_LISTS, **(_VALIDATION if shared else {})}, origin)
-    test = row_list(payload["test"], "test")
-    validation: Any = row_list(payload["validation"], "validation") if shared else None
+def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
+    """Head and arrays of a JSON value, as a file of arrays would hold them. Raises CorruptionError with the field."""
+    lists: Fields = {"clients": _LIST, "test": _LIST}
+    per_client = isinstance(payload, dict) and "validation" not in payload
+    if not per_client:
+        lists["validation"] = _LIST
+    payload = check_fields(payload, {**_WORDS, **lists}, origin)
     keys = {"name", "train", "test"}
-    expected = "name, train and test"
-    if payload["schema"] == WITH_VALIDATION and not shared:
-        validation = []
-        keys = {*keys, "validation"}
-        expected = "name, train, test and validation"
-    clients = []
+    if payload["schema"] == WITH_VALIDATION and per_client:
+        keys.add("validation")
+    test = _row_list(payload["test"], "test", origin)
+    train = []
+    own = []
+    shares = []
+    validation = []
     for place, client in enumerate(payload["clients"]):
         where = f"client {place}"
-        need(isinstance(client, dict) and client.keys() == keys, where, expected)
-        need(is_name(client["name"]), f"{where} name", "text of 1 to 255 characters")
-        own = test if client["test"] is None else row_list(client["test"], f"{where} test")
-        clients.append((client["name"], row_list(client["train"], f"{where} train"), own))
+        if not isinstance(client, dict) or client.keys() != keys:
+            raise corrupt(origin, f"{where} should have the fields {', '.join(sorted(keys))}")
+        train.append(_row_list(client["train"], f"{where} train", origin))
+        tested = test
+        if client["test"] is not None:
+            tested = _row_list(client["test"], f"{where} test", origin)
+        shares.append(np.array_equal(tested, test))
+        own.append(test[:0] if shares[-1] else tested)
         if "validation" in keys:
-            validation.append(row_list(client["validation"], f"{where} validation"))
-    return {**words_of(payload), "clients": clients, "test": test, "validation": validation}
+            validation.append(_row_list(client["validation"], f"{where} validation", origin))
+    arrays = {"test": test, "shares": np.array(shares, np.uint8)}
+    names = [client["name"] for client in payload["clients"]]
+    content = {**payload, "clients": {"count": len(names), "names": names}}
+    held = {"train": train, "own": own}
+    if "validation" in keys:
+        held["validation"] = validation
+    elif not per_client:
+        arrays["validation"] = _row_list(payload["validation"], "validation", origin)
+    for name, rows in held.items():
+        lists_of = RowLists.of(rows)
+        arrays[name] = lists_of.rows
+        arrays[f"{name}_sizes"] = lists_of.sizes
+    return content, arrays
+
+
+def _row_list(value: object, where: str, origin: str) -> np.ndarray:
+    if not isinstance(value, list):
+        raise corrupt(origin, f"{where} should be a list of rows")
+    for row in value:  # type() and not isinstance(): True is an int to Python
+        if type(row) is not int or not 0 <= row < LARGEST_ROW:
+            raise _bad_row(origin, where, str(row)[:40])
+    return np.array(value, np.int64)
+
+
+def _bad_row(origin: str, where: str, row: object) -> FedcacheError:
+    return corrupt(origin, f"{where} holds {row!r}, expected rows from 0 to {LARGEST_ROW - 1}")
 
 
 def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]:
@@ -143,18 +157,13 @@ def words_of(payload: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "args": args, "notes": tuple(payload["notes"])}
 
 
-def is_name(value: object) -> bool:
-    """Whether a client may be called so."""
-    return _is_text(value)
-
-
 def _is_text(value: object, longest: int = 255) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= longest and _is_unicode(value)
-
-
-def _is_unicode(value: str) -> bool:
-    """JSON can spell half a surrogate pair, which no file can be written in."""
-    return not any("\ud800" <= c <= "\udfff" for c in value)
+    # JSON can spell half a surrogate pair, which no file can be written in.
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= longest
+        and not any("\ud800" <= c <= "\udfff" for c in value)
+    )
 
 
 def _is_count(value: object) -> bool:
@@ -202,11 +211,7 @@ _WORDS: Fields = {
     ),
     "digest": (_matches(_DIGEST), "64 hexadecimal digits"),
 }
-_LISTS: Fields = {
-    "clients": (lambda value: isinstance(value, list), "a list"),
-    "test": (lambda value: isinstance(value, list), "a list"),
-}
-_VALIDATION: Fields = {"validation": (lambda value: isinstance(value, list), "a list")}
+_LIST = (lambda value: isinstance(value, list), "a list")
 
 
 # A partition as arrays in one sealed file (``store/array_file``), and what such a file must be to
@@ -223,8 +228,11 @@ _VALIDATION: Fields = {"validation": (lambda value: isinstance(value, list), "a 
 
 
 _ALL_SHARE = {"train", "train_sizes", "test"}
-_OWN = {"own", "own_sizes", "shares"}
-_MATCHED = {"order", "starts", "classes", "classes_sizes", "taken"}
+_FORMS = (
+    _ALL_SHARE,
+    _ALL_SHARE | {"own", "own_sizes", "shares"},
+    _ALL_SHARE | {"order", "starts", "classes", "classes_sizes", "taken"},
+)
 _VALIDATION_ARRAYS = {"validation", "validation_sizes"}
 
 
@@ -256,63 +264,56 @@ def clients_of(table: ClientTable) -> dict[str, Any]:
     return {"count": len(table), "names": names}
 
 
-def decode_arrays(raw: memoryview, origin: str) -> dict[str, Any]:
-    """The fields of a partition: ``clients`` as a table that holds its own copy of the rows, ``digest`` as claimed.
-
-    Raises CorruptionError for anything that is not such a file; the rows are compared with one another elsewhere.
-    """
+def read_arrays(raw: memoryview, origin: str) -> tuple[Content, Arrays]:
+    """Head and arrays of a file of arrays. Raises CorruptionError for anything that is no such file."""
     try:
         content, arrays = unpack(raw)
     except ValueError as error:
         raise corrupt(origin, f"it {error}") from error
-    words = words_of(check_words(content, origin))
+    return check_words(content, origin), arrays
+
+
+def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
+    """The fields of a partition from head and arrays of either form of the file.
+
+    ``clients`` is a table that holds its own copy of the rows, ``digest`` is as claimed. The rows are compared with one
+    another elsewhere. Raises CorruptionError, naming the field.
+    """
     clients = content["clients"]
-    if (
-        type(clients) is not dict
-        or clients.keys() != {"count", "names"}
-        or type(clients["count"]) is not int
-    ):
+    if not isinstance(clients, dict) or clients.keys() != {"count", "names"}:
         raise corrupt(origin, "clients should be count and names")
-    names = clients["names"]
     count = clients["count"]
+    names = clients["names"]
+    if type(count) is not int:
+        raise corrupt(origin, "the count of clients should be an integer")
     if names is not None and not (
-        isinstance(names, list) and len(names) == count and all(map(is_name, names))
+        isinstance(names, list) and len(names) == count and all(map(_is_text, names))
     ):
         raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
-    tests = arrays.keys() - _VALIDATION_ARRAYS in (
-        _ALL_SHARE,
-        _ALL_SHARE | _OWN,
-        _ALL_SHARE | _MATCHED,
-    )
     if (
-        not tests
+        arrays.keys() - _VALIDATION_ARRAYS not in _FORMS
         or ("validation" in arrays) != (content["schema"] == WITH_VALIDATION)
         or ("validation_sizes" in arrays and "validation" not in arrays)
     ):
         raise corrupt(origin, f"its arrays are {', '.join(sorted(arrays))[:80] or 'none'}")
+    called = NumberedNames(count) if names is None else NumberedNames.recognise(names)
     train = _lists(arrays, "train", count, origin)
     test = _rows(arrays, "test", origin)
-    called = NumberedNames(count) if names is None else NumberedNames.recognise(names)
+    validation = None
+    if "validation_sizes" in arrays:
+        validation = Validation.of_clients(_lists(arrays, "validation", count, origin))
+    elif "validation" in arrays:
+        validation = Validation(_rows(arrays, "validation", origin), None)
     if "own" in arrays:
         own = _lists(arrays, "own", count, origin)
         shares = arrays["shares"].astype(bool)
         if len(shares) != count or own.sizes[shares].any():
-            raise corrupt(
-                origin,
-                f"shares should be {count} numbers, with no rows of their own for clients that share",
-            )
-        table = ClientTable(called, train, test, shares, own)
+            raise corrupt(origin, f"shares should be {count} numbers, 0 for clients with own rows")
+        table = ClientTable(called, train, test, shares, own, validation)
     else:
-        table = ClientTable.dealt(
-            called, train, test, _matched(arrays, count, origin) if "order" in arrays else None
-        )
-    if "validation_sizes" in arrays:
-        table = replace(
-            table, validation=Validation.of_clients(_lists(arrays, "validation", count, origin))
-        )
-    elif "validation" in arrays:
-        table = replace(table, validation=Validation(_rows(arrays, "validation", origin), None))
-    return {**words, "clients": table, "test": test}
+        rule = _matched(arrays, count, origin) if "order" in arrays else None
+        table = ClientTable.dealt(called, train, test, rule, validation)
+    return {**words_of(content), "clients": table, "test": test}
 
 
 def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
@@ -343,9 +344,7 @@ def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarra
     """int64 copy of an array of rows."""
     rows = arrays[name]
     if len(rows) and int(rows.max()) >= LARGEST_ROW:
-        raise corrupt(
-            origin, f"{name} holds {rows.max()}, expected rows from 0 to {LARGEST_ROW - 1}"
-        )
+        raise _bad_row(origin, name, int(rows.max()))
     return rows.astype(np.int64)
 
 
@@ -418,20 +417,20 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
     plain = isinstance(table.names, NumberedNames)  # nothing in them needs an escape
     yield b"["
     for start, stop in _blocks(table):
-        said = []
-        train, test = (lists.words(start, stop) for lists in (table.train, table.tests))
+        train = table.train.words(start, stop)
+        test = table.tests.words(start, stop)
         shares = table.shares[start:stop].tolist()
-        ends = ["}"] * len(train)
+        ends = [""] * len(train)
         if table.validation is not None and table.validation.own is not None:
-            ends = [f',"validation":[{rows}]}}' for rows in table.validation.own.words(start, stop)]
+            ends = [f',"validation":[{rows}]' for rows in table.validation.own.words(start, stop)]
+        objects = []
         for name, rows, shared, own, end in zip(
             table.names[start:stop], train, shares, test, ends, strict=True
         ):
             quoted = f'"{name}"' if plain else canonical_json(name).decode()
-            said.append(
-                f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]{end}'
-            )
-        yield (b"," if start else b"") + ",".join(said).encode()
+            tested = "null" if shared else f"[{own}]"
+            objects.append(f'{{"name":{quoted},"test":{tested},"train":[{rows}]{end}}}')
+        yield (b"," if start else b"") + ",".join(objects).encode()
     yield b"]"
 
 
@@ -442,20 +441,14 @@ def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
     """What is no list of rows at all, in words; None when all are."""
     if not len(clients):
         return "it has no clients"
-    if isinstance(clients, ClientTable):
-        lists = [
-            ("training rows", clients.train.rows),
-            ("the clients' test rows", _held(clients.tests)),
-        ]
-        if clients.validation is not None:
-            lists.append(("validation rows", clients.validation.rows))
-    else:
-        lists = [
-            (f"{what} rows of {c.name!r}", rows)
-            for c in clients
-            for what, rows in (("training", c.train), ("test", c.test))
-        ]
-    for what, rows in [*lists, ("the global test rows", test)]:
+    lists = [("the global test rows", test)]
+    if not isinstance(clients, ClientTable):  # a table holds int64 alone
+        for c in clients:
+            lists += [
+                (f"training rows of {c.name!r}", c.train),
+                (f"test rows of {c.name!r}", c.test),
+            ]
+    for what, rows in lists:
         if rows.dtype != np.int64 or rows.ndim != 1:
             return f"{what} are {rows.dtype} with {rows.ndim} axes, expected int64 with 1"
     return None
@@ -525,18 +518,13 @@ def beyond(table: ClientTable, rows: int) -> str | None:
         return f"test holds {table.common[-1]}"
     if table.validation is not None and table.validation.rows[-1] >= rows:
         return f"validation holds {table.validation.rows[-1]}"
-    first = [
-        (np.searchsorted(held.ends, np.flatnonzero(held.rows >= rows)[:1], "right"), held)
-        for held in (table.train, table.tests)
-        if isinstance(held, RowLists)
-    ]
-    found = [
-        (int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)
-    ]
-    if not found:
-        rule = np.empty(0, np.int64) if isinstance(table.tests, RowLists) else table.tests.order
-        if (rule >= rows).any():
-            return f"the clients' tests hold {rule.max()}"
-        return None
-    client, _, held = min(found, key=lambda one: one[:2])
-    return f"client {table.names[client]!r} holds {held[client][-1]}"
+    for lists in (table.train, table.tests):
+        held = _held(lists)
+        far = np.flatnonzero(held >= rows)
+        if not len(far):
+            continue
+        if isinstance(lists, MatchedLists):
+            return f"the clients' tests hold {held[far[0]]}"
+        client = int(np.searchsorted(lists.ends, far[0], "right")) - 1
+        return f"client {table.names[client]!r} holds {held[far[0]]}"
+    return None

@@ -9,7 +9,8 @@ nothing here costs clients times rows, and no object exists for a client before 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,18 +21,20 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.partition import json_file
-from fedcache.federate.partition.chosen_tests import leaks, tests_of_clients
-from fedcache.federate.partition.client_table import Client, ClientTable, Validation
+from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.federate.partition.json_file import beyond, canonical_parts, not_rows, problem_of
+from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
 from fedcache.federate.partition.scheme import (
     FEWER,
     TEST,
     TRAIN,
     Argument,
     Columns,
+    Dealt,
     InfeasibleError,
+    MatchedTests,
     RowPool,
     Scheme,
     Streams,
@@ -55,6 +58,9 @@ SCHEMES: Mapping[str, Scheme] = PluginTable(
 SEED = "--partition-seed"
 MOST_TRIED = 20
 """Partitions that are dealt to find arguments that work, after a refusal."""
+
+MOST_TESTED = 10**10
+"""Test rows of all clients together, of which a digest can be taken in minutes."""
 
 SHOWN = 1000
 """Clients of a table in a notebook."""
@@ -162,25 +168,12 @@ class Partition:
 
     def to_payload(self) -> dict[str, Any]:
         """The content of a partition file as plain JSON values, rows and digest included."""
-        t = self.table
-        clients: list[dict[str, Any]] = [
-            {"name": name, "train": train.tolist(), "test": None if shared else test.tolist()}
-            for name, train, shared, test in zip(
-                t.names, t.train, t.shares.tolist(), t.tests, strict=True
-            )
-        ]
-        made = {
-            **self._words(),
-            "clients": clients,
-            "test": self.test.tolist(),
-            "digest": self.digest,
-        }
-        if t.validation is not None and t.validation.own is None:
-            made["validation"] = t.validation.rows.tolist()
-        elif t.validation is not None and t.validation.own is not None:
-            for client, rows in zip(clients, t.validation.own, strict=True):
-                client["validation"] = rows.tolist()
-        return made
+        payload: dict[str, Any] = json.loads(b"".join(self._json()))
+        return payload
+
+    def _json(self) -> Iterator[bytes]:
+        """The canonical JSON of the file, in parts."""
+        return canonical_parts({**self._words(), "digest": self.digest}, self.table)
 
     def _words(self) -> dict[str, Any]:
         """Everything but clients, test rows and digest, as ``json_file`` describes it."""
@@ -201,9 +194,7 @@ class Partition:
         Raises UsageError for clients whose names are too long for a file.
         """
         if path.suffix == ".json":
-            write_output(
-                path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n"
-            )
+            write_output(path, *self._json(), b"\n")
         else:
             write_output(path, *self.to_file())
 
@@ -267,12 +258,10 @@ class Partition:
                 digest beside them is believed: to take that of the JSON costs more than all else.
         """
         if not is_array_file(raw):
-            return from_payload(
-                json_file.read_json(raw, origin), dataset=dataset, rows=rows, origin=origin
-            )
-        return _checked(
-            json_file.decode_arrays(raw, origin), dataset, rows, origin, vouched=vouched
-        )
+            payload = json_file.read_json(raw, origin)
+            return from_payload(payload, dataset=dataset, rows=rows, origin=origin)
+        fields = json_file.decode(*json_file.read_arrays(raw, origin), origin)
+        return _checked(fields, dataset, rows, origin, vouched=vouched)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as ``to_payload``."""
@@ -531,7 +520,7 @@ def _deal(
             _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
-    tests = tests_of_clients(how, dealt, test, train, columns, streams, values)
+    tests = _tests_of_clients(how, dealt, test, train, columns, streams, values)
     clients = ClientTable.dealt(names, train, test, tests)
     if len(bare := np.flatnonzero(clients.test_sizes == 0)):
         raise UsageError(
@@ -550,10 +539,61 @@ def _deal(
         clients=clients if chosen_by is None else _with_validation(clients, how, values, pool),
         test=test,
         dataset=columns.digest,
-        notes=(*notes, *leaks(columns, train.rows, clients.tested)),
+        notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
         pool=len(dealt_from),
         dropped=int((~held[dealt_from]).sum()),
     )
+
+
+def _tests_of_clients(
+    how: Scheme,
+    dealt: Dealt,
+    test: np.ndarray,
+    train: RowLists,
+    columns: Columns,
+    streams: Streams,
+    values: Mapping[str, Value],
+) -> Sequence[np.ndarray] | None:
+    """The clients' test rows: those the scheme chose, or by ``test_protocol`` from the global ones; None for these."""
+    if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
+        return RowLists.of(dealt.test).ascending()
+    if dealt.test is not None:
+        chosen = MatchedLists.alike(dealt.test[0], len(train))
+    elif values.get("test_protocol") == "matched":
+        chosen = MatchedLists.of(
+            MatchedTests(test, columns.label, streams("test")), train, columns.label
+        )
+    else:
+        return None
+    if (total := int(chosen.sizes.sum())) > MOST_TESTED:
+        fit = MOST_TESTED // len(chosen.order)
+        raise how.infeasible(
+            values,
+            f"Scheme {how.name} with {values.get('test_protocol')} tests: {len(train):,} clients have {total:,} test "
+            f"rows in all, at most {MOST_TESTED:,} are listed for the digest; {fit:,} clients never have more.",
+            {"clients": fit},
+        )
+    return chosen
+
+
+def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
+    """A note when an image is both trained and tested on under two names.
+
+    Identities are compared by their first half, and in full where that agrees.
+    """
+    half = np.ascontiguousarray(columns.uid[:, :8]).view(np.uint64)[:, 0]
+    alike = is_among(half[tested], half[trained])
+    if not alike.any():
+        return []
+    near = {
+        uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]
+    }
+    twice = sum(uid.tobytes() in near for uid in columns.uid[tested[alike]])
+    if twice:
+        return [
+            f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"
+        ]
+    return []
 
 
 def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:
@@ -592,18 +632,7 @@ def from_payload(
     origin: str = "partition",
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
-    fields = json_file.decode(payload, origin=origin)
-    own = fields.pop("validation")
-    validation = None
-    if own is not None:
-        validation = (
-            Validation(own, None)
-            if isinstance(own, np.ndarray)
-            else Validation.of_clients(RowLists.of(own))
-        )
-    fields["clients"] = ClientTable.of(
-        [Client(*parts) for parts in fields["clients"]], fields["test"], validation
-    )
+    fields = json_file.decode(*json_file.read_payload(payload, origin), origin)
     return _checked(fields, dataset, rows, origin, vouched=False)
 
 

@@ -203,20 +203,16 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
     st.lists(
         st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 9, 10, 99, 100, 10**15])),
         max_size=40,
-    )
+    ),
+    st.sampled_from([1, 2, 7, row_lists.BLOCK]),
 )
 @examples(60, 600)
-def test_numbers_are_written_as_python_writes_them(numbers):
-    text, cuts = in_decimal(np.array(numbers, np.int64))
+def test_numbers_are_written_as_python_writes_them(numbers, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_lists, "BLOCK", block)
+        text, cuts = in_decimal(np.array(numbers, np.int64))
     assert text == "".join(f"{n}," for n in numbers)
     assert [text[a : b - 1] for a, b in pairwise(cuts.tolist())] == [str(n) for n in numbers]
-
-
-@pytest.mark.parametrize("block", [1, 2, 7])
-def test_numbers_are_written_in_blocks(block, monkeypatch):
-    monkeypatch.setattr(row_lists, "BLOCK", block)
-    numbers = [0, 10, 9, 12345, 7, 7, 100, 99]
-    assert in_decimal(np.array(numbers))[0] == "".join(f"{n}," for n in numbers)
 
 
 def test_a_run_on_matched_tests_by_rule_is_the_run_on_their_lists():
