@@ -265,7 +265,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments, so that a script never has to read prose.
     """
     replace_closed_streams()
-    arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        arguments = sys.argv[1:]
+    else:
+        arguments = argv
     code: Any
     try:
         with sigterm_interrupts():
@@ -277,17 +280,18 @@ def main(argv: list[str] | None = None) -> None:
         code = output.unwritable(error)
     except SystemExit as left:
         # click and rich leave with 1 when the reader of help has enough; nothing of fedcache leaves with 1.
-        code = output.unwritable(BrokenPipeError()) if left.code == 1 else left.code
+        if left.code == 1:
+            code = output.unwritable(BrokenPipeError())
+        else:
+            code = left.code
     except Exception as error:  # the parser's errors; those of commands never get here
         if not hasattr(error, "format_message"):
             raise
         name = next((a for a in arguments if not a.startswith("-")), "fedcache")
         context = getattr(error, "ctx", None)
-        hint = (
-            f"See `{context.command_path} --help`."
-            if context is not None
-            else "See `fedcache --help`."
-        )
+        hint = "See `fedcache --help`."
+        if context is not None:
+            hint = f"See `{context.command_path} --help`."
         renamed = RENAMED.get(getattr(error, "option_name", ""))
         if context is not None and any(renamed in p.opts for p in context.command.params):
             hint = f"It is called {renamed} now."

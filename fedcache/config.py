@@ -560,7 +560,10 @@ def field_names(kind: type) -> dict[str, str]:
 
 def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
     """``value`` as the field's type, or a usage error naming both."""
-    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(hint, types.UnionType):
+        choices = typing.get_args(hint)
+    else:
+        choices = (hint,)
     for choice in choices:
         origin = typing.get_origin(choice) or choice
         if origin is tuple:

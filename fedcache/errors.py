@@ -136,8 +136,12 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Fe
     """A usage error for a name that is not known, with "did you mean" when one is near."""
     names = sorted(known)
     near = closest(name, names)
-    guess = f" Did you mean {near!r}?" if near else ""
-    listing = ", ".join(names) if names else "(none)"
+    guess = ""
+    if near:
+        guess = f" Did you mean {near!r}?"
+    listing = "(none)"
+    if names:
+        listing = ", ".join(names)
     return UsageError(f"Unknown {kind} {name!r}.{guess}", hint or f"Known: {listing}")
 
 
@@ -188,7 +192,10 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)
-    asked = [size[1]] if size else []
+    if size:
+        asked = [size[1]]
+    else:
+        asked = []
     asked += [f"an array of shape {shape[1]}"] if shape else []
     return MachineError(
         f"There is not enough memory{' for ' if asked else ''}{', '.join(asked)}.",

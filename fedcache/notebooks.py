@@ -24,8 +24,12 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
         for row in every[:MOST_ROWS]
     )
     more = len(every) - MOST_ROWS
-    rest = f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>' if more > 0 else ""
-    top = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    rest = ""
+    if more > 0:
+        rest = f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>'
+    top = ""
+    if any(columns):
+        top = f"<thead><tr>{head}</tr></thead>"
     return f"<table><caption>{escape(visible(title))}</caption>{top}<tbody>{body}{rest}</tbody></table>"
 
 

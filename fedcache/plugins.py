@@ -73,9 +73,10 @@ class Plugin:
     def loaded(self, expected: type[Any]) -> Any:
         """The thing, where it is what it should be. Raises UsageError as ``load``, and for anything else."""
         thing = self.load()
-        good = (
-            issubclass(thing, expected) if isinstance(thing, type) else isinstance(thing, expected)
-        )
+        if isinstance(thing, type):
+            good = issubclass(thing, expected)
+        else:
+            good = isinstance(thing, expected)
         if not good or (
             isinstance(getattr(thing, "name", self.name), str)
             and getattr(thing, "name", self.name) != self.name
@@ -147,7 +148,10 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
     Raises:
         UsageError for an unknown kind, a thing without a name, and a name of fedcache's own.
     """
-    many = kind if kind in KINDS else f"{kind}s"
+    if kind in KINDS:
+        many = kind
+    else:
+        many = f"{kind}s"
     if many not in KINDS:
         raise unknown("kind of plug-in", kind, KINDS)
     called = name if name is not None else getattr(thing, "name", None)

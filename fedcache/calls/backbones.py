@@ -58,11 +58,10 @@ def backbone(
 
 def backbone_names(backbones: Any) -> tuple[str, ...]:
     """Names of backbones, with modules among them made known to this process; UsageError for two of one name."""
-    given = (
-        [backbones]
-        if isinstance(backbones, str) or not isinstance(backbones, list | tuple)
-        else list(backbones)
-    )
+    if isinstance(backbones, str) or not isinstance(backbones, list | tuple):
+        given = [backbones]
+    else:
+        given = list(backbones)
     made: dict[str, Any] = {}
     for one in given:
         for name in one.split(",") if isinstance(one, str) else (own_module.register(one),):

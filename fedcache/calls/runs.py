@@ -31,7 +31,9 @@ def report(
 ) -> Report:
     """The written report of runs, with images where ``data`` (dataset -> folder) is given."""
     home = Home.from_environment()
-    places = None if data is None else ImagePlaces(home, data)
+    places = None
+    if data is not None:
+        places = ImagePlaces(home, data)
     return write_report(
         several(runs), Path(out), home.runs, title=title, embed=embed, score=score, images=places
     )

@@ -28,14 +28,18 @@ def opened(store: Store | str | Path | None) -> Store:
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
     """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images in the place of a dataset."""
-    named = (
-        {**given, "backbones": backbone_names(given["backbones"])}
-        if given.get("backbones")
-        else dict(given)
-    )
-    images = None if isinstance(named.get("dataset"), str) else named.pop("dataset", None)
+    if given.get("backbones"):
+        named = {**given, "backbones": backbone_names(given["backbones"])}
+    else:
+        named = dict(given)
+    if isinstance(named.get("dataset"), str):
+        images = None
+    else:
+        images = named.pop("dataset", None)
     config = resolve(ExtractConfig, named, {}, "extract()")
-    place = Path(store) if store else None
+    place = None
+    if store:
+        place = Path(store)
     return extract_dataset(
         config, Home.from_environment(), store=place, observer=observer, images=images
     ).store
@@ -62,8 +66,13 @@ def ingest(
             raise UsageError(
                 f"{key!r} is no name of a column.", 'For example label_key="diagnosis"'
             )
-    only = None if groups is None else _names(groups)
-    values = [no_label] if isinstance(no_label, str | int | float) else list(no_label)
+    only = None
+    if groups is not None:
+        only = _names(groups)
+    if isinstance(no_label, str | int | float):
+        values = [no_label]
+    else:
+        values = list(no_label)
     choice = ColumnChoice(
         _names(features),
         label,
@@ -74,7 +83,9 @@ def ingest(
         tuple(str(value) for value in values),
         unlabelled,
     )
-    place = Path(store) if store else None
+    place = None
+    if store:
+        place = Path(store)
     return ingest_file(
         Home.from_environment(),
         Path(file),

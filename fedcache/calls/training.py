@@ -50,7 +50,10 @@ def train_config(
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
         )
-    path = store if store is None or isinstance(store, str | Path) else store.path
+    if store is None or isinstance(store, str | Path):
+        path = store
+    else:
+        path = store.path
     flags: dict[str, Any] = {
         **given,
         "seeds": ",".join(map(str, chosen)),
@@ -90,8 +93,14 @@ def train(
             "fedcache methods list",
         )
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
-    name = method if isinstance(method, str) else method.name
-    own = None if isinstance(method, str) or METHODS.get(name) is method else method
+    if isinstance(method, str):
+        name = method
+    else:
+        name = method.name
+    if isinstance(method, str) or METHODS.get(name) is method:
+        own = None
+    else:
+        own = method
     config = train_config(store, parts, seeds, settings, {**given, "method": name})
     home = Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
@@ -156,7 +165,9 @@ def grid(
             raise UsageError(
                 f"hold_out='each' takes one column, and by names {len(words['by'])}.", "by='domain'"
             )
-        least = words["min_rows"][0] if len(words.get("min_rows", ())) == 1 else "1"
+        least = "1"
+        if len(words.get("min_rows", ())) == 1:
+            least = words["min_rows"][0]
         words["hold_out"] = every_value(
             words["by"][0], config, home, min_rows=least, observer=observer
         )

@@ -67,11 +67,10 @@ def backbones_info(name: Name) -> CommandResult:
         found = locate(
             backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
         )
-        status = (
-            f"ready: {found.origin}"
-            if found.path or not backbone.files
-            else f"to be downloaded: {found.download}"
-        )
+        if found.path or not backbone.files:
+            status = f"ready: {found.origin}"
+        else:
+            status = f"to be downloaded: {found.download}"
     except FedcacheError as error:
         status = f"missing. {error.message} {error.hint}"
     recipe = backbone.recipe.to_dict()
@@ -141,7 +140,9 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
     if found.path is None and found.download is not None:
         observer.note(f"Downloading {found.download}")
         found = pull(backbone, home=home.root, memory=memory_of(home))
-    path = str(found.path) if found.path else None
+    path = None
+    if found.path:
+        path = str(found.path)
     return CommandResult(
         {"name": name, "path": path, "sha256": found.sha256},
         [f"{name}: {found.origin}", f"sha256 {found.sha256}"],

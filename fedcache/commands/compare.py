@@ -180,7 +180,9 @@ def tables_of(c: Comparison) -> list[Any]:
     rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]
     shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
     if beside is not None:
-        title = f"minus {c.reference}" if beside.columns[0] == "run" else "pairs"
+        title = "pairs"
+        if beside.columns[0] == "run":
+            title = f"minus {c.reference}"
         shown.append(TextTable(title, beside.columns, beside.rows, right=beside.columns[1:]))
     # The title names the setting, and the word says what bold says in a document.
     what = (

@@ -22,7 +22,10 @@ def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False)
     """What completes one name; with ``several`` the last of some between commas."""
 
     def complete(incomplete: str) -> list[str]:
-        before = incomplete.rpartition(",") if several else ("", "", incomplete)
+        if several:
+            before = incomplete.rpartition(",")
+        else:
+            before = ("", "", incomplete)
         head = "".join(before[:2])
         given = set(before[0].split(","))
         try:

@@ -148,7 +148,10 @@ def datasets_check(
     lines += found or ["Everything is there."]
     if found:
         lines.append(f"fedcache datasets info {shell_word(report['name'])}   says how to get it")
-    code = Exit.STORE if report["missing"] else Exit.CORRUPT if report["wrong"] else Exit.OK
+    if report["missing"]:
+        code = Exit.STORE
+    else:
+        code = Exit.CORRUPT if report["wrong"] else Exit.OK
     return CommandResult(report, lines, code=code)
 
 

@@ -172,7 +172,10 @@ def train_method(
     """One run; text methods take glyph-clip, the others efficientnet-lite0."""
     from fedcache.runs.loop import train
 
-    backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
+    if "text" in find_method(name).needs:
+        backbone = BACKBONES[1]
+    else:
+        backbone = BACKBONES[0]
     config = TrainConfig(
         method=name,
         store=store,

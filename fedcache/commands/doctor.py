@@ -47,7 +47,10 @@ def doctor() -> CommandResult:
     shown = TextTable("", ("what", "status", "found", "what to do"), rows)
     lines = [f"Problems found: {len(bad)}."]
     data = {"entries": checks, "problems": len(bad)}
-    code = Exit.ENVIRONMENT if bad else Exit.OK
+    if bad:
+        code = Exit.ENVIRONMENT
+    else:
+        code = Exit.OK
     return CommandResult(data, lines, code, [shown], listing=True)
 
 
@@ -91,7 +94,10 @@ def to_toml(section: str, config: Any) -> list[str]:
                 ]
             continue
         info: OptionInfo = item.metadata["option"]
-        meaning = f"{info.meaning} Default: {info.default}." if info.default else info.meaning
+        if info.default:
+            meaning = f"{info.meaning} Default: {info.default}."
+        else:
+            meaning = info.meaning
         if typing.get_origin(hints[item.name]) is Mapping:
             tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
         else:
@@ -140,7 +146,9 @@ def package(name: str, low: str) -> Row:
     found = installed(name)
     if found is not None and _numbers(found) >= _numbers(low):
         return check(name, "ok", found)
-    told = f"{found}, needs {low}" if found else "not installed"
+    told = "not installed"
+    if found:
+        told = f"{found}, needs {low}"
     return check(name, "fail", told, f"pip install -U {shell_word(f'{name}>={low}')}")
 
 

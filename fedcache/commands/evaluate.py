@@ -65,7 +65,9 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     )
     rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
     check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
-    out = None if wanted.out is None else Path(wanted.out)
+    out = None
+    if wanted.out is not None:
+        out = Path(wanted.out)
     check_asked(out, with_images=wanted.with_images)
     places = [find_model(name, model) for name in run]
     for place in places:
@@ -101,7 +103,9 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
     right = ("rows", *columns[4:])
     tables = [TextTable("", columns, [_cells(e) for e in found], right)]
     for e in found:
-        prefix = f"{e.label}: " if len(found) > 1 else ""
+        prefix = ""
+        if len(found) > 1:
+            prefix = f"{e.label}: "
         lines += [prefix + sentence for sentence in e.sentences()]
     if len(found) == 1:
         tables += details(found[0])
@@ -118,10 +122,16 @@ def _cells(e: RunEvaluation) -> list[Any]:
     m = e.measures
     if e.clients is not None:
         spread = e.clients.std
-        interval = "" if spread is None else f"std {100 * spread:.2f}"
+        interval = ""
+        if spread is not None:
+            interval = f"std {100 * spread:.2f}"
     else:
-        interval = "" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
-    best = "" if m.temperature is None else f"{m.temperature.value:.4g}"
+        interval = ""
+        if m.all.interval is not None:
+            interval = " to ".join(percent(v) for v in m.all.interval)
+    best = ""
+    if m.temperature is not None:
+        best = f"{m.temperature.value:.4g}"
     return [
         e.short_run,
         e.method,
@@ -153,9 +163,7 @@ def details(e: RunEvaluation) -> list[TextTable]:
         for c in worst
     ]
     columns = ("class", "rows", "accuracy %", "precision %", "F1 %")
-    title = (
-        f"The {SHOWN} classes that are right least often"
-        if len(e.measures.by_class) > SHOWN
-        else ""
-    )
+    title = ""
+    if len(e.measures.by_class) > SHOWN:
+        title = f"The {SHOWN} classes that are right least often"
     return [*made, TextTable(title, columns, rows, columns[1:])]

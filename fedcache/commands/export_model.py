@@ -36,11 +36,10 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     }
     lines = [f"{done.kind}, {done.bytes / 1e6:,.2f} MB: {done.path}"]
     for one in done.said.get("inputs", []):
-        shape = (
-            f"uint8 [N, 3, {one['height']}, {one['width']}]"
-            if one["kind"] == "images"
-            else f"[N, {one['width']}]"
-        )
+        if one["kind"] == "images":
+            shape = f"uint8 [N, 3, {one['height']}, {one['width']}]"
+        else:
+            shape = f"[N, {one['width']}]"
         lines.append(
             f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})"
         )

@@ -143,12 +143,14 @@ def extract(
         count, target = write_client_stores(done, partition, given, out, observer)
         data["shards"] = str(target)
         lines.append(f"{count} client stores: {target}")
-    code = Exit.QUARANTINED if done.images > done.ok and not dry_run else Exit.OK
-    skipped = (
-        [f"Skipped for missing weights: {', '.join(done.skipped)}"]
-        if done.skipped and not dry_run
-        else []
-    )
+    if done.images > done.ok and not dry_run:
+        code = Exit.QUARANTINED
+    else:
+        code = Exit.OK
+    if done.skipped and not dry_run:
+        skipped = [f"Skipped for missing weights: {', '.join(done.skipped)}"]
+    else:
+        skipped = []
     lines += [*skipped, str(done.path)]
     return CommandResult(data, lines, code, [arrays_table(done)])
 
@@ -167,7 +169,10 @@ def write_client_stores(
     done: Extraction, scheme: str, given: Given, out: str | None, observer: TerminalObserver
 ) -> tuple[int, Path]:
     """One store per client by a scheme; how many, and the directory of them."""
-    clients = {} if given["clients"] is None else {"clients": given["clients"]}
+    if given["clients"] is None:
+        clients = {}
+    else:
+        clients = {"clients": given["clients"]}
     made = make_partition(
         done.store, scheme, seed=given["seed"] or 0, **clients, **scheme_arguments(given)
     )
@@ -177,9 +182,9 @@ def write_client_stores(
 def describe_line(done: Extraction) -> str:
     """One sentence on what was computed."""
     holds = done.holds
-    quarantined = (
-        f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
-    )
+    quarantined = ""
+    if done.images > done.ok and done.ok:
+        quarantined = f", {done.images - done.ok} quarantined"
     if done.decoded:
         return (
             f"{done.decoded:,} {holds if done.decoded != 1 else one_of(holds)} in {done.seconds:,.1f} s: "
@@ -242,7 +247,9 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES
         f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"
     ]
     lines += [f"  {visible(entry['name'])}: {entry['reason']}" for entry in bad[:SHOWN]]
-    more = f"and {len(bad) - SHOWN:,} more: " if len(bad) > SHOWN else ""
+    more = ""
+    if len(bad) > SHOWN:
+        more = f"and {len(bad) - SHOWN:,} more: "
     return [*lines, f"  {more}{store / QUARANTINE}"]
 
 

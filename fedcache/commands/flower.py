@@ -116,7 +116,9 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
         key: tuple(value.strip() for value in values.split(",") if value.strip())
         for key, values in pairs(sweep, "--sweep", once=True).items()
     }
-    runs = str(Path(given["runs"]).expanduser().resolve()) if given["runs"] else ""
+    runs = ""
+    if given["runs"]:
+        runs = str(Path(given["runs"]).expanduser().resolve())
     from fedcache.federate.engines.flower.plan import Plan
 
     return Plan(train, swept, runs=runs, fresh=given["fresh"], **terms).checked()
@@ -284,12 +286,14 @@ def names(
     if gone:
         table.forget(gone)
     rows = sorted(table.known().items())
-    shown = (
-        [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])]
-        if rows
-        else []
-    )
-    lines = [f"Forgotten: {', '.join(gone)}."] if gone else []
+    if rows:
+        shown = [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])]
+    else:
+        shown = []
+    if gone:
+        lines = [f"Forgotten: {', '.join(gone)}."]
+    else:
+        lines = []
     lines += [] if rows else ["No name belongs to a key."]
     return CommandResult(
         {"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True
@@ -315,7 +319,9 @@ def run(
 
     _one_of(keys, insecure)
     known = read_app(app)
-    ca = None if keys is None else read_keys(keys).ca
+    ca = None
+    if keys is not None:
+        ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
     address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
     with _taking_all_along():
@@ -374,11 +380,9 @@ def up(
 
 def _one_of(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
-        said = (
-            "Both --keys and --insecure are given."
-            if insecure
-            else "Neither --keys nor --insecure is given."
-        )
+        said = "Neither --keys nor --insecure is given."
+        if insecure:
+            said = "Both --keys and --insecure are given."
         raise UsageError(
             said,
             "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone.",
@@ -403,7 +407,9 @@ def _ended(last: dict[str, Any]) -> CommandResult:
     lines = []
     for run in last["done"]:
         mean = run["result"]["accuracy"]["mean"]
-        shown = "not scored" if mean is None else f"{100 * mean:.2f} % as the sites claim"
+        shown = "not scored"
+        if mean is not None:
+            shown = f"{100 * mean:.2f} % as the sites claim"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
         lines += model_lines(Path(run["path"]), run["result"])

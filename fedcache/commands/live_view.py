@@ -76,9 +76,13 @@ class Stretch:
         if last.points > 1:
             parts.append(f"{last.points_done} of {last.points} points done")
         if (m := self._measured) is not None:
-            earlier = "" if (m.seed, m.round) == (last.seed, last.round) else f" in round {m.round}"
+            earlier = ""
+            if (m.seed, m.round) != (last.seed, last.round):
+                earlier = f" in round {m.round}"
             earlier += "" if m.seed == last.seed else f" of seed {m.seed_number}"
-            where = f" with {m.point}" if m.point else ""
+            where = ""
+            if m.point:
+                where = f" with {m.point}"
             parts.append(f"accuracy {100 * (m.accuracy or 0):.2f} %{where}{earlier}")
         parts.append(f"{byte_size(self._up)} up, {byte_size(self._down)} down")
         return ", ".join([*parts, *self._pace(now)])
@@ -93,7 +97,10 @@ class Stretch:
             return []
         # the clock's last bits add no second
         left = math.ceil((self.total - self.done) / rate - 1e-6)
-        fast = f"{rate:,.1f} {self.unit}/s" if rate >= 0.1 else f"{1 / rate:,.0f} s each"
+        if rate >= 0.1:
+            fast = f"{rate:,.1f} {self.unit}/s"
+        else:
+            fast = f"{1 / rate:,.0f} s each"
         return [fast, f"{left // 60}:{left % 60:02d} left"]
 
 

@@ -81,15 +81,21 @@ def methods_info(name: Name) -> CommandResult:
         for h in m.hparams
     ]
     # A method of another package may be a copy of one of fedcache's, with its page.
-    page = m.page if name in NAMES else None
-    when = "" if page is None else " ".join(page.when.split())
+    page = None
+    if name in NAMES:
+        page = m.page
+    when = ""
+    if page is not None:
+        when = " ".join(page.when.split())
     waits = facts.why_it_waits(m)
     d = m.defaults
     sizes = current_sizes(Home.from_environment())
     sends = facts.traffic_of(m, sizes)
     sides = facts.disagreements(m)
     parts = facts.leaving(m, sizes)
-    origin = plugin.origin if (plugin := find("methods", name)) is not None else ""
+    origin = ""
+    if (plugin := find("methods", name)) is not None:
+        origin = plugin.origin
     data = {
         "name": m.name,
         "origin": origin or "fedcache",
@@ -114,10 +120,12 @@ def methods_info(name: Name) -> CommandResult:
             "scheme": d.scheme,
         },
     }
-    first = (
-        f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
-    )
-    among = f", {sends['clients']} clients" if sends["clients"] else ""
+    first = ""
+    if sends["first_down"] != sends["down"]:
+        first = f" ({sends['first_down']:,} in the first)"
+    among = ""
+    if sends["clients"]:
+        among = f", {sends['clients']} clients"
     share = "all" if d.participation is None else d.participation
     lines = [
         f"{m.name}: {m.summary}",

@@ -319,7 +319,10 @@ LONGEST_WORDS = 16
 def parameter(item: Field[Any]) -> inspect.Parameter:
     """A field as a parameter of a command, as typer reads it."""
     info: OptionInfo = item.metadata["option"]
-    shown = str(item.default) if isinstance(item.default, str | int | float) else info.default
+    if isinstance(item.default, str | int | float):
+        shown = str(item.default)
+    else:
+        shown = info.default
     is_flag = item.default is False
     # Words that do not fit the narrow column of a small terminal stand in the text, where they wrap between words.
     words = "|".join(info.choices)
@@ -337,7 +340,9 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
         autocompletion=complete_words(info.choices) if info.choices else OF_FIELDS.get(item.name),
     )
     kind = value_type(item)
-    default = False if is_flag else None
+    default = None
+    if is_flag:
+        default = False
     annotation = Annotated[kind, made]  # type: ignore[valid-type]
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation

@@ -192,7 +192,9 @@ class TextTable:
         from rich.table import Table
         from rich.text import Text
 
-        title = Text(visible(self.title), style="table.title") if self.title else None
+        title = None
+        if self.title:
+            title = Text(visible(self.title), style="table.title")
         made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
         for column, width in zip(self.columns, widths, strict=True):
             made.add_column(
@@ -283,7 +285,9 @@ def as_told(error: BaseException) -> FedcacheError:
     if isinstance(error, OSError) and error.errno in FULL:
         return full_disk(error)
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
+        place = ""
+        if error.filename:
+            place = f"{error.filename}: "
         return MachineError(
             f"The system refused a file. {place}{error.strerror or error}.",
             "Check that the folder exists, is a folder, and may be written; df shows free space.",
@@ -301,7 +305,9 @@ def as_told(error: BaseException) -> FedcacheError:
 def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[str]) -> None:
     """Print what a command found; raises OSError when stdout takes no more."""
     if as_json:
-        status = "ok" if result.code is Exit.OK else "problem"
+        status = "problem"
+        if result.code is Exit.OK:
+            status = "ok"
         envelope(command, status, {"data": result.data}, warnings)
     elif result.listing and not sys.stdout.isatty():
         for line in result.lines:

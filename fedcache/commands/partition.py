@@ -150,7 +150,10 @@ def partition(
     ]
     if plot is not None:
         lines.append(str(plot))
-    few = rows if everybody <= SHOWN else rows[:20]
+    if everybody <= SHOWN:
+        few = rows
+    else:
+        few = rows[:20]
     chosen_by = () if made.validation is None else ("validation",)
     cells = [
         (
@@ -163,7 +166,9 @@ def partition(
         )
         for r in few
     ]
-    title = "" if len(few) == everybody else f"the first {len(few)} of {everybody} clients"
+    title = ""
+    if len(few) != everybody:
+        title = f"the first {len(few)} of {everybody} clients"
     names = ("client", "train", *chosen_by, "test", "classes", "rows of each class")
     shown = TextTable(title, names, cells, right=("train", *chosen_by, "test", "classes"))
     return CommandResult(data, lines, Exit.OK, [shown])

@@ -38,15 +38,15 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         found = personalise_run(
             place, model, wanted, given.get("device") or "auto", home, observer, stop
         )
-    trained = f" in {found.rounds} rounds" if found.rounds else ""
+    trained = ""
+    if found.rounds:
+        trained = f" in {found.rounds} rounds"
     lines = [f"{found.client}: a model of {found.method} from {found.rows:,} rows{trained}"]
     m = found.measures
     if m is not None:
-        interval = (
-            ""
-            if m.all.interval is None
-            else f" ({' to '.join(percent(v) for v in m.all.interval)})"
-        )
+        interval = ""
+        if m.all.interval is not None:
+            interval = f" ({' to '.join(percent(v) for v in m.all.interval)})"
         lines.append(
             f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store"
         )

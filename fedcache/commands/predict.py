@@ -73,7 +73,9 @@ def predict(
         raise UsageError(
             "--split is of the rows of --store, and none is named.", "Leave --split out."
         )
-    out = None if rows.out is None else Path(rows.out)
+    out = None
+    if rows.out is not None:
+        out = Path(rows.out)
     if out is not None:
         check_out(out)
     place = find_model(run, model)
@@ -171,7 +173,9 @@ def check_apart(
     )
     named = target in [path.resolve() for path in read]
     if owned or named:
-        what = "what this command reads" if named else "a file of a run or store"
+        what = "a file of a run or store"
+        if named:
+            what = "what this command reads"
         raise UsageError(f"-o {out} would write over {what}.", "Choose another -o.")
 
 
@@ -200,7 +204,9 @@ def predictions_answer(
             "Give images that a viewer opens.",
         )
     rows = answer.shown[:SHOWN]
-    word = "probability" if calibrated else "score"
+    word = "score"
+    if calibrated:
+        word = "probability"
     ranks = [
         name
         for rank in range(top)

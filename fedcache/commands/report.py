@@ -75,7 +75,9 @@ def report(
 
     Example: fedcache report -o report.html
     """
-    places = ImagePlaces(Home.from_environment(), pairs(data, "--data")) if with_images else None
+    places = None
+    if with_images:
+        places = ImagePlaces(Home.from_environment(), pairs(data, "--data"))
     root = runs_directory(root)
     with seldom_collected():
         made = write_report(
@@ -90,11 +92,9 @@ def report(
         )
     lines = [f"{made.path}: {counted(made.runs, 'run')}, {made.bytes / 1e6:.2f} MB."]
     if with_images:
-        held = (
-            f"{made.images} of {made.mistakes} images of mistakes"
-            if made.mistakes
-            else "no image of mistakes"
-        )
+        held = "no image of mistakes"
+        if made.mistakes:
+            held = f"{made.images} of {made.mistakes} images of mistakes"
         lines.append(
             f"It holds {held}"
             + (": give it to nobody who may not see them." if made.images else ".")

@@ -183,11 +183,9 @@ def list_entries() -> CommandResult:
         per_cell = [looker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)
         missing = looker.all_missing(entry)
-        status = (
-            "ready"
-            if not missing
-            else f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
-        )
+        status = "ready"
+        if missing:
+            status = f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
         commands |= {

@@ -162,21 +162,21 @@ def list_answer(
     if sys.stdout.isatty():
         columns = {name: cells for name, cells in columns.items() if set(cells) != {said.get(name)}}
     right = ("rounds", "seeds", "accuracy %", "model MB")
-    shown = (
-        [TextTable("", list(columns), list(zip(*columns.values(), strict=True)), right=right)]
-        if entries
-        else []
-    )
+    if entries:
+        shown = [
+            TextTable("", list(columns), list(zip(*columns.values(), strict=True)), right=right)
+        ]
+    else:
+        shown = []
     any_there = not entries and bool(every_run([], root))
-    lines = (
-        []
-        if entries
-        else (
+    if entries:
+        lines = []
+    else:
+        lines = (
             ["No run is so.", "fedcache runs list"]
             if any_there
             else [f"No result under {root} yet.", "fedcache train fed3r"]
         )
-    )
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
     data = {
         "entries": entries,
@@ -319,13 +319,17 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
         for name, values in figures.items()
     ]
     columns = ("figure", *heads, *(["difference"] if two else []))
-    tables = (
-        [TextTable("settings", ("setting", *heads), [(k, *v) for k, v in settings.items()])]
-        if settings
-        else []
-    )
+    if settings:
+        tables = [
+            TextTable("settings", ("setting", *heads), [(k, *v) for k, v in settings.items()])
+        ]
+    else:
+        tables = []
     tables += [TextTable("figures", columns, rows, right=columns[1:])] if rows else []
-    lines = [] if settings else ["No setting differs."]
+    if settings:
+        lines = []
+    else:
+        lines = ["No setting differs."]
     lines += [] if figures else ["No figure differs."]
     counts = [len(e.result["seeds"]) for e in entries]
     if len(set(counts)) > 1 and (sums := [name for name in TOTALS if name in figures]):
@@ -352,11 +356,10 @@ def runs_rm(
     what = f"{len(planned)} run{'' if len(planned) == 1 else 's'}, {size / 1e6:,.2f} MB"
     for one in planned:
         told = found[one.path]
-        words = (
-            f"{told.method}, {percent(told.result['accuracy']['mean'])} %"
-            if isinstance(told, StoredRun)
-            else (state_of(told))
-        )
+        if isinstance(told, StoredRun):
+            words = f"{told.method}, {percent(told.result['accuracy']['mean'])} %"
+        else:
+            words = state_of(told)
         observer.note(f"{one.path.name}  {words}  {one.bytes / 1e6:,.2f} MB")
         if one.kept:
             observer.warn(f"{one.path.name}: {', '.join(one.kept)} is not of the run, and stays.")
@@ -421,7 +424,10 @@ def runs_tag(
     for path in paths:
         write_tags(path, {*tags_of(path)} - {tag} if remove else {*tags_of(path), tag})
     done = f"{'No longer' if remove else 'Now'} {tag}: {', '.join(path.name for path in paths)}"
-    more = [] if remove else [f"fedcache compare tag:{shell_word(tag)}"]
+    if remove:
+        more = []
+    else:
+        more = [f"fedcache compare tag:{shell_word(tag)}"]
     return CommandResult(
         {"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more]
     )
@@ -437,8 +443,14 @@ def _tags_answer(folder: Path) -> CommandResult:
         (tag, len(names), " ".join(name[:8] for name in names))
         for tag, names in sorted(found.items())
     ]
-    shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))] if rows else []
-    lines = [] if rows else ["No run has a tag.", "fedcache runs tag baseline RUN"]
+    if rows:
+        shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
+    else:
+        shown = []
+    if rows:
+        lines = []
+    else:
+        lines = ["No run has a tag.", "fedcache runs tag baseline RUN"]
     return CommandResult({"tags": found}, lines, renderables=shown, listing=True)
 
 

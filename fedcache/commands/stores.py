@@ -61,7 +61,10 @@ def ls(
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
-    listed = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+    if home.stores.is_dir():
+        listed = sorted(home.stores.glob("*.zarr"))
+    else:
+        listed = []
     for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
         try:
             store = Store.open(path)
@@ -172,15 +175,17 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
             "--validation."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
-    shown = [TextTable("", names, rows, right=names[2:])] if rows else []
-    lines = (
-        []
-        if rows
-        else [
+    if rows:
+        shown = [TextTable("", names, rows, right=names[2:])]
+    else:
+        shown = []
+    if rows:
+        lines = []
+    else:
+        lines = [
             "No private run was made in this home.",
             "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
         ]
-    )
     data = {
         "entries": [t.to_dict() for t in spent],
         "datasets": [t.to_dict() for t in of_datasets],
@@ -257,7 +262,9 @@ def inspect(
         "partitions": sorted(opened.partitions),
     }
     holds = held_by(array.recipe for array in opened.arrays.values())
-    more = " ..." if len(samples.classes) > 12 else ""
+    more = ""
+    if len(samples.classes) > 12:
+        more = " ..."
     lines = [
         f"{opened.path}",
         f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
@@ -289,7 +296,10 @@ def inspect(
         f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
         for u in unfinished
     ]
-    shown = [table_of_arrays(arrays)] if arrays else []
+    if arrays:
+        shown = [table_of_arrays(arrays)]
+    else:
+        shown = []
     return CommandResult(data, lines, Exit.OK, shown)
 
 
@@ -308,7 +318,10 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
         side = a["recipe"].get("size")
         prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
         if side is not None and (kind := held_by([recipe])) != IMAGES:
-            prepared = f"{kind}, {side} tokens" if side else f"{kind} as they are"
+            if side:
+                prepared = f"{kind}, {side} tokens"
+            else:
+                prepared = f"{kind} as they are"
         prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))
@@ -342,8 +355,12 @@ def text_of(store: Store) -> list[str]:
     for name, entries in sorted(store.texts.items()):
         current = quoted(entries[-1]["templates"]) or "from the file of embeddings"
         others = len(entries) - 1
-        more = f"; {others} more stored" if others else ""
-        chooses = " (fedcache extract --text chooses)" if entries[-1]["templates"] else ""
+        more = ""
+        if others:
+            more = f"; {others} more stored"
+        chooses = ""
+        if entries[-1]["templates"]:
+            chooses = " (fedcache extract --text chooses)"
         lines.append(f"text        {name}: {current}{chooses}{more}")
     return lines
 
@@ -436,7 +453,10 @@ def gc(
         return CommandResult(
             data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown]
         )
-    words = [] if tuple(chosen) == tuple(DEFAULT) else ["--kind", ",".join(chosen)]
+    if tuple(chosen) == tuple(DEFAULT):
+        words = []
+    else:
+        words = ["--kind", ",".join(chosen)]
     command = shlex.join(["fedcache", "gc", *words, "--delete"])
     lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  {command}"]
     return CommandResult(data, lines, renderables=[shown], listing=True)

@@ -121,7 +121,10 @@ def train_run(
     from fedcache.runs.loop import train as run
 
     stop = Stop()
-    runs = Path(given["runs"]) if given["runs"] else home.runs
+    if given["runs"]:
+        runs = Path(given["runs"])
+    else:
+        runs = home.runs
     keep_freed_memory()
     with ExitStack() as opened:
         if cluster is not None:
@@ -188,7 +191,9 @@ def grid(
         return list_ready_grids()
     check_config(config)
     file = read_file(config, observer.note)
-    preset = presets.find_preset(ready) if ready is not None else None
+    preset = None
+    if ready is not None:
+        preset = presets.find_preset(ready)
     if preset is not None:
         schemes = asked_schemes(sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
@@ -208,7 +213,10 @@ def grid(
             "No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
-    runs = Path(given["runs"]) if given["runs"] else home.runs
+    if given["runs"]:
+        runs = Path(given["runs"])
+    else:
+        runs = home.runs
     jobs = given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")

@@ -31,8 +31,12 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
     """The answer of ``--dry-run``."""
     lines = []
     for p in data["programs"]:
-        together = f", {p['points_at_once']} points at once" if p["points"] > 1 else ""
-        points = f" {p['points']} points" if p["points"] > 1 else ""
+        together = ""
+        if p["points"] > 1:
+            together = f", {p['points_at_once']} points at once"
+        points = ""
+        if p["points"] > 1:
+            points = f" {p['points']} points"
         lines += [
             f"{p['method']}{points}: {p['execution']}, {p['clients_at_once']} clients at once{together}",
             f"  {p['words']}",
@@ -71,26 +75,31 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
     rounds = counted(result["rounds"], "round" if buffer is None else "step")
-    how = f"a round, {rounds}" if buffer is None else f"at a time, {rounds} of {buffer} updates"
+    if buffer is None:
+        how = f"a round, {rounds}"
+    else:
+        how = f"at a time, {rounds} of {buffer} updates"
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
-    untrained = "" if zero is None else f"; zero-shot (no training) {percent(zero)} %"
+    untrained = ""
+    if zero is not None:
+        untrained = f"; zero-shot (no training) {percent(zero)} %"
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
     lines += [f"  {line}" for line in caution_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
     if (drawn := drawn_clients(result)) is not None:
-        error = (
-            f"standard error {', '.join(map(percent, drawn[1]))} points"
-            if drawn[1]
-            else "no standard error"
-        )
+        error = "no standard error"
+        if drawn[1]:
+            error = f"standard error {', '.join(map(percent, drawn[1]))} points"
         lines.append(f"  {drawn[0]}; {error}")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
-        of_seeds = "" if held["std"] is None else f" +- {percent(held['std'])}"
-        pooled = (
-            "" if result["protocol"] == "global" else f"; over all rows {percent(held['pooled'])} %"
-        )
+        of_seeds = ""
+        if held["std"] is not None:
+            of_seeds = f" +- {percent(held['std'])}"
+        pooled = ""
+        if result["protocol"] != "global":
+            pooled = f"; over all rows {percent(held['pooled'])} %"
         lines.append(
             f"  validation accuracy {percent(held['mean'])} %{of_seeds} on {held['rows']:,} rows that nobody trains on"
             f"{pooled}"
@@ -102,8 +111,12 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     owned = result["classes_owned"]
     size = result["parameters"]
     each = owned.get("per_client") or [owned["least"], owned["most"]]
-    span = "" if min(each) == max(each) else f"{min(each):g} to "
-    fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
+    span = ""
+    if min(each) != max(each):
+        span = f"{min(each):g} to "
+    fixed = ""
+    if size["fixed"] is not None:
+        fixed = f" ({size['fixed']:,} fixed)"
     lines.append(
         f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(each):g} of {result['classes']} "
         f"classes per client; {size['trainable']:,} parameters trained{fixed}"
@@ -193,7 +206,9 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
     # clients' own parts of private runs are not saved
-    whose = "--global" if is_private(result) else "--client NAME"
+    whose = "--client NAME"
+    if is_private(result):
+        whose = "--global"
     return [
         f"  models of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what} {whose}"
     ]
@@ -232,11 +247,9 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     )
     lines = [points_line(done)]
     if rows[0].mean is not None:
-        what = (
-            "Chosen by mean validation accuracy"
-            if done.by_validation
-            else "Highest mean (not a choice)"
-        )
+        what = "Highest mean (not a choice)"
+        if done.by_validation:
+            what = "Chosen by mean validation accuracy"
         lines.append(
             f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %"
         )
@@ -282,7 +295,9 @@ def search_lines(done: Grid) -> list[str]:
     if (search := done.search) is None:
         return []
     seed = search["seed"]
-    pruner = "" if search["pruner"] == "none" else f", {search['pruner']}"
+    pruner = ""
+    if search["pruner"] != "none":
+        pruner = f", {search['pruner']}"
     return [
         f"{search['trials']} trials ({search['sampler']}, seed {seed}{pruner}): {search['finished']} finished, "
         f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"
@@ -361,7 +376,9 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         )
     lines += [_privacy_line(spent) for spent in done.privacy()]
     for again in done.retrained:
-        there = " (the run was there already)" if again.run.reused else ""
+        there = ""
+        if again.run.reused:
+            there = " (the run was there already)"
         lines.append(f"Trained again on all training rows{there}: {again.words}")
         lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
         lines += model_lines(again.run.path, again.run.result)
@@ -370,10 +387,19 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
 
 def _privacy_line(spent: Mapping[str, Any]) -> str:
     """What all noise of a grid costs together, of ``Grid.privacy``."""
-    found = spent["epsilon_pld"] if spent["epsilon_pld"] is not None else spent["epsilon_rdp"]
-    epsilon = "no bound" if found is None else f"epsilon {found:.3g}"
-    kind = "Simulated privacy" if spent["simulation"] else "Privacy"
-    models = f" and {spent['retrained']} retrained" if spent["retrained"] else ""
+    if spent["epsilon_pld"] is not None:
+        found = spent["epsilon_pld"]
+    else:
+        found = spent["epsilon_rdp"]
+    epsilon = "no bound"
+    if found is not None:
+        epsilon = f"epsilon {found:.3g}"
+    kind = "Privacy"
+    if spent["simulation"]:
+        kind = "Simulated privacy"
+    models = ""
+    if spent["retrained"]:
+        models = f" and {spent['retrained']} retrained"
     return (
         f"{kind} of each {spent['unit']} over all {spent['points']} points{models} ({spent['seeds']} seeds): {epsilon} "
         f"for delta {spent['delta']:g}."

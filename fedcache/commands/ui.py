@@ -46,7 +46,10 @@ def ui(
             f"`fedcache ui` needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
             "pip install 'fedcache[ui]'",
         )
-    shown = Home.from_environment() if home is None else Home(home.expanduser(), offline=True)
+    if home is None:
+        shown = Home.from_environment()
+    else:
+        shown = Home(home.expanduser(), offline=True)
     if home is not None and not shown.root.is_dir():
         raise UsageError(
             f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME."

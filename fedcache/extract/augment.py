@@ -133,7 +133,10 @@ def described(text: str) -> str:
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:
     wanted = NUMBERS[name]
     form = f"{name}={':'.join(n.name for n in wanted)}"
-    given = [] if text is None else text.split(":")
+    if text is None:
+        given = []
+    else:
+        given = text.split(":")
     values = []
     for at, number in enumerate(wanted):
         value = number.default
@@ -144,7 +147,10 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
                 value = math.nan
         if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
-            said = name if text is None else f"{name}={text}"
+            if text is None:
+                said = name
+            else:
+                said = f"{name}={text}"
             raise UsageError(
                 f"--augment {said} is not {form} with {ranges}.", "For example --augment flip=0.5"
             )

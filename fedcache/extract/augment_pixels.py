@@ -68,7 +68,9 @@ def _jitter(
     chance, *strengths, hue = values
     chosen = draw.random() < chance
     factors = [draw.uniform(1 - s, 1 + s) for s in strengths]
-    turn = draw.uniform(-hue, hue) if hue else 0.0
+    turn = 0.0
+    if hue:
+        turn = draw.uniform(-hue, hue)
     if not chosen:
         return image
     for enhance, factor in zip(

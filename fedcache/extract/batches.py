@@ -114,9 +114,10 @@ def decode_batch(
 
 def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[np.uint8]:
     present = [image for image in images if image is not None]
-    shape = (
-        present[0].shape if present else (recipe.views, max(recipe.size, 1), max(recipe.size, 1), 3)
-    )
+    if present:
+        shape = present[0].shape
+    else:
+        shape = (recipe.views, max(recipe.size, 1), max(recipe.size, 1), 3)
     stacked = np.zeros((len(images), *shape), np.uint8)
     for index, image in enumerate(images):
         if image is None:
@@ -221,9 +222,9 @@ class BatchRunner:
             return images
         # The last batch is filled up with copies of its last row: a shorter one would have other last bits.
         short = self.settings.batch - len(rows)
-        padded = (
-            np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
-        )
+        padded = images
+        if short:
+            padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)])
         parts = []
         for v in range(job.recipe.views):
             x = torch.from_numpy(np.ascontiguousarray(padded[:, v]))

@@ -109,7 +109,9 @@ def _open_writers(
     for job in jobs:  # all checked before the first lock is taken
         shapes[job.key] = feature_shape(job, data, job.backbone.width)
         row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
-        as_before = earlier.chunk_rows.get(job.key) if earlier else None
+        as_before = None
+        if earlier:
+            as_before = earlier.chunk_rows.get(job.key)
         chunk_rows[job.key] = (
             options.chunk_rows or as_before or chunk_rows_for(settings.batch, row_bytes)
         )
@@ -158,7 +160,10 @@ class _Run:
         self, stack: ExitStack, store: Store, text: Mapping[str, Sequence[str]]
     ) -> None:
         """Compute the batches in this process or its workers, which then write the text features of ``text``."""
-        needed = self.jobs if self.tasks else [job for job in self.jobs if job.key in text]
+        if self.tasks:
+            needed = self.jobs
+        else:
+            needed = [job for job in self.jobs if job.key in text]
         o = self.options
         workers = open_workers(
             needed,
@@ -172,7 +177,9 @@ class _Run:
         stack.callback(workers.close)
         self.stats.workers = self.stats.workers or workers.workers
         if self.tasks:
-            parallel = workers.workers if self.settings.device == "cpu" else 1
+            parallel = 1
+            if self.settings.device == "cpu":
+                parallel = workers.workers
             self._announce(sum(workers.warm().values()), workers.workers, parallel)
             collector = ChunkCollector(self.writers, len(self.data.names), self.settings.batch)
             stack.callback(collector.thread.shutdown, wait=True)
@@ -220,7 +227,9 @@ class _Run:
         # A first batch without a readable item reached no model, so how fast they are is not known.
         # else images are decoded and kept as they are
         models = seconds > 0 and any(job.recipe.dtype != "uint8" for job in self.jobs)
-        before = " before decoding" if self.data.holds == IMAGES else ""
+        before = ""
+        if self.data.holds == IMAGES:
+            before = " before decoding"
         rate = f"about {parallel / max(seconds, 1e-9):,.0f} {self.data.holds}/s{before}"
         self.options.observer.note(
             f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "

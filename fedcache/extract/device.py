@@ -32,7 +32,9 @@ def known_device(requested: str) -> str:
     """``requested``, when it is a word for a device (which need not be here); else UsageError."""
     if requested not in DEVICES:
         if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
-            one = " (CUDA_VISIBLE_DEVICES chooses one of several)" if ":" in requested else ""
+            one = ""
+            if ":" in requested:
+                one = " (CUDA_VISIBLE_DEVICES chooses one of several)"
             raise UsageError(
                 f"Unknown device {requested!r}. A GPU is called 'cuda'.", f"--device cuda{one}"
             )
@@ -57,14 +59,14 @@ def resolve_device(requested: str) -> Device:
     import torch
 
     if torch.cuda.is_available():
-        why = "asked for" if requested == "cuda" else "torch sees a GPU"
+        why = "torch sees a GPU"
+        if requested == "cuda":
+            why = "asked for"
         return Device("cuda", torch.cuda.get_device_name(), why)
     built = torch.version.cuda
-    reason = (
-        f"torch {torch.__version__} was built without CUDA"
-        if built is None
-        else "torch finds no NVIDIA driver or GPU"
-    )
+    reason = "torch finds no NVIDIA driver or GPU"
+    if built is None:
+        reason = f"torch {torch.__version__} was built without CUDA"
     if requested == "cuda":
         raise MachineError(
             f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu."

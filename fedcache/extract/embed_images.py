@@ -117,7 +117,9 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
     if not set(found.ignored) - {tree.HIDDEN}:
         return []
     few = [tree.name_of(name) for name in heapq.nsmallest(FEW, found.others)]
-    named = f" ({', '.join(few)}{', ...' if len(found.others) > FEW else ''})" if few else ""
+    named = ""
+    if few:
+        named = f" ({', '.join(few)}{', ...' if len(found.others) > FEW else ''})"
     reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
     # The names stand behind the first reason that has some.
     first = next((why for why, _ in reasons if why != tree.HIDDEN), "")
@@ -192,7 +194,10 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
         or found.ndim not in (2, 3)
         or (found.ndim == 3 and found.shape[2] != 3)
     ):
-        what = f"{found.dtype} {list(found.shape)}" if found.ndim else type(image).__name__
+        if found.ndim:
+            what = f"{found.dtype} {list(found.shape)}"
+        else:
+            what = type(image).__name__
         raise UsageError(
             f"Image {number} is {what}, expected uint8 [H, W] or [H, W, 3].",
             "(255 * image).astype('uint8')   of an image in [0, 1].",

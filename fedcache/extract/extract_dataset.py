@@ -86,9 +86,8 @@ def extract(
     config = where_it_can_run(
         planning.bare_config(planning.known_config(config, home)), planned, engine, observer
     )
-    planned = (
-        [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
-    )
+    if not dry_run:
+        planned = [pull_if_needed(p, config, home, observer) for p in planned]
     held = None
     if images is not None:
         with told_as(observer, "reading", "images") as progress:
@@ -97,7 +96,10 @@ def extract(
             )
     spec, config = spec_of(config, home, observer) if held is None else (held.spec, config)
     planning.check_reads(planned, spec, holds_of(spec) if held is None else held.holds)
-    store = None if store is None else resolve_path(home, store)
+    if store is None:
+        store = None
+    else:
+        store = resolve_path(home, store)
     where: dict[str, Any] = {
         "memory": planning.memory_of(home, rehash=rehash),
         "roots": planning.roots_of(config.data),
@@ -122,7 +124,10 @@ def extract(
                 )
             remember_last(home, path, spec)
             return done
-    data = held if held is not None else read_dataset(spec, where, observer)
+    if held is not None:
+        data = held
+    else:
+        data = read_dataset(spec, where, observer)
     say_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
@@ -152,9 +157,9 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
     parts = parts_of(spec)
     if parts is None:
         likely = next(iter(may_be_labels))
-        named = (
-            with_keys(spec, {"--label-key": likely}) if spec.partition(":")[0] in CONTENT else ""
-        )
+        named = ""
+        if spec.partition(":")[0] in CONTENT:
+            named = with_keys(spec, {"--label-key": likely})
         return need_labels(spec, may_be_labels, named)
     chosen: dict[str, str] = {}
     for place in may_be_labels:
@@ -206,7 +211,9 @@ def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observe
             "Views are not flipped: a mirrored image of this dataset may be of another class."
         )
     if both := trained_and_tested(data):
-        verb = "holds" if both == 1 else "hold"
+        verb = "hold"
+        if both == 1:
+            verb = "holds"
         observer.warn(
             f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte."
         )
@@ -215,9 +222,8 @@ def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observe
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
     spec = config.dataset or default_dataset(home, observer)
-    spec = (
-        f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
-    )
+    if ingested_path(home, spec) is not None and ":" not in spec:
+        spec = f"{INGESTED}:{spec}"
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
     options["--unlabelled"] = "yes" if config.unlabelled else None
     spec = with_keys(spec, options)
@@ -361,11 +367,10 @@ def finished(
     if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
     template = store.dataset.get("template")
-    wanted = (
-        planning.wanted_text(store, planned, template, config, keep=keep_text)
-        if store.manifest.classes
-        else {}
-    )
+    if store.manifest.classes:
+        wanted = planning.wanted_text(store, planned, template, config, keep=keep_text)
+    else:
+        wanted = {}
     if planning.missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
@@ -410,11 +415,10 @@ def compute(
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, observer)
     remember_orders(home, data, planned, config)
-    wanted = (
-        planning.wanted_text(store, planned, data.template, config, keep=keep_text)
-        if data.classes
-        else {}
-    )
+    if data.classes:
+        wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text)
+    else:
+        wanted = {}
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
             "The dataset has no classes, so there are no text features, which some methods need."
@@ -477,7 +481,9 @@ def open_or_create(
     # Of the dataset the manifest says the content, never a location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     if earlier is not None:
-        origin = earlier.parent.dataset["digest"] if earlier.parent else None
+        origin = None
+        if earlier.parent:
+            origin = earlier.parent.dataset["digest"]
         meta |= {"content": earlier.data.content, "grown": origin}
     store = Store.create(
         path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None

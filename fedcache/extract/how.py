@@ -81,7 +81,10 @@ def how_record(
         "hugging_face": "transformers",
         "text_encoder": "transformers",
     }
-    more = {"tokenizers"} if provider == "text_encoder" else set()
+    if provider == "text_encoder":
+        more = {"tokenizers"}
+    else:
+        more = set()
     for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")} | more):
         try:
             record[name] = version(name)
@@ -109,7 +112,10 @@ def resolve_compute_as(
     """
     if computed.get("device") != resolve_device(config.device).kind:
         return resolve_compute(config)
-    dtype = str(computed["dtype"]) if config.dtype == "auto" else config.dtype
+    if config.dtype == "auto":
+        dtype = str(computed["dtype"])
+    else:
+        dtype = config.dtype
     return resolve_compute(
         replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype)
     )

@@ -261,7 +261,10 @@ def view(
     if steps[0].name == "crop":
         low, high = steps[0].values
         box = crop_box(image.size, (low, high), draw)
-        size = image.size if recipe.size == 0 else (recipe.size, recipe.size)
+        if recipe.size == 0:
+            size = image.size
+        else:
+            size = (recipe.size, recipe.size)
         made = image.resize(size, _FILTERS[recipe.interpolation], box=box)
         steps = steps[1:]
     else:

@@ -112,7 +112,9 @@ def encode_items(
     if isinstance(items, list):
         padded: Items = items + items[-1:] * short
     else:
-        padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)]) if short else items
+        padded = items
+        if short:
+            padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
     features, cut = encoder.items(padded)
     out = features[:count].to("cpu").numpy().astype(np.float32, copy=False)[:, None].copy()
     out[list(blank)] = np.nan

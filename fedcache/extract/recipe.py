@@ -144,15 +144,14 @@ class Recipe:
         return f"{self.backbone}@{self.size}"
 
     def __repr__(self) -> str:
-        side = f"{self.size} px {self.resize}" if self.size else "own size"
-        side = (
-            side
-            if self.decoder == "pillow"
-            else f"{self.decoder}, {self.size} tokens"
-            if self.size
-            else self.decoder
-        )
-        views = f"{self.views} views" if self.views > 1 else "1 view"
+        side = "own size"
+        if self.size:
+            side = f"{self.size} px {self.resize}"
+        if self.decoder != "pillow":
+            side = f"{self.decoder}, {self.size} tokens" if self.size else self.decoder
+        views = "1 view"
+        if self.views > 1:
+            views = f"{self.views} views"
         views += f" ({self.augment})" if self.augment else ""
         return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
 
@@ -275,7 +274,11 @@ class Recipe:
 def _number(name: str, text: str) -> int | float:
     low, high = _RANGES[name]
     try:
-        value: int | float = float(text) if name == "crop_pct" else int(text)
+        value: int | float
+        if name == "crop_pct":
+            value = float(text)
+        else:
+            value = int(text)
     except ValueError:
         value = low - 1
     if not low <= value <= high:

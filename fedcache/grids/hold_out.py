@@ -33,7 +33,9 @@ def every_value(
     A value with less than ``min_rows`` rows is not held out, which the observer is told. Raises UsageError for a column
     with one such value, or with more than ``MOST``; StoreError where nothing is extracted.
     """
-    path = None if config.store is None else Path(config.store)
+    path = None
+    if config.store is not None:
+        path = Path(config.store)
     store = need_store(home, path=path, dataset=config.dataset)
     column = column_of(store, by)
     words: tuple[str, ...] = column.words
@@ -60,7 +62,9 @@ def every_value(
                 f"--min-rows {second}",
             )
         if small and observer is not None:
-            more = f" and {len(small) - NAMED:,} more" if len(small) > NAMED else ""
+            more = ""
+            if len(small) > NAMED:
+                more = f" and {len(small) - NAMED:,} more"
             observer.note(
                 f"Less than {least:,} rows, and so not held out: {', '.join(small[:NAMED])}{more}."
             )

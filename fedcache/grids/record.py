@@ -37,9 +37,14 @@ class GridRecord:
     """
 
     def __init__(self, request: GridRequest, search: str | None = None) -> None:
-        points = [] if search else [[method, dict(sweep)] for method, sweep in request.points]
+        if search:
+            points = []
+        else:
+            points = [[method, dict(sweep)] for method, sweep in request.points]
         # a home may be moved
-        elsewhere = "" if request.runs == request.home.runs else str(request.runs.resolve())
+        elsewhere = ""
+        if request.runs != request.home.runs:
+            elsewhere = str(request.runs.resolve())
         command = command_of_grid(request)
         what = [search or points, search or command, elsewhere]
         self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
@@ -74,11 +79,10 @@ class GridRecord:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
-        why = (
-            {}
-            if error is None
-            else {"error": getattr(error, "message", "") or type(error).__name__}
-        )
+        if error is None:
+            why = {}
+        else:
+            why = {"error": getattr(error, "message", "") or type(error).__name__}
         self._append({"ended": time.time(), **why})
 
     def _append(self, line: Mapping[str, Any]) -> None:

@@ -138,7 +138,10 @@ def request_grid(
     for N points drawn without repeats, or that of a search. The others are fields of ``GridRequest``.
     """
     check_score(fields.get("score"))
-    sampling = Sampling(sampler) if isinstance(sampler, str) else sampler
+    if isinstance(sampler, str):
+        sampling = Sampling(sampler)
+    else:
+        sampling = sampler
     fields["search"] = search = search_of(sampling, methods, sweeps)
     every, notes = (search.corners(), ()) if search else points_that_differ(methods, sweeps, config)
     if search is not None and len(every) < MOST_CHECKED:  # corners hold every value of a list

@@ -189,7 +189,11 @@ class Grid:
     def std_of(self, point: Point) -> float | None:
         """Its spread over seeds, ddof 1; None for one seed, and where every seed gives the same: that is no spread."""
         found = self.score_of(point)
-        std: float | None = point.run.accuracy["std"] if self.scored_by == "own" else found.std
+        std: float | None
+        if self.scored_by == "own":
+            std = point.run.accuracy["std"]
+        else:
+            std = found.std
         if len(set(found.per_seed)) == 1:
             return None
         return std
@@ -287,7 +291,10 @@ class Grid:
             row.validation = _mean(chosen_by.get(key, []), len(values))
 
         def order(row: HeldOut) -> tuple[float, str, Order]:
-            figure = row.validation if self.by_validation else row.mean
+            if self.by_validation:
+                figure = row.validation
+            else:
+                figure = row.mean
             return (
                 -round(figure if figure is not None else -1.0, DIGITS),
                 row.method,
@@ -400,18 +407,16 @@ class Grid:
 
     def __repr__(self) -> str:
         lost = len(self.damaged) + len(self.failed)
-        without = f", {lost} without a result" if lost else ""
+        without = ""
+        if lost:
+            without = f", {lost} without a result"
         if not self.points:
             return f"Grid(0 points{without})"
         best = self.best()
         many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
-        again = (
-            ""
-            if len(self.retrained) != 1
-            else (
-                f"; trained again on all training rows: {spread(self.retrained[0].run.result['accuracy'])}"
-            )
-        )
+        again = ""
+        if len(self.retrained) == 1:
+            again = f"; trained again on all training rows: {spread(self.retrained[0].run.result['accuracy'])}"
         return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {spread(best.run.result['accuracy'])}{again})"
 
     def _repr_html_(self) -> str:

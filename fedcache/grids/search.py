@@ -128,13 +128,10 @@ class Trials:
                 **facts,
             }.items():
                 trial.set_user_attr(key, fact)
-            state = (
-                TrialState.PRUNED
-                if pruned
-                else TrialState.FAIL
-                if value is None
-                else TrialState.COMPLETE
-            )
+            if pruned:
+                state = TrialState.PRUNED
+            else:
+                state = TrialState.FAIL if value is None else TrialState.COMPLETE
             frozen = trial.study.tell(trial, None if pruned else value, state=state)
             line = {
                 "state": state.name,

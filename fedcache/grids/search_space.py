@@ -182,7 +182,10 @@ def _dimension(
             "One range, or a list.",
         )
     log, low, high = ends
-    kinds = {"float"} if place == "run" and name in (*NUMBERS, "participation") else {"int"}
+    if place == "run" and name in (*NUMBERS, "participation"):
+        kinds = {"float"}
+    else:
+        kinds = {"int"}
     if place == "set":
         kinds = {find_method(method).hparam(name).kind for method in methods}
     elif name not in (*NUMBERS, *WHOLE_NUMBERS, "participation"):
@@ -197,7 +200,9 @@ def _dimension(
         or (log and low <= 0)
         or (whole and not (low.is_integer() and high.is_integer()))
     ):
-        what = "whole numbers" if whole else "numbers"
+        what = "numbers"
+        if whole:
+            what = "whole numbers"
         raise UsageError(
             f"--sweep {key}={values[0]} is no range of {what}, the lower first{', above 0' * log}.",
             f"For example --sweep {key}=" + ("8..64" if whole else "log:1e-4..1"),

@@ -153,7 +153,11 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
 
     Nothing is extracted or trained.
     """
-    points = request.points if request.search is None else request.points[:1]  # a trial like any
+    # a trial like any
+    if request.search is None:
+        points = request.points
+    else:
+        points = request.points[:1]
     request = replace(request, points=points, extract=False, fresh=False)
     run = GridRun(request, EachOnce(observer or Silent()), Stop())
     run.note_points()
@@ -201,7 +205,10 @@ class GridRun:
         points = self.request.points
         name, sweep = points[number]
         many = len({method for method, _ in points}) > 1
-        words = [name] if many or not sweep else []
+        if many or not sweep:
+            words = [name]
+        else:
+            words = []
         return GridPosition(
             " ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]),
             len(self.ended),
@@ -251,7 +258,9 @@ class GridRun:
         count = len(self.ended)
         configs = [request.config_of(n) for n in group]
         swept = " ".join(f"{k}={v}" for k, v in request.points[group[0]][1].items())
-        many = f" and {len(group) - 1} that differ in numbers" if len(group) > 1 else ""
+        many = ""
+        if len(group) > 1:
+            many = f" and {len(group) - 1} that differ in numbers"
         self.observer.note(
             f"Points {count + 1} to {count + len(group)} of {len(request.points)}: "
             f"{configs[0].method} {swept}{many}"
@@ -324,9 +333,10 @@ class GridRun:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
         if self.record is not None:
-            how = (
-                {"error": out.message} if isinstance(out, FedcacheError) else {"run": out.path.name}
-            )
+            if isinstance(out, FedcacheError):
+                how = {"error": out.message}
+            else:
+                how = {"run": out.path.name}
             self.record.point_ended(number, **how)
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
@@ -339,7 +349,9 @@ class GridRun:
         if mean is not None and mean > self._best and points > 1 and comparable:
             self._best = mean
             words = self.request.words_of(number)
-            what = "validation" if has_validation([out.result]) else "test"
+            what = "test"
+            if has_validation([out.result]):
+                what = "validation"
             self.observer.note(
                 f"Highest {what} accuracy so far, {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
             )
@@ -369,7 +381,10 @@ class GridRun:
             if isinstance(out, Run):
                 done.points.append(Point(name, sweep, out))
             else:
-                lost = done.damaged if isinstance(out, DamagedRunError) else done.failed
+                if isinstance(out, DamagedRunError):
+                    lost = done.damaged
+                else:
+                    lost = done.failed
                 lost.append(LostPoint(name, sweep, out.message, out.hint))
         lost = [*done.damaged, *done.failed]
         if lost and not done.points:

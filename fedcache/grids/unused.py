@@ -37,7 +37,10 @@ def settings_for(
     method: str, methods: Sequence[str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Those of ``--set`` that a method has, where others of several methods have the rest."""
-    lacking = methods_without(list(dict.fromkeys(methods)), list(settings)) if settings else {}
+    if settings:
+        lacking = methods_without(list(dict.fromkeys(methods)), list(settings))
+    else:
+        lacking = {}
     return {key: value for key, value in settings.items() if method not in lacking.get(key, ())}
 
 

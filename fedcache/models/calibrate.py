@@ -49,7 +49,9 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
     """
     if out.protocol != "global" or spec.trust.privacy is not None:
         return None
-    held = spec.clients.validation if isinstance(spec.clients, ClientTable) else None
+    held = None
+    if isinstance(spec.clients, ClientTable):
+        held = spec.clients.validation
     if held is not None:
         return _fitted(spec, out, held.rows)
     if spec.method.gradient or "labels" not in spec.method.needs:

@@ -187,7 +187,9 @@ class LeftOutRows:
         said = []
         if self.unknown:
             few = [f"{name} ({rows:,})" for name, rows in list(self.unknown.items())[:8]]
-            more = f" and {len(self.unknown) - 8} more" if len(self.unknown) > 8 else ""
+            more = ""
+            if len(self.unknown) > 8:
+                more = f" and {len(self.unknown) - 8} more"
             said.append(
                 _not_scored(sum(self.unknown.values()), "of classes that the model does not know")
                 + f": {', '.join(few)}{more}."
@@ -270,9 +272,9 @@ class RunEvaluation:
 
     def _repr_html_(self) -> str:
         m = self.measures
-        interval = (
-            None if m.all.interval is None else " to ".join(str(percent(v)) for v in m.all.interval)
-        )
+        interval = None
+        if m.all.interval is not None:
+            interval = " to ".join(str(percent(v)) for v in m.all.interval)
         facts = {
             "rows": f"{m.all.rows:,}",
             "accuracy": percent(self.accuracy),
@@ -302,7 +304,9 @@ class RunEvaluation:
             )
         t = m.temperature
         if t is not None:
-            limit = ", the last that was tried" if t.at_limit else ""
+            limit = ""
+            if t.at_limit:
+                limit = ", the last that was tried"
             said.append(
                 f"--temperature {t.value:.4g} minimises the NLL ({t.nll:.4f}){limit}; it was fitted on these "
                 f"{t.rows:,} rows, and is to be judged on others."
@@ -535,11 +539,9 @@ def measure(
     pairs = count_pairs(label, predicted[known], C)
     domain = rows.domain[known]
     sample = known[::step]
-    fitted = (
-        fit_temperature(np.concatenate(kept, 1)[:, sample], rows.label[::step][sample])
-        if fit
-        else None
-    )
+    fitted = None
+    if fit:
+        fitted = fit_temperature(np.concatenate(kept, 1)[:, sample], rows.label[::step][sample])
     return Measures(
         all=right_rows(right),
         macro_f1=macro_f1(predicted[known], label, C),
@@ -623,7 +625,10 @@ def measure_clients(
         one = measure(predictor, rows, fit=False)
         accuracy[name] = float("nan") if one.all.accuracy is None else one.all.accuracy
         whole.append(replace(one, by_class=(), by_domain={}, confusion=(), bins=()))
-        total = one if total is None else _added(total, one)
+        if total is None:
+            total = one
+        else:
+            total = _added(total, one)
     if total is None:
         raise StoreError(
             "The run saved no client's model.", "Train again with --fresh --save-clients all"

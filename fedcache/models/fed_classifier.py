@@ -141,7 +141,10 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
-        clients = self._dealt(codes, int(seed)) if groups is None else _grouped(groups, X)
+        if groups is None:
+            clients = self._dealt(codes, int(seed))
+        else:
+            clients = _grouped(groups, X)
         self.clients_ = [client.name for client in clients]
         feat_post = str(hp.get("feat_post", "none"))
         x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))

@@ -138,7 +138,11 @@ class Model:
         Raises StoreError for another number of features than the model reads.
         """
         found = self.predictor.scores(*self._arrays(X))
-        scores: NDArray[np.float64] = found[0] if len(found) == 1 else found
+        scores: NDArray[np.float64]
+        if len(found) == 1:
+            scores = found[0]
+        else:
+            scores = found
         return scores
 
     def probabilities(self, X: Features, temperature: float | None = None) -> NDArray[np.float64]:
@@ -176,11 +180,10 @@ class Model:
             )
         if facts.image is not None:
             return [np.asarray(X)]
-        parts = (
-            [np.asarray(X)]
-            if not isinstance(X, list | tuple) or np.ndim(X[0]) < 2
-            else [np.asarray(a) for a in X]
-        )
+        if not isinstance(X, list | tuple) or np.ndim(X[0]) < 2:
+            parts = [np.asarray(X)]
+        else:
+            parts = [np.asarray(a) for a in X]
         if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] == facts.width:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
         fits = tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) == facts.widths
@@ -216,7 +219,9 @@ class Model:
 
     def __repr__(self) -> str:
         known = self._facts()
-        whose = f", client {known['client']}" if known["client"] is not None else ""
+        whose = ""
+        if known["client"] is not None:
+            whose = f", client {known['client']}"
         return (
             f"Model({known['method']} on {known['dataset']}, {known['reads']}: {len(self.classes)} classes{whose}, "
             f"seed {known['seeds']})"
@@ -247,7 +252,10 @@ def _images(found: Any) -> NamedImages | None:
         return images_in_memory([found])
     if found and all(isinstance(one, str | Path) for one in found):
         return find_images([Path(one) for one in found])
-    first = np.asarray(found[0]) if found else np.empty(0, np.uint8)
+    if found:
+        first = np.asarray(found[0])
+    else:
+        first = np.empty(0, np.uint8)
     if (first.dtype == np.uint8 and first.ndim != 1) or not found:
         return images_in_memory(found)
     return None

@@ -121,10 +121,15 @@ def personalise(
     ctx = replace(ctx, env=replace(ctx.env, views=client.x.shape[1]))
     check_views(hp, ctx.env.views)
     down = {k: t.to(device) for k, t in model.tree("server/").items()}
-    label = client.label.to(device) if "labels" in used.reads(hp) else None
+    label = None
+    if "labels" in used.reads(hp):
+        label = client.label.to(device)
     x = client.x.to(device)
     (data,), seen = cut_out(x, label, [client.train]), stack_clients(x, label, [client.train], 0)
-    count = facts.rounds if rounds is None else rounds
+    if rounds is None:
+        count = facts.rounds
+    else:
+        count = rounds
     try:
         state = used.enter(down, data, ctx)
         for number_of_round in range(count if trains(used) else 0):

@@ -79,7 +79,9 @@ def best_of(
     # The predicted class first also where rounding makes another one as probable.
     behind = np.array(-ranking)
     np.put_along_axis(behind, told, -np.inf, 1)
-    order = np.argsort(behind, 1, kind="stable")[:, :top] if top > 1 else told
+    order = told
+    if top > 1:
+        order = np.argsort(behind, 1, kind="stable")[:, :top]
     chosen = order.tolist()
     shares = np.take_along_axis(probability, order, 1).tolist()
     for row, name in enumerate(names):
@@ -149,7 +151,12 @@ def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:
     """One column per rank: ``class``, ``probability``, ``class_2``, ..., ``reason``."""
     flat: dict[str, Any] = {"name": row["name"]}
     for rank in range(top):
-        end = "" if rank == 0 else f"_{rank + 1}"
-        found = row["top"][rank] if rank < len(row["top"]) else (None, None)
+        end = ""
+        if rank != 0:
+            end = f"_{rank + 1}"
+        if rank < len(row["top"]):
+            found = row["top"][rank]
+        else:
+            found = (None, None)
         flat[f"class{end}"], flat[f"probability{end}"] = found
     return {**flat, "reason": row["reason"]}

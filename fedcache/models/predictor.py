@@ -190,7 +190,10 @@ class Predictor:
 
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """[E, N, C] scores -> int64 [N]: the class of the highest score, or probability in an ensemble; -1 for NaN."""
-        decided = scores[0] if len(scores) == 1 else self.mean_probability(scores)
+        if len(scores) == 1:
+            decided = scores[0]
+        else:
+            decided = self.mean_probability(scores)
         lost = np.isnan(decided).any(-1)
         return np.where(lost, -1, np.where(np.isnan(decided), -np.inf, decided).argmax(-1))
 
@@ -203,7 +206,10 @@ class Predictor:
         """
         keys = array_keys(self.members[0], store)
         readers = [store.reader(key) for key in keys]
-        wanted = np.arange(store.rows) if rows is None else np.asarray(rows, np.int64)
+        if rows is None:
+            wanted = np.arange(store.rows)
+        else:
+            wanted = np.asarray(rows, np.int64)
         for start in range(0, len(wanted), BLOCK):
             part = wanted[start : start + BLOCK]
             yield part, self.scores(*(reader.rows(part)[:, 0] for reader in readers))
@@ -242,11 +248,10 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         for key in sorted(recipe)
         if found.get(key) != recipe[key] and key not in OF_VIEWS
     ]
-    has = (
-        f"its {name} has {', '.join(apart)}"
-        if apart
-        else f"it has {', '.join(store.arrays) or 'none'}"
-    )
+    if apart:
+        has = f"its {name} has {', '.join(apart)}"
+    else:
+        has = f"it has {', '.join(store.arrays) or 'none'}"
     message = f"{store.path.name} has no features of {name} as the model was trained on"
     if "size" not in recipe:  # somebody's own embeddings
         return StoreError(f"{message}; {has}.", "Name a store that has them.")

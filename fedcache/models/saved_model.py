@@ -301,9 +301,10 @@ class SavedModel:
                     f"Train again with --fresh --save-clients {client}",
                 )
             near = closest(client, sorted(self.clients))
-            hint = (
-                f"--client NAME, one of: {few}" if near is None else f"--client {shell_word(near)}"
-            )
+            if near is None:
+                hint = f"--client NAME, one of: {few}"
+            else:
+                hint = f"--client {shell_word(near)}"
             raise unknown("client", client, self.clients, hint=hint)
         return facts.saved[client]
 
@@ -330,9 +331,14 @@ class SavedModel:
         """
         facts = self.facts
         used = self.find_method(method)
-        number = None if one_for_all else self.number_of(client)
+        if one_for_all:
+            number = None
+        else:
+            number = self.number_of(client)
         # Where no client is named and one is there, it is that one's model.
-        named = None if number is None else (client or self.clients[0], number)
+        named = None
+        if number is not None:
+            named = (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
         down = self.tree("server/") | self.client_stacks.tree(number, "down")
         part = self.client_stacks.tree(number, "own")
@@ -420,7 +426,10 @@ class SavedModel:
             )
         whole = [_finite(np.asarray(a))[:, None] for a in arrays]
         x = prepare_features(whole, facts.feat_post, scaling=self.scaling)[0][:, 0]
-        number = None if client is None and len(facts.saved) != 1 else self.number_of(client)
+        if client is None and len(facts.saved) != 1:
+            number = None
+        else:
+            number = self.number_of(client)
         own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
         if own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
@@ -487,7 +496,10 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
     ``needs_client``.
     """
     env = model.ctx.env
-    size = env.width if env.image is None else 3 * env.image[0] * env.image[1]
+    if env.image is None:
+        size = env.width
+    else:
+        size = 3 * env.image[0] * env.image[1]
     row = torch.zeros(1, size, dtype=env.dtype if env.image is None else torch.uint8)
     try:
         with torch.no_grad():
@@ -627,7 +639,8 @@ def check_saved(model: DeployedModel, data: Data) -> None:
     if model.method.name in NAMES and METHODS[model.method.name] is model.method:
         return  # a test holds it for every method of the package
     x = data.x[:1, 0, : model.ctx.env.width]
-    x = x.to(model.ctx.env.dtype) if x.is_floating_point() else x
+    if x.is_floating_point():
+        x = x.to(model.ctx.env.dtype)
     apart = replace(model, data=no_training_rows(model.method.name))
     with torch.no_grad():
         scores = apart.scores(x)

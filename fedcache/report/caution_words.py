@@ -79,7 +79,10 @@ def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
     if result.get("protocol") != "personalised" or asked.get("test_protocol") != "balanced":
         return []
     each = owned.get("per_client")
-    typical = float(np.median(each)) if each else owned.get("mean")
+    if each:
+        typical = float(np.median(each))
+    else:
+        typical = owned.get("mean")
     if typical is None or typical > result["classes"] / 2:
         return []
     return [

@@ -109,21 +109,23 @@ def compare_entries(
     found = merge_seeds(measured_alone(found) if over == "settings" else found)
     entries = found.entries
     if len(entries) < 2:
-        what = (
-            f"there is one ({entries[0].method}, {entries[0].digest})"
-            if entries
-            else "there is none"
-        )
+        what = "there is none"
+        if entries:
+            what = f"there is one ({entries[0].method}, {entries[0].digest})"
         if entries and isinstance(entries[0], MergedRun):
             what = f"these {len(entries[0].members)} have equal settings, so they are one"
-        lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
+        lost = ""
+        if found.left_out:
+            lost = f"; {len(found.left_out)} could not be read"
         raise UsageError(
             f"A comparison takes two finished runs, and {what}{lost}.",
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
 
     def one(blocks: PairedBlocks, what: str) -> Comparison:
-        reference = None if against is None else _reference(against, blocks)
+        reference = None
+        if against is not None:
+            reference = _reference(against, blocks)
         return compared(
             blocks, over=over, metric=what, test=test, against=reference, pairs=pairs, level=level
         )
@@ -134,7 +136,10 @@ def compare_entries(
     tables: list[Comparison] = []
     said: list[str] = []
     refused: list[FedcacheError] = []
-    held = held_out_groups(entries) if over == "seeds" else []
+    if over == "seeds":
+        held = held_out_groups(entries)
+    else:
+        held = []
     grouped: set[str] = set()
     for leave_one_out in held:
         try:
@@ -145,7 +150,9 @@ def compare_entries(
             if len(leave_one_out.rows()) == 1:
                 grouped |= {e.digest for e in leave_one_out.entries}
             continue
-        reference = None if against is None else _reference(against, blocks)
+        reference = None
+        if against is not None:
+            reference = _reference(against, blocks)
         tables.append(
             compared(
                 blocks,
@@ -201,11 +208,9 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
     for name, accuracy in group.accuracies().items():
         each = ", ".join(f"{value} {percent(a)}" for value, a in accuracy.items())
         mean = mean_over_values(accuracy)
-        of = (
-            f"mean {percent(mean)} % over {len(accuracy)} held-out values"
-            if mean is not None
-            else "no mean"
-        )
+        of = "no mean"
+        if mean is not None:
+            of = f"mean {percent(mean)} % over {len(accuracy)} held-out values"
         lines.append(f"{group.title}: {name}, {of} ({each}).")
     return lines
 
@@ -232,7 +237,10 @@ def check(
 
 def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
     """Whether a run, or one of those that it joins, has a digest that begins so or lies at that path."""
-    members = entry.members if isinstance(entry, MergedRun) else (entry,)
+    if isinstance(entry, MergedRun):
+        members = entry.members
+    else:
+        members = (entry,)
     return any(e.digest.startswith(letters) or e.path.resolve() == path for e in members)
 
 

@@ -66,7 +66,10 @@ def values(c: Comparison) -> Sheet:
     """Run, mean with deviation, interval and over what it is where that differs, mean rank."""
     several = len(c.blocks) > 1
     own_seeds = not same_blocks(c)
-    each = c.blocks if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS else ()
+    if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS:
+        each = c.blocks
+    else:
+        each = ()
     kinds = {
         t.test_rows is None
         for t in c.treatments
@@ -92,7 +95,10 @@ def values(c: Comparison) -> Sheet:
         )
         for t in c.treatments
     )
-    metric = c.metric.replace("_", " ") if c.metric in SCORE_WORDS else c.metric
+    if c.metric in SCORE_WORDS:
+        metric = c.metric.replace("_", " ")
+    else:
+        metric = c.metric
     columns = (
         "run",
         f"{metric} %",
@@ -103,7 +109,10 @@ def values(c: Comparison) -> Sheet:
         "validation %",
         *each,
     )
-    stands_out = c.best if c.chosen is None else (c.chosen,)
+    if c.chosen is None:
+        stands_out = c.best
+    else:
+        stands_out = (c.chosen,)
     return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
 
 
@@ -117,7 +126,9 @@ def differences(c: Comparison) -> Sheet | None:
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
     against = all(p.other == c.reference for p in c.pairs)
-    first = "run" if against else "pair"
+    first = "pair"
+    if against:
+        first = "run"
     columns = (
         first,
         "difference, pp",
@@ -164,9 +175,9 @@ def sheets(c: Comparison) -> list[Sheet]:
 
 def caption(c: Comparison) -> str:
     """What the numbers are."""
-    named = (
-        f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
-    )
+    named = ""
+    if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS:
+        named = f" ({', '.join(c.blocks)})"
     metric = SCORE_WORDS.get(c.metric, c.metric)
     if len(c.blocks) == 1:
         what = (
@@ -174,17 +185,19 @@ def caption(c: Comparison) -> str:
         )
         return f"{what}. Bold: {c.chosen_by}."
     tests = sum(p.p is not None for p in c.pairs)
-    over = (
-        f"over {len(c.blocks)} {c.over}{named}"
-        if same_blocks(c)
-        else f"over the {c.over} that each run has"
-    )
+    if same_blocks(c):
+        over = f"over {len(c.blocks)} {c.over}{named}"
+    else:
+        over = f"over the {c.over} that each run has"
     parts = [f"{c.setting}: {metric} in %, mean ± standard deviation {over}"]
     counts = [len(t.known) for t in c.treatments if t.interval]
     if counts:
         parts.append(f"{_level(c)} {' or '.join(dict.fromkeys(map(interval_words, counts)))}")
     if len(c.blocks) > 1 and all(p.other == c.reference for p in c.pairs):
-        shared = "" if same_blocks(c) else f", over the {c.over} that both have"
+        if same_blocks(c):
+            shared = ""
+        else:
+            shared = f", over the {c.over} that both have"
         parts.append(f"differences from {c.reference}{shared}")
     if tests:
         parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
@@ -203,7 +216,10 @@ def _rows_words(c: Comparison) -> str:
         words for name, words in ROW_TESTS.items() if name in {r.test for r in found}
     )
     counts = sorted({r.rows for r in found})
-    rows = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    if len(counts) == 1:
+        rows = f"{counts[0]:,}"
+    else:
+        rows = f"{counts[0]:,} to {counts[-1]:,}"
     return f"; over rows: {tests} on {rows} test rows, p corrected for {len(found)} (Holm)"
 
 
@@ -218,7 +234,9 @@ def ranking_words(c: Comparison) -> str | None:
     elif any(len(group) == len(names) for group in c.ranking.groups):
         told = "none is told from another"
     else:
-        told = f"not told apart: {apart}" if apart else "all are told apart"
+        told = "all are told apart"
+        if apart:
+            told = f"not told apart: {apart}"
     return (
         f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {show_p(c.ranking.p)}. Nemenyi: critical "
         f"difference of mean ranks {c.ranking.cd:.2f} at {1 - c.level:.2g}; {told}."
@@ -290,9 +308,10 @@ def show_p(p: float | None) -> str:
 
 
 def _tested(pair: Pair) -> tuple[str, ...]:
-    over_rows = (
-        ("", "") if pair.rows is None else (_interval(pair.rows.interval), show_p(pair.rows.holm))
-    )
+    if pair.rows is None:
+        over_rows = ("", "")
+    else:
+        over_rows = (_interval(pair.rows.interval), show_p(pair.rows.holm))
     return _interval(pair.interval), show_p(pair.p), show_p(pair.holm), *over_rows
 
 
@@ -453,7 +472,9 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
     axes.plot([1, 1 + shown], [-1.35, -1.35], color=ink, linewidth=1.6)
     for end in (1.0, 1.0 + shown):
         axes.plot([end, end], [-1.5, -1.2], color=ink, linewidth=0.9)
-    beyond = ", longer than the scale" if shown < cd else ""
+    beyond = ""
+    if shown < cd:
+        beyond = ", longer than the scale"
     axes.text(1 + shown / 2, -1.6, f"CD {cd:.2f}{beyond}", ha="center", va="bottom")
 
 
@@ -468,7 +489,10 @@ def _labels(
         left = place < half
         # The extremes come first on both sides, so that no line crosses another.
         y = top + (place if left else count - 1 - place)
-        end = 0.9 if left else count + 0.1
+        if left:
+            end = 0.9
+        else:
+            end = count + 0.1
         axes.plot([ranks[i], ranks[i], end], [0, y, y], color=muted, linewidth=0.8)
         axes.text(
             end + (-0.04 if left else 0.04),

@@ -268,7 +268,10 @@ def settings_of(names: Sequence[str], longest: int) -> str:
 
 def _without_shared(names: Sequence[str]) -> list[str]:
     words = [name.split() for name in names]
-    shared = set.intersection(*map(set, words)) if len(names) > 1 else set()
+    if len(names) > 1:
+        shared = set.intersection(*map(set, words))
+    else:
+        shared = set()
     return [
         " ".join(w for w in part if w not in shared) or name
         for part, name in zip(words, names, strict=True)
@@ -312,7 +315,9 @@ def legend_below(
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
-    columns = 2 if max(map(len, names)) <= 18 else 1
+    columns = 1
+    if max(map(len, names)) <= 18:
+        columns = 2
     style = {
         "ncols": columns,
         "handlelength": 1.4,

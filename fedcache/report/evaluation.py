@@ -98,7 +98,10 @@ def write_evaluations(
     if kind == ".json":
         raw = json.dumps([_plain(e.to_dict()) for e in found], ensure_ascii=False, indent=1)
     else:
-        raw = _table(found) if kind == ".csv" else evaluation_page(found, images, observer)
+        if kind == ".csv":
+            raw = _table(found)
+        else:
+            raw = evaluation_page(found, images, observer)
     write_output(path, raw.encode())
 
 
@@ -217,9 +220,9 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
     for e in found:
         m = e.measures
         best = e.measures.temperature
-        interval = (
-            "-" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
-        )
+        interval = "-"
+        if m.all.interval is not None:
+            interval = " to ".join(percent(v) for v in m.all.interval)
         if e.clients is not None and e.clients.std is not None:
             interval = f"std over clients {percent(e.clients.std)}"
         words = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]

@@ -77,7 +77,10 @@ def _confusion(i: FigureInput) -> Plot | None:
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
     firsts = first_of_each(i.named)
-    pair = firsts if len(firsts) > 1 else list(i.named)
+    if len(firsts) > 1:
+        pair = firsts
+    else:
+        pair = list(i.named)
     if len(pair) > 1:
         return confusion_difference("figure", pair[0], pair[1])
     return None
@@ -223,7 +226,9 @@ def write_figure(
         named = list(zip(labels(entries), entries, strict=True))
         plot = KINDS[kind].made(FigureInput(titles[0], named, used, embed))
     if plot is None:
-        takes = "two methods in two settings" if kind == ACROSS else KINDS[kind].takes
+        takes = "two methods in two settings"
+        if kind != ACROSS:
+            takes = KINDS[kind].takes
         raise UsageError(
             f"The {len(found.entries)} runs have no figure {kind}: it takes {takes}.",
             "Other kinds: " + ", ".join(name for name in LISTED if name != kind),

@@ -289,7 +289,10 @@ def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
 
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
-    paths = [p for name in asked for p in _named(name, root, LISTED)] if asked else _inside(root)
+    if asked:
+        paths = [p for name in asked for p in _named(name, root, LISTED)]
+    else:
+        paths = _inside(root)
     return [open_run(path) for path in {p.resolve(): p for p in paths}.values()]
 
 
@@ -381,7 +384,10 @@ def _named(
         return _inside(path)
     if path.name in ("result.json", "config.toml") and path.exists():
         return [path.parent]
-    matches = [p for p in _inside(root) if p.name.startswith(str(name))] if str(name) else []
+    if str(name):
+        matches = [p for p in _inside(root) if p.name.startswith(str(name))]
+    else:
+        matches = []
     if len(matches) == 1:
         return matches
     if matches:

@@ -171,7 +171,9 @@ def thumbnail_uri(image: Image.Image) -> str:
     """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
     # pixels alone: no profile, no words of a camera
     small = Image.fromarray(np.array(image.convert("RGB")))
-    kind = "png" if max(small.size) <= SIDE else "jpeg"
+    kind = "jpeg"
+    if max(small.size) <= SIDE:
+        kind = "png"
     small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     out = io.BytesIO()
     small.save(out, kind, **({"optimize": True} if kind == "png" else {"quality": 85}))

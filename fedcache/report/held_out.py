@@ -98,7 +98,9 @@ def _key(entry: StoredRun) -> str:
     """What leave-one-out runs have in common."""
     part = entry.result["partition"]
     args = {name: value for name, value in part["args"].items() if name != "hold_out"}
-    seeds = part["seed"] if len(set(part["digests"])) == 1 else "redrawn"
+    seeds = "redrawn"
+    if len(set(part["digests"])) == 1:
+        seeds = part["seed"]
     return json.dumps(
         [entry.result["dataset"]["digest"], part["scheme"], args, seeds, entry.claimed], default=str
     )

@@ -26,11 +26,10 @@ def held_out_section(
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
     found = _comparison(group, used)
     names = sorted(means, key=lambda name: _falling(means[name]))
-    validation = (
-        {}
-        if found is None
-        else {t.name: t.validation for t in found.treatments if t.validation is not None}
-    )
+    if found is None:
+        validation = {}
+    else:
+        validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
     if found is not None and found.chosen is not None:
         names.sort(key=lambda name: _falling(validation.get(name)))
         names.sort(key=lambda name: name != found.chosen)
@@ -46,7 +45,10 @@ def held_out_section(
     says = f"Accuracy on the rows of each {group.column} when the runs train on the others, and the unweighted mean."
     says += f" Accuracy is {used}: {WORDS[used]}." if used != "own" else ""
     says += f" {CLAIMED}" if group.entries[0].claimed else ""
-    notes = [] if found is None else sentences(found)
+    if found is None:
+        notes = []
+    else:
+        notes = sentences(found)
     section = Section(
         f"h{number}",
         group.title,
@@ -64,7 +66,9 @@ def held_out_section(
 
 def _comparison(group: HeldOutGroup, score: str) -> Comparison | None:
     """The tests over held-out values; None where no two methods have all of them."""
-    metric = "accuracy" if score == "own" else score.replace("-", "_")
+    metric = "accuracy"
+    if score != "own":
+        metric = score.replace("-", "_")
     try:
         return compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
     except UsageError:
@@ -90,11 +94,9 @@ def _verdict(
     mean = means[best]
     entry = next(iter(group.rows()[best].values()))
     chosen = found is not None and found.chosen is not None
-    by = (
-        "is best by mean validation accuracy and reaches"
-        if chosen
-        else "has the highest mean test accuracy,"
-    )
+    by = "has the highest mean test accuracy,"
+    if chosen:
+        by = "is best by mean validation accuracy and reaches"
     headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
     others = {name: value for name, value in means.items() if name != best and value is not None}
     if others and mean is not None:

@@ -124,7 +124,9 @@ def settings_key(run: StoredRun) -> str:
     timing = {
         name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES
     }
-    apart = run.digest if result.get("trust", {}).get("privacy") else ""
+    apart = ""
+    if result.get("trust", {}).get("privacy"):
+        apart = run.digest
     kinds = (
         result.get("features"),
         result.get("code"),
@@ -250,7 +252,9 @@ def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, fl
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None, None
-    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    deviation = None
+    if len(known) > 1:
+        deviation = float(np.std(known, ddof=1))
     return float(np.mean(known)), deviation
 
 

@@ -34,14 +34,15 @@ def model_card(
     clients: ClientColumns | None = None,
 ) -> str:
     """Markdown; ``result`` and ``clients`` are the run's, None for a model file whose run is not at hand."""
-    accuracy = [] if result is None else accuracy_lines(result, predictor.client, clients)
+    if result is None:
+        accuracy = []
+    else:
+        accuracy = accuracy_lines(result, predictor.client, clients)
     saved = predictor.members[0]
     facts = saved.facts
-    whose = (
-        "the one for all clients"
-        if predictor.client is None
-        else f"that of client {predictor.client} alone"
-    )
+    whose = "the one for all clients"
+    if predictor.client is not None:
+        whose = f"that of client {predictor.client} alone"
     few = ", ".join(facts.classes[:SHOWN]) + (", ..." if len(facts.classes) > SHOWN else "")
     lines = [
         "# Model card",
@@ -152,12 +153,12 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
         except FedcacheError:  # a backbone of another installation
             licence = ""
         kind = reads_of(recipe)
-        side = (
-            f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
-            if recipe.size
-            else f"{kind} as they are"
-        )
-        side = f"{recipe.size} tokens of a text" if recipe.size and kind != IMAGES else side
+        if recipe.size:
+            side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
+        else:
+            side = f"{kind} as they are"
+        if recipe.size and kind != IMAGES:
+            side = f"{recipe.size} tokens of a text"
         lines.append(
             f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
             f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
@@ -181,7 +182,9 @@ def accuracy_lines(
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
         if value is None:
             continue
-        correct = None if rows is None else value * rows
+        correct = None
+        if rows is not None:
+            correct = value * rows
         if correct is None or rows is None or abs(correct - round(correct)) > 1e-6:
             lines.append(f"Seed {seed}: {100 * value:.2f} %, {over}.")
             continue
@@ -195,7 +198,10 @@ def accuracy_lines(
             f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation "
             f"{100 * (a['std'] or 0.0):.2f} points."
         )
-    own = None if client is None or clients is None else clients.accuracy_of(client)
+    if client is None or clients is None:
+        own = None
+    else:
+        own = clients.accuracy_of(client)
     lines += [] if own is None else [f"Client {client}: {100 * own:.2f} %, mean over seeds."]
     return lines or ["No row was scored."]
 
@@ -229,11 +235,10 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
             *lines,
             f"{facts.method} is a method of somebody's own; see its code for what it sends.",
         ]
-    parts = (
-        leaving(method, Sizes(facts.width, facts.width, len(facts.classes)))
-        if facts.image is None
-        else leaving(method)
-    )
+    if facts.image is None:
+        parts = leaving(method, Sizes(facts.width, facts.width, len(facts.classes)))
+    else:
+        parts = leaving(method)
     lines += [f"Sent: {part.what} ({part.tells})." for part in parts] or ["Nothing is sent."]
     return lines
 
@@ -250,7 +255,10 @@ def _privacy(result: Mapping[str, Any] | None) -> list[str]:
 
 def run_result(place: Path) -> Path | None:
     """The result beside a model, None for a file whose run is not at hand."""
-    found = place / "result.json" if place.is_dir() else place.parent.parent / "result.json"
+    if place.is_dir():
+        found = place / "result.json"
+    else:
+        found = place.parent.parent / "result.json"
     if found.is_file():
         return found
     return None

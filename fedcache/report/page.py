@@ -88,7 +88,9 @@ def write_report(
     observer = observer or Silent()
     if not out.parent.is_dir():
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
-    out = out.resolve() if out.is_symlink() else out  # a link stays a link
+    # a link stays a link
+    if out.is_symlink():
+        out = out.resolve()
     if not os.access(out.parent, os.W_OK):
         raise MachineError(f"{out.parent} cannot be written to.", "-o another/place/report.html")
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):

@@ -136,7 +136,9 @@ def within(
     blocks, values = _aligned([rows[name] for name in cells])
     known = ~np.isnan(values)
     # Two runs that share a seed have a difference; clients count where every run scored them.
-    least = len(cells) if over == "clients" else 2
+    least = 2
+    if over == "clients":
+        least = len(cells)
     if not (known.sum(0) >= least).any():
         held = "; ".join(
             f"{name}: {_some([blocks[i] for i in np.flatnonzero(row).tolist()])}"
@@ -160,9 +162,10 @@ def within(
     else:
         notes += merged_notes(kept)
         common = known.any(0)
-    shared = (
-        tuple(blocks) if common.all() else tuple(blocks[i] for i in np.flatnonzero(common).tolist())
-    )
+    if common.all():
+        shared = tuple(blocks)
+    else:
+        shared = tuple(blocks[i] for i in np.flatnonzero(common).tolist())
     return PairedBlocks(
         where,
         tuple(cells),
@@ -304,7 +307,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     # Of those that are left, fewer facts may differ: shorter names.
     facts = differing(kept)
     short = [label_of(row[0], facts) for row in runs.values()]
-    runs = dict(zip(short, runs.values(), strict=True)) if len(set(short)) == len(short) else runs
+    if len(set(short)) == len(short):
+        runs = dict(zip(short, runs.values(), strict=True))
     lost = [*(w for w in wheres if w not in blocks), *(n for n in cells if n not in names)]
     notes = _not_alike(runs, metric)
     notes += (
@@ -375,11 +379,9 @@ def _validation(
     """What treatments are chosen by, where all of their runs have it: by the score by which they are compared."""
     score = metric.replace("_", "-")
     if score not in SCORES:
-        score = (
-            "client-mean"
-            if over == "clients"
-            else score_for(e.result for row in runs.values() for e in row)
-        )
+        score = "client-mean"
+        if over != "clients":
+            score = score_for(e.result for row in runs.values() for e in row)
     made = []
     for row in runs.values():
         found = [value for e in row if (value := validation_value(e.result, score)) is not None]
@@ -430,17 +432,18 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
     kinds: dict[str, list[str]] = {}
     for name, (entry, *_) in runs.items():
         kinds.setdefault(str(entry.result.get("protocol")), []).append(name)
-    notes = [CLAIMED] if any(e.claimed for row in runs.values() for e in row) else []
+    if any(e.claimed for row in runs.values() for e in row):
+        notes = [CLAIMED]
+    else:
+        notes = []
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
         told = "; ".join(
             f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual
         )
-        head = (
-            "Models of different kinds"
-            if metric in ("client_mean", "pooled")
-            else "Not scored alike"
-        )
+        head = "Not scored alike"
+        if metric in ("client_mean", "pooled"):
+            head = "Models of different kinds"
         notes.append(f"{head}. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
     notes += _drawn_apart({name: entry.result["accuracy"] for name, (entry, *_) in runs.items()})
     if (unlike := unlike_tests(e.result for row in runs.values() for e in row)) is not None:
@@ -470,7 +473,10 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
     counts = sorted({len(seeds) for seeds in held})
-    spread = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    if len(counts) == 1:
+        spread = str(counts[0])
+    else:
+        spread = f"{counts[0]} to {counts[-1]}"
     if len(held) < 2:
         return []
     return [f"Values are means over seeds that differ between runs ({spread} of them)."]

@@ -71,7 +71,9 @@ def row_difference(
     """
     kinds = {one.result.get("protocol") in PERSONAL, other.result.get("protocol") in PERSONAL}
     if metric == "accuracy" and len(kinds) == 1:
-        metric = "client_mean" if kinds == {True} else "once"
+        metric = "once"
+        if kinds == {True}:
+            metric = "client_mean"
     if metric not in ("client_mean", "pooled", "once"):
         return None
     ours = one.test_rows or {}
@@ -191,6 +193,8 @@ def _tested(seeds: list[Rows], level: float) -> RowDifference:
     if exact:
         p = sign_test(gained, lost)
     else:
-        p = math.erfc(abs(difference) / spread / math.sqrt(2.0)) if spread > 0 else 0.0
+        p = 0.0
+        if spread > 0:
+            p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
     interval = (difference - half, difference + half)
     return RowDifference(count, gained, lost, difference, interval, p, "mcnemar" if exact else "z")

@@ -230,27 +230,28 @@ def compared(
     held = (
         None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
     )
-    rows = (
-        _test_rows(found, metric, level)
-        if over == "seeds" and metric in ("accuracy", *SCORE_WORDS)
-        else {}
-    )
+    if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
+        rows = _test_rows(found, metric, level)
+    else:
+        rows = {}
     treatments = tuple(
         _treatment(n, v, r, level, None if held is None else held[n], rows.get(n))
         for n, v, r in zip(names, values, ranks, strict=True)
     )
-    picked = None if found.validation is None else found.names[_chosen(found, found.validation)]
+    picked = None
+    if found.validation is not None:
+        picked = found.names[_chosen(found, found.validation)]
     reference = against or picked or names[0]
     place = names.index(reference)
-    chosen = (
-        list(itertools.combinations(range(len(names)), 2))
-        if pairs == "all"
-        else [(i, place) for i in range(len(names)) if i != place]
-    )
+    if pairs == "all":
+        chosen = list(itertools.combinations(range(len(names)), 2))
+    else:
+        chosen = [(i, place) for i in range(len(names)) if i != place]
     apart = [(names[i], names[j]) for i, j in chosen if not (known[i] & known[j]).any()]
     chosen = [(i, j) for i, j in chosen if (known[i] & known[j]).any()]
     made = _pairs_of(found.blocks, names, values, chosen, test, over, level)
-    made = _with_rows(made, found, metric, level) if over == "seeds" else made
+    if over == "seeds":
+        made = _with_rows(made, found, metric, level)
     done = Comparison(
         setting=found.setting,
         over=over,
@@ -352,7 +353,9 @@ def _test_rows(
     """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
-        run = found.runs[name][0] if name in found.runs else None
+        run = None
+        if name in found.runs:
+            run = found.runs[name][0]
         values = row[~np.isnan(row)]
         if run is None or not constant(values):
             continue
@@ -373,7 +376,9 @@ def _treatment(
     rows: tuple[int, float, float] | None,
 ) -> Treatment:
     values = row[~np.isnan(row)]
-    std = float(values.std(ddof=1)) if len(values) > 1 else None
+    std = None
+    if len(values) > 1:
+        std = float(values.std(ddof=1))
     told = tuple(None if np.isnan(value) else float(value) for value in row)
     return Treatment(
         name, told, float(values.mean()), std, interval(values, level), rank, validation, rows
@@ -413,13 +418,17 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             HELD_OUT: "More held-out values give both.",
         }
         by_rows = any(t.test_rows is not None for t in c.treatments)
-        over_rows = (
-            " Intervals are over test rows: Wilson's of one model, normal of clients' models."
-            if by_rows
-            else ""
-        )
-        lacks = f"no interval over {c.over}" if by_rows else "no interval"
-        untested = f"no test over {c.over}" if any(p.rows for p in c.pairs) else "no test"
+        over_rows = ""
+        if by_rows:
+            over_rows = (
+                " Intervals are over test rows: Wilson's of one model, normal of clients' models."
+            )
+        lacks = "no interval"
+        if by_rows:
+            lacks = f"no interval over {c.over}"
+        untested = "no test"
+        if any(p.rows for p in c.pairs):
+            untested = f"no test over {c.over}"
         return [
             f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"
         ]
@@ -440,7 +449,9 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         notes.append(f"Ranks are over the {c.ranking.blocks} {c.over} that all runs have.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
-        times = f", {tested} times that after Holm" if tested > 1 else ""
+        times = ""
+        if tested > 1:
+            times = f", {tested} times that after Holm"
         notes.append(
             f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {c.lowest / tested:.3g}{times}, "
             f"and it would have to be below {alpha:.2g}."

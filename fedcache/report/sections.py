@@ -78,7 +78,9 @@ def section_of(
             f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
         )
     columns, rows = table_of(entries, names, score, said.digest)
-    store = source.store.path.name if isinstance(source, RunStore) else ""
+    store = ""
+    if isinstance(source, RunStore):
+        store = source.store.path.name
     return said, Section(
         ident,
         title,
@@ -141,17 +143,24 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
     if len(entries) < 2:
         return None
     seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
-    over = "seeds" if seeds else "clients"
+    over = "clients"
+    if seeds:
+        over = "seeds"
     if over == "clients" and (
         score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)
     ):
         return None
-    metric = "accuracy" if score == "own" or over == "clients" else score.replace("-", "_")
+    if score == "own" or over == "clients":
+        metric = "accuracy"
+    else:
+        metric = score.replace("-", "_")
     try:
         blocks = within(entries, title, metric, over, names)
     except UsageError:
         return None
-    against = names[0] if names[0] in blocks.names else None
+    against = None
+    if names[0] in blocks.names:
+        against = names[0]
     found = compared(blocks, over=over, metric=metric, against=against)
     if any(p.interval or p.p is not None or p.rows for p in found.pairs):
         return found
@@ -258,18 +267,20 @@ def drawn_notes(named: runs.Named) -> list[str]:
             found.setdefault(drawn[0], []).append((label, drawn[1]))
     notes = []
     for who, of_runs in found.items():
-        names = (
-            ", ".join(label for label, _ in of_runs)
-            if len(of_runs) <= MOST_NAMED
-            else f"{len(of_runs)} runs"
-        )
+        if len(of_runs) <= MOST_NAMED:
+            names = ", ".join(label for label, _ in of_runs)
+        else:
+            names = f"{len(of_runs)} runs"
         errors = [e for _, each in of_runs for e in each]
         if not errors:
             notes.append(f"{names}: {who}; there is no standard error.")
             continue
         low = percent(min(errors))
         high = percent(max(errors))
-        span = low if low == high else f"{low} to {high}"
+        if low == high:
+            span = low
+        else:
+            span = f"{low} to {high}"
         notes.append(f"{names}: {who}; the standard error of their mean is {span} points.")
     return notes
 

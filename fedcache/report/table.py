@@ -35,7 +35,10 @@ def table_of(
     def put(name: str, cells: list[HtmlCell], *, numbers: bool = True, shown: bool = True) -> None:
         made.append((Column(name, numbers, shown), cells))
 
-    said_by = " (claimed)" if entries[0].claimed else ""  # of a setting all are, or none
+    # of a setting all are, or none
+    said_by = ""
+    if entries[0].claimed:
+        said_by = " (claimed)"
     put("method", [HtmlCell(e.method, e.method) for e in entries], numbers=False)
     put(f"accuracy %{said_by}", [_number(score_of(e.result, score).mean) for e in entries])
     if any("validation" in e.result for e in entries):
@@ -121,11 +124,10 @@ def _interval(entry: StoredRun, score: str) -> HtmlCell:
     found = uncertainty(entry, score)
     if found is None:
         return NOTHING
-    over = (
-        found.over.removesuffix(" test rows") + " rows"
-        if found.over.endswith("rows")
-        else found.over
-    )
+    if found.over.endswith("rows"):
+        over = found.over.removesuffix(" test rows") + " rows"
+    else:
+        over = found.over
     return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
 
 
@@ -143,7 +145,9 @@ def _seconds(value: float | None) -> HtmlCell:
 
 
 def _privacy(cost: Mapping[str, Any] | None) -> HtmlCell:
-    said = "-" if cost is None else short_privacy(cost)
+    said = "-"
+    if cost is not None:
+        said = short_privacy(cost)
     return HtmlCell(said, said)
 
 

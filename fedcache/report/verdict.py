@@ -101,9 +101,10 @@ def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     held = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
-        found = (
-            validation_value(entry.result, score) if held else score_of(entry.result, score).mean
-        )
+        if held:
+            found = validation_value(entry.result, score)
+        else:
+            found = score_of(entry.result, score).mean
         return (
             -round(-1.0 if found is None else found, DIGITS),
             order_of_run(entry.result),
@@ -123,7 +124,9 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
         return _student(known, level, "seeds")
     # Of clients that are all tested on the same rows the mean over clients is the model's own accuracy.
     alike = math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS)
-    rows = rows_interval(entry.result, level) if alike else None
+    rows = None
+    if alike:
+        rows = rows_interval(entry.result, level)
     if rows is not None:
         return Estimate(found.mean, rows[1], rows[2], f"{rows[0]:,} test rows")
     of_clients = rows_of_run(entry, METRIC[score], level)
@@ -149,7 +152,9 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     if gaps is not None:
         return _student(gaps, level, "seeds")
     paired = differences_of_seeds(one, other, score)
-    over_rows = row_difference(one, other, METRIC[score], level) if len(paired) else None
+    over_rows = None
+    if len(paired):
+        over_rows = row_difference(one, other, METRIC[score], level)
     same = over_rows is not None and math.isclose(
         over_rows.difference, float(paired.mean()), abs_tol=1e-9
     )
@@ -221,8 +226,13 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     same = {e.digest for e in equals}
     # The same settings with other seeds are no other run to take.
     rivals = [e for e in field[1:] if e.digest not in same and facts(e) != facts(best)]
-    gap = lead(best, rivals[0], score) if rivals else None
-    undecided = _not_told_apart(best, rivals, score) if rivals else []
+    gap = None
+    if rivals:
+        gap = lead(best, rivals[0], score)
+    if rivals:
+        undecided = _not_told_apart(best, rivals, score)
+    else:
+        undecided = []
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word = "Level"
@@ -269,11 +279,9 @@ def _headline(
     assert accuracy is not None  # nosec B101
     name = label[best.digest]
     held = percent(validation_value(best.result, score))
-    by = (
-        f"is best by validation accuracy ({held} %) and reaches"
-        if chosen
-        else "has the highest test accuracy,"
-    )
+    by = "has the highest test accuracy,"
+    if chosen:
+        by = f"is best by validation accuracy ({held} %) and reaches"
     words = f"{name} {by} {percent(accuracy)} %{' on the test rows' if chosen else ''}"
     if best.claimed:
         words += " as its sites claim"
@@ -281,11 +289,10 @@ def _headline(
         second = score_of(rivals[0].result, score).mean
         assert second is not None  # nosec B101
         difference = 100 * (accuracy - second)
-        how = (
-            "level with"
-            if abs(difference) < 0.005
-            else f"{abs(difference):.2f} points " + ("above" if difference > 0 else "below")
-        )
+        if abs(difference) < 0.005:
+            how = "level with"
+        else:
+            how = f"{abs(difference):.2f} points " + ("above" if difference > 0 else "below")
         words += f", {how} the second, {label[rivals[0].digest]}"
         # Seeds that only one of them has are in its own accuracy, and in no difference.
         fewer = gap is not None and abs(100 * gap.value - difference) >= 0.005
@@ -307,7 +314,9 @@ def price(entry: StoredRun) -> str:
         return "it needs all rows in one place"
     sent = sent_bytes(entry)
     seconds = seconds_of(entry)
-    words = f"a client sends {_bytes(sent)}" if sent else "a client sends nothing"
+    words = "a client sends nothing"
+    if sent:
+        words = f"a client sends {_bytes(sent)}"
     return words + ("" if seconds is None else f" and training takes {_seconds(seconds)}")
 
 
@@ -357,9 +366,15 @@ def _sure(
         others = [label[e.digest] for e in undecided] or [label[rivals[0].digest]]
         named = max(1, min(MOST_NAMED, MOST_LETTERS // max(map(len, others))))
         names = ", ".join(others[:named]) + (", ..." if len(others) > named else "")
-        of = f"{len(others)} of {len(rivals)} others" if len(rivals) > 1 else "the other"
-        lies = "lead over" if gap.value >= 0 else "distance from"
-        after = f", corrected for {len(rivals)} comparisons" if len(rivals) > 1 else ""
+        of = "the other"
+        if len(rivals) > 1:
+            of = f"{len(others)} of {len(rivals)} others"
+        lies = "distance from"
+        if gap.value >= 0:
+            lies = "lead over"
+        after = ""
+        if len(rivals) > 1:
+            after = f", corrected for {len(rivals)} comparisons"
         said.append(f"Chance among {gap.over} can explain its {lies} {of} ({names}){after}.")
     if (
         gap is not None
@@ -411,8 +426,13 @@ def _cost(
         return "It is no federation: nothing travels because all rows lie in one place."
     rounds = int(best.result.get("rounds") or 1)
     sent = sent_bytes(best)
-    each = f"{_bytes(sent)} in {rounds} rounds" if rounds > 1 else f"{_bytes(sent)}, once"
-    words = f"Each client sends {each}" if sent else "Clients send nothing"
+    if rounds > 1:
+        each = f"{_bytes(sent)} in {rounds} rounds"
+    else:
+        each = f"{_bytes(sent)}, once"
+    words = "Clients send nothing"
+    if sent:
+        words = f"Each client sends {each}"
     down = best.result["traffic"]["exact"]["down_bytes"] / max(1, len(best.result["seeds"]))
     down /= max(1, int(best.result["partition"].get("clients") or 1))
     words += (

@@ -22,6 +22,7 @@ from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.model import head_of
 from fedcache.heads.projection import embed
+from fedcache.report.figures.data import linear_cka
 from fedcache.report.partition_dots import draw
 from fedcache.reproduce.metrics import Value
 from fedcache.reproduce.planning import find_domain
@@ -51,11 +52,10 @@ def model(cell: PaperCell, _bench: Workbench) -> Measured:
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
     if cell.at == ("1",):
         out, into = made["P.W"].shape
-        inputs = (
-            f"{widths[0]} x {len(widths)}"
-            if len(set(widths)) == 1 and sum(widths) == into
-            else str(into)
-        )
+        if len(set(widths)) == 1 and sum(widths) == into:
+            inputs = f"{widths[0]} x {len(widths)}"
+        else:
+            inputs = str(into)
         parts = [
             f"FC({inputs}, {out})",
             "ReLU",
@@ -113,7 +113,10 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
         )
     text = torch.from_numpy(np.array(read_text(store.path, cell.backbones[0], entry), np.float32))
     bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
-    said = [f"rows: {len(rows)} instead of {wanted}"] if len(rows) < wanted else []
+    if len(rows) < wanted:
+        said = [f"rows: {len(rows)} instead of {wanted}"]
+    else:
+        said = []
     return {
         "entropy_bound": float(np.log2(len(text))),
         "entropy_mean": float(bits.mean()),
@@ -125,8 +128,13 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
     data = workbench.images(cell)
     wanted = str(cell.options["class_of"])
-    said = [] if wanted in data.classes else [f"class: {data.classes[0]} instead of {wanted}"]
-    label = data.classes.index(wanted) if wanted in data.classes else 0
+    if wanted in data.classes:
+        said = []
+    else:
+        said = [f"class: {data.classes[0]} instead of {wanted}"]
+    label = 0
+    if wanted in data.classes:
+        label = data.classes.index(wanted)
     rows = np.flatnonzero((data.label == label) & (data.split == 0))
     if not len(rows):
         raise UsageError(
@@ -136,11 +144,10 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     p = float(cell.set["p"])
     s = float(cell.set["s"])
-    e = (
-        rng.laplace(size=x.shape)
-        if cell.set.get("noise") == "laplace"
-        else rng.standard_normal(x.shape)
-    )
+    if cell.set.get("noise") == "laplace":
+        e = rng.laplace(size=x.shape)
+    else:
+        e = rng.standard_normal(x.shape)
     noisy = np.clip((1 - p) * x + s * e, 0, 1)
     path = _picture(cell, workbench)
     Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
@@ -197,7 +204,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
         )
     cka = [
         [
-            diagnostics.linear_cka(mine, fused)
+            linear_cka(mine.double().numpy(), fused.double().numpy())
             for mine, fused in zip(projected[k], projected[-1], strict=True)
         ]
         for k in range(len(found.names))

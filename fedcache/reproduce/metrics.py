@@ -109,7 +109,10 @@ def subtract(a: Measurement, b: Measurement) -> Measurement:
     """The difference of two measured means; variances add, as of independent runs."""
     if a.mean is None or b.mean is None:
         return Measurement(n=min(a.n, b.n))
-    std = None if a.std is None or b.std is None else math.hypot(a.std, b.std)
+    if a.std is None or b.std is None:
+        std = None
+    else:
+        std = math.hypot(a.std, b.std)
     return Measurement(a.mean - b.mean, std, min(a.n, b.n))
 
 
@@ -290,7 +293,9 @@ def show_printed(printed: Printed | None, metric: str) -> str:
         return "-"
     if printed.mean is None:
         return printed.text or "-"
-    spread = f" ({show_number(printed.std, metric)})" if printed.std is not None else ""
+    spread = ""
+    if printed.std is not None:
+        spread = f" ({show_number(printed.std, metric)})"
     return show_number(printed.mean, metric) + spread
 
 
@@ -303,7 +308,10 @@ def show_measured(measured: Measurement, metric: str) -> str:
     if measured.mean is None:
         return measured.text or "-"
     counted = not unit(metric) and not measured.std  # what is counted is the same for every seed
-    spread = "" if measured.std is None or counted else f" ({show_number(measured.std, metric)})"
+    if measured.std is None or counted:
+        spread = ""
+    else:
+        spread = f" ({show_number(measured.std, metric)})"
     return show_number(measured.mean, metric) + spread
 
 
@@ -313,9 +321,13 @@ def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:
         return ("equal" if compared.same else "differs"), ""
     if compared.difference is None:
         return "", ""
-    sign = "+" if compared.difference >= 0 else "-"
+    sign = "-"
+    if compared.difference >= 0:
+        sign = "+"
     difference = sign + show_number(abs(compared.difference), metric)
     if compared.errors is None:
         return difference, "-"
-    whose = "" if compared.spread == "both" else f" ({compared.spread} std only)"
+    whose = ""
+    if compared.spread != "both":
+        whose = f" ({compared.spread} std only)"
     return difference, f"{compared.errors:+.1f}{whose}"

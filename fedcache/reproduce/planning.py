@@ -347,7 +347,9 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)
         said.append(f"seeds: {options.seeds} instead of {paper.seeds}")
-    refused = "no backbone is named in place of its own" if paper.backbones and not left else None
+    refused = None
+    if paper.backbones and not left:
+        refused = "no backbone is named in place of its own"
     return PlannedCell(paper, cell, tuple(said), refused)
 
 
@@ -359,7 +361,9 @@ def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     """A cell that trains an encoder on images, as a head on cached views; and the sentence that says so."""
     method = HEADS.get(cell.method, cell.method)
     made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
-    network = "ResNet-50" if cell.set.get("encoder") == "resnet50" else "ResNet-18"
+    network = "ResNet-18"
+    if cell.set.get("encoder") == "resnet50":
+        network = "ResNet-50"
     return (
         made,
         f"encoder: {method} trains a head on {VIEWS} cached views instead of a {network} on images",

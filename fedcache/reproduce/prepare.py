@@ -225,7 +225,10 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         UsageError, for rows that do not suffice and no proxy, or that fit no scale.
     """
     args = dict(cell.args)
-    domain = {"domain": cell.domain} if cell.domain else {}
+    if cell.domain:
+        domain = {"domain": cell.domain}
+    else:
+        domain = {}
     for _ in range(4):
         try:
             made = make(cell.scheme, columns, seed=seed, **args, **domain)

@@ -148,11 +148,10 @@ def replaceable(cell: PaperCell) -> bool:
     """Whether features may take the place of a cell's images."""
     if cell.backbones != ("pixels",):
         return False
-    switch = (
-        [h for h in METHODS[cell.method].hparams if h.name == "encoder"]
-        if cell.method in METHODS
-        else []
-    )
+    if cell.method in METHODS:
+        switch = [h for h in METHODS[cell.method].hparams if h.name == "encoder"]
+    else:
+        switch = []
     return cell.method in HEADS or not switch or "mlp" in switch[0].choices
 
 

@@ -24,13 +24,13 @@ PLAIN = "reproduced"
 def title(report: Reproduction) -> str:
     """One line that says what this is."""
     if report.proxy:
-        where = f" on {report.on}" if report.on else ""
+        where = ""
+        if report.on:
+            where = f" on {report.on}"
         return f"{PROXY} of {report.entry.name}{where}: {report.entry.title}"
-    departs = (
-        ", with departures"
-        if report.departures or any(line.departures for line in report.lines)
-        else ""
-    )
+    departs = ""
+    if report.departures or any(line.departures for line in report.lines):
+        departs = ", with departures"
     return f"{report.entry.name}: {report.entry.title}{departs}"
 
 
@@ -38,7 +38,10 @@ def columns(report: Reproduction) -> tuple[str, ...]:
     """The columns of ``rows``. On other data a difference from a printed number says nothing, a rank may."""
     last: tuple[str, ...] = ("difference", "standard errors")
     if report.proxy:
-        last = ("rank printed", "rank got") if orders(report) else ()
+        if orders(report):
+            last = ("rank printed", "rank got")
+        else:
+            last = ()
     return ("row", *report.entry.labels, "metric", "printed", "got", *last)
 
 
@@ -59,11 +62,10 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             printed = line.cell.printed[i]
             if report.proxy:
                 place, of = ranks.get((line.cell.at, metric), (None, 0))
-                last = (
-                    (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}")
-                    if place
-                    else ("", "")
-                )
+                if place:
+                    last = (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}")
+                else:
+                    last = ("", "")
             else:
                 last = show_compared(report.compared(line, i), metric)
             values = (show_printed(printed, metric), show_measured(measured, metric), *last)
@@ -74,12 +76,13 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         if measured.mean is None:
             continue
         what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
-        last = (
-            ("", "")
-            if report.proxy
-            else show_compared(compare(wanted.printed, 0, measured), wanted.metric)
-        )
-        first = PROXY if report.proxy else PLAIN
+        if report.proxy:
+            last = ("", "")
+        else:
+            last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
+        first = PLAIN
+        if report.proxy:
+            first = PROXY
         numbers = (
             show_printed(wanted.printed, wanted.metric),
             show_measured(measured, wanted.metric),
@@ -90,7 +93,10 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
     """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
-    words = [PROXY] if report.proxy else []
+    if report.proxy:
+        words = [PROXY]
+    else:
+        words = []
     if line.why_not:
         return " ".join([*words, "not run"])
     if line.fidelity not in ("", "exact"):

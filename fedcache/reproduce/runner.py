@@ -201,9 +201,9 @@ def reproduce(
             continue
         lines.append(line)
         metric = line.cell.metrics[0]
-        stored = (
-            f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
-        )
+        stored = ""
+        if line.reused:
+            stored = f" ({line.reused} of {len(line.runs)} runs were there already)"
         observer.note(
             f"{where}: {name(metric)} {show_measured(line.measured[metric], metric)}{stored}"
         )
@@ -222,7 +222,9 @@ def _nothing_can_run(
     )
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
-        chosen = " --backbones glyph-clip" if entry.roles() else ""
+        chosen = ""
+        if entry.roles():
+            chosen = " --backbones glyph-clip"
         commands.append(
             f"The same protocol on what is at hand:  fedcache reproduce {shell_word(entry.name)} --on digits{chosen}"
         )

@@ -117,7 +117,9 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
         if "classes_owned" in result:  # the earliest releases did not count them
             owned = np.array(result["classes_owned"]["per_client"], np.float64)
         held = result.get("validation")
-        validation = None if held is None else np.array(held["per_client"], np.float64)
+        validation = None
+        if held is not None:
+            validation = np.array(held["per_client"], np.float64)
         return ClientColumns(
             result["clients"], accuracy, owned, np.empty((0, len(accuracy))), validation
         )
@@ -140,7 +142,9 @@ def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
         return found
 
     per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
-    validation = numbers("validation") if "validation" in table.column_names else None
+    validation = None
+    if "validation" in table.column_names:
+        validation = numbers("validation")
     return ClientColumns(
         _ColumnOfNames(table["client"]),
         numbers("accuracy"),

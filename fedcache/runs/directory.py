@@ -120,7 +120,9 @@ class RunDirectory:
         """
         make_private(self.path.parent)
         make_private(self.path)
-        first = f"# {note}\n" if note else ""
+        first = ""
+        if note:
+            first = f"# {note}\n"
         text = (first + tomli_w.dumps({"train": dict(config)})).encode()
         for name, parts in partitions.items():
             write_atomic(self.path / name, *parts)

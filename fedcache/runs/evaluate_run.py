@@ -159,14 +159,17 @@ def evaluate_run(
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
             figures = measure(first, rows, done=done)
             spread = None
-    some = f" of {facts.clients:,}" if len(names) < facts.clients else ""
-    which = (
-        f"{len(names)}{some} clients' own, each on all rows"
-        if each
-        else f"of client {asked.client}"
-    )
+    some = ""
+    if len(names) < facts.clients:
+        some = f" of {facts.clients:,}"
+    if each:
+        which = f"{len(names)}{some} clients' own, each on all rows"
+    else:
+        which = f"of client {asked.client}"
     if not each and asked.client is None:
-        which = "the server's" if facts.personal else "one for all"
+        which = "one for all"
+        if facts.personal:
+            which = "the server's"
     if len(members) > 1:
         which += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
@@ -236,7 +239,9 @@ def rows_wanted(
     stop: Stop,
 ) -> LabelledRows:
     """The labelled rows for a model; arguments as ``evaluate_run``."""
-    split = None if wanted.split == "all" else wanted.split
+    split = None
+    if wanted.split != "all":
+        split = wanted.split
     if wanted.embeddings is not None:
         return rows_of_file(Path(wanted.embeddings), split, predictor)
     if wanted.store is not None:
@@ -273,7 +278,9 @@ def store_with_features(
             limit=config.limit,
             follow_links=config.follow_links,
         )
-        known = None if found is None else place_of_content(home, *found)
+        known = None
+        if found is not None:
+            known = place_of_content(home, *found)
     if known is not None and known.exists():
         store = Store.open(known)
         try:

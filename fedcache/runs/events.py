@@ -150,7 +150,10 @@ def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
         **part.get("args", {}),
     }
     known = {k: facts[k] for k in ("digest", "code", "device") if k in facts}
-    data = {"dataset_digest": facts["dataset"]["digest"]} if "digest" in facts["dataset"] else {}
+    if "digest" in facts["dataset"]:
+        data = {"dataset_digest": facts["dataset"]["digest"]}
+    else:
+        data = {}
     return {**known, **data, **{f"partition.{k}": v for k, v in dealt.items()}}
 
 

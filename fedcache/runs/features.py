@@ -249,7 +249,9 @@ def encoders_of_run(method: Method, store: Store, key: str, home: Home) -> RunEn
     """
     if not wants_encoders(method):
         return None
-    images = images_for(store, key) if "image tower" in method.needs else None
+    images = None
+    if "image tower" in method.needs:
+        images = images_for(store, key)
     towers = load_towers(store, key, home)
     recipe = Recipe.from_dict(store.arrays[key].recipe)
     return RunEncoders(towers, images, digest_of([recipe.digest, recipe.weights, towers.template]))
@@ -263,7 +265,10 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
     """
     item = locate_recipe(Recipe.from_dict(store.arrays[key].recipe), home)
     known = store.templates(item.backbone.name)
-    template = known[0] if known else item.backbone.template or "a photo of a {}."
+    if known:
+        template = known[0]
+    else:
+        template = item.backbone.template or "a photo of a {}."
     return clip_towers.load_towers(item.backbone, item.weights, item.recipe, template)
 
 
@@ -312,7 +317,10 @@ class RunInputs:
     def with_settings_of(self, config: TrainConfig) -> RunInputs:
         """The same rows with the hyperparameters of another configuration of the same method."""
         settings = hyperparameters(self.method, config)
-        kept = {"feat_post": self.settings["feat_post"]} if "feat_post" in settings else {}
+        if "feat_post" in settings:
+            kept = {"feat_post": self.settings["feat_post"]}
+        else:
+            kept = {}
         return replace(self, settings={**settings, **kept})
 
     def with_data(self, data: Data) -> RunInputs:

@@ -143,7 +143,9 @@ def own_digest(method: Method) -> str:
 
 def _place_of(plugin: Plugin) -> tuple[Path, ...]:
     """Where the package of a plug-in lies: its folder, or the one file that is all of it; () for what is registered."""
-    top = plugin.entry.module.partition(".")[0] if plugin.entry is not None else ""
+    top = ""
+    if plugin.entry is not None:
+        top = plugin.entry.module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)
     if file is None or Path(file).resolve().is_relative_to(ROOT):
         return ()

@@ -247,7 +247,10 @@ def train_together(
     """
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
-        notes = Silent() if opened else observer  # what is chosen is the same for all
+        # what is chosen is the same for all
+        notes = observer
+        if opened:
+            notes = Silent()
         try:
             run = _open_point(
                 point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop
@@ -350,7 +353,9 @@ def train_seeds(
     """
     spec = runs[0].spec
     failed = dict[int, FedcacheError]()
-    many = f"{len(runs)} points of " if cache is not None else ""
+    many = ""
+    if cache is not None:
+        many = f"{len(runs)} points of "
     observer.start(
         f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds"
     )
@@ -417,7 +422,9 @@ class SeedTraining:
         self.spec = self.runs[0].spec
         self.inputs = self.runs[0].inputs
         self.kept = _round_of(self.states[0])
-        of_points = "" if cache is None else f" of {len(self.runs)} points"
+        of_points = ""
+        if cache is not None:
+            of_points = f" of {len(self.runs)} points"
         self.watch = StopCheck(stop, f"seed {seed}{of_points}", self.kept)
         self.pace = CheckpointPace()
         self.due = False
@@ -480,11 +487,9 @@ class SeedTraining:
             self.watch.kept = number
         self.watch.done = number
         if self.due and self.stop.requested:  # never due after the last round: the run ends then
-            kept = (
-                "the state is kept"
-                if self.cache is None
-                else f"{len(self.runs)} points keep their states"
-            )
+            kept = "the state is kept"
+            if self.cache is not None:
+                kept = f"{len(self.runs)} points keep their states"
             raise stopped(f"after round {number} of seed {self.seed}; {kept}")
         self.decided = self.due = False
 

@@ -163,7 +163,10 @@ class OpenRun:
         """
         self.fresh = fresh
         made_here = self.inputs.partition_name is None and not self.spec.engine
-        kept = self.spec.seeds if made_here else ()
+        if made_here:
+            kept = self.spec.seeds
+        else:
+            kept = ()
         partitions = {f"partition-{s}.partition": self.inputs.partitions[s].to_file() for s in kept}
         table = {**self.spec.to_config(), **self.inputs.choices}
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1

@@ -203,7 +203,10 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     if s.label.min(initial=0) >= 0:
         return  # the usual case, without a gather of all rows
     # Train and test: some schemes deal both.
-    label = s.label[(s.split <= 1) & (s.ok == 1)] if rows is None else s.label[rows]
+    if rows is None:
+        label = s.label[(s.split <= 1) & (s.ok == 1)]
+    else:
+        label = s.label[rows]
     lacking = int((label < 0).sum())
     if not lacking or (rows is None and lacking < len(label)):
         return
@@ -294,7 +297,10 @@ def partition_seeds(
     scheme, arguments = default_partition(method, store, config, train.domain, observer)
     made: dict[int, Partition] = {}
     for seed in seeds:
-        own = seed if repartition else config.seed
+        if repartition:
+            own = seed
+        else:
+            own = config.seed
         if not repartition and made:
             made[seed] = next(iter(made.values()))
             continue
@@ -397,11 +403,10 @@ def write_shards(
     Returns:
         the directory that holds them, as ``train --clients-from`` takes it.
     """
-    target = (
-        Path(out)
-        if out
-        else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
-    )
+    if out:
+        target = Path(out)
+    else:
+        target = store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
     rows = [(c.name, c.train, c.test) for c in clients]
@@ -457,7 +462,9 @@ def given_partition(
     if isinstance(clients, str | Path):
         clients, split = read_clients(Path(clients), store)
     rows_are_given = isinstance(clients, Mapping) or split is not None
-    validation = typed.pop("validation", None) if rows_are_given else None
+    validation = None
+    if rows_are_given:
+        validation = typed.pop("validation", None)
     if rows_are_given and typed:
         raise UsageError(
             f"{next(iter(typed))} is given, and who trains and tests on which rows too.",
@@ -514,10 +521,13 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     place = {name: row for row, name in enumerate(store.samples.name)}
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
-        wrong = (
-            f"which no row is called ({len(unknown_names):,} such)" if unknown_names else "twice"
-        )
-        first = unknown_names[0] if unknown_names else Counter(names).most_common(1)[0][0]
+        wrong = "twice"
+        if unknown_names:
+            wrong = f"which no row is called ({len(unknown_names):,} such)"
+        if unknown_names:
+            first = unknown_names[0]
+        else:
+            first = Counter(names).most_common(1)[0][0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
             f"Names are those of the store, for example {store.samples.name[0]!r}; clients.to_numpy() is taken in the "
@@ -560,7 +570,10 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
-    head = [column.strip().lower() for column in lines[0]] if lines else []
+    if lines:
+        head = [column.strip().lower() for column in lines[0]]
+    else:
+        head = []
     if head not in (["name", "client"], ["name", "client", "split"]):
         raise UsageError(f"{path} has the columns {', '.join(head) or '(none)'}.", _FIRST_LINE)
     if len(lines) < 2:

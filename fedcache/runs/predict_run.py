@@ -140,7 +140,9 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
 def result_of(place: Path, run: str) -> dict[str, Any] | None:
     """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
     path = (place if place.is_dir() else place.parent.parent) / "result.json"
-    found = read_result(path) if path.is_file() else None
+    found = None
+    if path.is_file():
+        found = read_result(path)
     if found is not None and found["digest"] == run:
         return found
     return None
@@ -169,7 +171,9 @@ def predictor_of(
     method: Method | None = None,
 ) -> Predictor:
     """Models that were read, ready to score; arguments and errors as ``open_predictor``."""
-    where = "cpu" if device == "auto" else resolve_device(device).kind
+    where = "cpu"
+    if device != "auto":
+        where = resolve_device(device).kind
     encoders = encoders_of(members[0], home, weights_of(asked))
     return Predictor(
         members,
@@ -319,7 +323,9 @@ class Personalised:
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
-        measures = None if self.measures is None else self.measures.to_dict()
+        measures = None
+        if self.measures is not None:
+            measures = self.measures.to_dict()
         return {**self.__dict__, "path": str(self.path), "measures": measures}
 
 
@@ -367,12 +373,17 @@ def personalise_run(
     client = client_of_store(model, store, name, method.reads(hp), home)
     if (left_out := rows_of_unknown_classes(store, model.facts.classes)) is not None:
         observer.warn(left_out)
-    where = "cpu" if device == "auto" else resolve_device(device).kind
+    where = "cpu"
+    if device != "auto":
+        where = resolve_device(device).kind
     encoders = encoders_of(model, home, weights_of(asked))
-    encoders = None if encoders is None else encoders.to(where)
-    rounds = (
-        (model.facts.rounds if wanted.rounds is None else wanted.rounds) if trains(method) else 0
-    )
+    if encoders is None:
+        encoders = None
+    else:
+        encoders = encoders.to(where)
+    rounds = 0
+    if trains(method):
+        rounds = model.facts.rounds if wanted.rounds is None else wanted.rounds
 
     def each_round() -> None:
         if stop.requested:

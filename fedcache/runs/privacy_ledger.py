@@ -257,7 +257,10 @@ def _check_count(ledger: Path, lines: int, count: int) -> None:
 
 
 def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
-    why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        why = f"cannot be read ({error.strerror})"
+    else:
+        why = str(error)
     return CorruptionError(
         f"{ledger} {why}. What has been spent of these clients' privacy is not known from it.",
         f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
@@ -314,16 +317,16 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     figures += f" (by Renyi divergence {renyi}), delta {cost['delta']:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
     if cost["simulation"]:
-        secret = (
-            f" This takes it that nobody knows who took part (else {_tight(known)})."
-            if known
-            else ""
-        )
+        secret = ""
+        if known:
+            secret = f" This takes it that nobody knows who took part (else {_tight(known)})."
         return (
             f"Simulation of privacy: anyone can repeat the noise of {cost['noise_from']}, so it hides nothing. Noise "
             f"that is not repeatable would have {figures}{secret}"
         )
-    secret = f" Nobody is told who took part (else it were {_tight(known)})." if known else ""
+    secret = ""
+    if known:
+        secret = f" Nobody is told who took part (else it were {_tight(known)})."
     if cost["participants"] == "known":
         secret = " Who took part is told, so sampling hides nothing."
     return (

@@ -49,7 +49,10 @@ def plan_removal(folder: Path) -> Removal:
         if p.name != MODELS and not is_of_run(p.name) and not p.name.endswith(".partial")
     ]
     board = folder.parent / BOARDS / folder.name
-    parts = [folder] if not other else [p for p in inside if p not in other]
+    if not other:
+        parts = [folder]
+    else:
+        parts = [p for p in inside if p not in other]
     parts += [board] if board.is_dir() else []
     return Removal(folder, tuple(parts), tuple(p.name for p in other), sum(map(size_of, parts)))
 

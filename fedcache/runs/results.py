@@ -90,20 +90,27 @@ class SeedResult:
             else list(self.clients)
         )
         arrays = {name: _packed(plain[name]) for name in ARRAYS if plain[name] is not None}
-        rows = None if self.test_rows is None else self.test_rows.to_dict()
+        rows = None
+        if self.test_rows is not None:
+            rows = self.test_rows.to_dict()
         return {**plain, **arrays, "clients": names, "test_rows": rows}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
         """The inverse of ``to_dict``; earlier releases wrote lists."""
         names = data["clients"]
-        clients = NumberedNames(names["numbered"]) if isinstance(names, dict) else names
+        if isinstance(names, dict):
+            clients = NumberedNames(names["numbered"])
+        else:
+            clients = names
         arrays = {
             name: _unpacked(data[name], kind)
             for name, kind in ARRAYS.items()
             if data.get(name) is not None
         }
-        rows = None if data.get("test_rows") is None else TestRows.from_dict(data["test_rows"])
+        rows = None
+        if data.get("test_rows") is not None:
+            rows = TestRows.from_dict(data["test_rows"])
         return cls(**{**data, **arrays, "clients": clients, "test_rows": rows})
 
 
@@ -318,7 +325,10 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
     per_seed = np.stack([s.per_client for s in seeds])
     owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
     held = [s.validation_per_client for s in seeds if s.validation_per_client is not None]
-    validation = None if len(held) < len(seeds) else np.stack(held).mean(0)
+    if len(held) < len(seeds):
+        validation = None
+    else:
+        validation = np.stack(held).mean(0)
     return ClientColumns(
         seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed, validation
     )
@@ -328,9 +338,10 @@ def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
     """What a result has beside it, by name: columns of clients that are too many for it, and test rows."""
     many = len(seeds[0].clients) > CLIENTS_IN_RESULT
     rows = rows_file({s.seed: s.test_rows for s in seeds})
-    columns = (
-        {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])} if many else {}
-    )
+    if many:
+        columns = {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])}
+    else:
+        columns = {}
     return {**columns, **({} if rows is None else {ROWS_FILE: rows})}
 
 
@@ -381,7 +392,10 @@ def _validation(
         }
         for s in seeds
     ]
-    each = [] if clients is None or clients.validation is None else clients.validation.tolist()
+    if clients is None or clients.validation is None:
+        each = []
+    else:
+        each = clients.validation.tolist()
     return {
         "mean": mean,
         "std": std,
@@ -404,9 +418,9 @@ def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     """
     scored = ~np.isnan(seed.per_client)
     told = [r["clients"] for r in seed.rounds]
-    trained = (
-        None if None in told else int(scored[list({c for clients in told for c in clients})].sum())
-    )
+    trained = None
+    if None not in told:
+        trained = int(scored[list({c for clients in told for c in clients})].sum())
     known = seed.per_client[scored]
     n = len(known)
     error = None
@@ -445,7 +459,10 @@ def _curve(seeds: Sequence[SeedResult]) -> list[dict[str, Any]]:
     for round_ in scored[0]:
         of_seeds = [by_round.get(round_, {}) for by_round in scored]
         ends = [r.get("diagnostics", {}).get("simulated_time") for r in of_seeds]
-        time = {} if None in ends else {"simulated_time": mean_std(ends)[0]}
+        if None in ends:
+            time = {}
+        else:
+            time = {"simulated_time": mean_std(ends)[0]}
         curve.append(
             {"round": round_, "mean": mean_std([r.get("accuracy") for r in of_seeds])[0], **time}
         )

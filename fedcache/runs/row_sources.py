@@ -208,7 +208,10 @@ class StoreRows:
         """As asked, else what is usual for these backbones, which is said where features are read."""
         config = self.config
         reads_images = "pixels" in method.reads(settings)
-        observer = None if reads_images else self.preparation.observer
+        if reads_images:
+            observer = None
+        else:
+            observer = self.preparation.observer
         return feat_post_for(
             settings, "feat_post" in config.set, config.preset, self.store, arrays, observer
         )
@@ -248,7 +251,9 @@ class StoreRows:
         """The features, from the cache when the last point of the grid had the same."""
         cache = self.preparation.cache
         rows = self._trained_rows
-        determines_scale = rows.tobytes() if feat_post == "standardize" else b""
+        determines_scale = b""
+        if feat_post == "standardize":
+            determines_scale = rows.tobytes()
         key = (
             self.store.path,
             tuple(arrays),
@@ -383,9 +388,9 @@ class ShardRows:
         if warning is not None:
             self.preparation.observer.warn(warning)
         test = np.unique(np.concatenate([c.test for c in self._clients]))
-        validation = (
-            Validation.of_clients(RowLists.of(chosen_by)) if any(map(len, chosen_by)) else None
-        )
+        validation = None
+        if any(map(len, chosen_by)):
+            validation = Validation.of_clients(RowLists.of(chosen_by))
         partition = Partition(
             scheme="shards-of-a-store",
             args={},
@@ -477,7 +482,10 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
     if device == "cpu":
         return inputs
     x = inputs.data.x
-    needed = x.stored.nbytes if isinstance(x, StoredRows) else x.nbytes
+    if isinstance(x, StoredRows):
+        needed = x.stored.nbytes
+    else:
+        needed = x.nbytes
     free = free_memory(device)
     if needed > free:
         raise MachineError(

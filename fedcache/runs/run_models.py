@@ -306,7 +306,8 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     seeds = [int(s) for s in result["seeds"]]
     if seed is not None and seed not in seeds:
         raise UsageError(f"The run has no seed {seed}.", f"It has {', '.join(map(str, seeds))}.")
-    seed = seeds[0] if seed is None else seed
+    if seed is None:
+        seed = seeds[0]
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:

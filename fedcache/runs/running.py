@@ -72,7 +72,9 @@ def is_running(folder: Path) -> bool:
         first = read_whole(lock).decode()
     except (OSError, UnicodeDecodeError):
         return False
-    held = Path(first) / LOCK if first else lock
+    held = lock
+    if first:
+        held = Path(first) / LOCK
     return held.exists() and is_held(held)
 
 

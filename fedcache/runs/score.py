@@ -142,7 +142,10 @@ def rows_interval(
     ):
         return None
     counts = np.array(result.get("confusion") or [], np.int64)
-    rows = int(counts.sum()) // len(per_seed) if counts.size else part.get("test_rows")
+    if counts.size:
+        rows = int(counts.sum()) // len(per_seed)
+    else:
+        rows = part.get("test_rows")
     found = wilson(per_seed[0], rows, level)
     if found is None or rows is None:
         return None
@@ -189,7 +192,10 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
         sum(row) for row in result.get("confusion") or []
     ]  # test rows of each class, summed over seeds
     total = sum(counts)
-    level = max(1 / classes, max(counts) / total) if total else 1 / classes
+    if total:
+        level = max(1 / classes, max(counts) / total)
+    else:
+        level = 1 / classes
     rows = distinct = int(result["partition"].get("test_rows") or 0)
     if total:  # clients that are tested on the same rows are no more rows
         rows = min(total // len(result["seeds"]), distinct or total)
@@ -237,7 +243,9 @@ def validation_value(result: Mapping[str, Any], score: str = "own") -> float | N
     held = result.get("validation")
     if held is None:
         return None
-    key = "mean" if score == "own" else score.replace("-", "_")
+    key = "mean"
+    if score != "own":
+        key = score.replace("-", "_")
     mean: float | None = held.get(key, held["mean"])
     return mean
 

@@ -325,7 +325,10 @@ def resolve_run(
     text = participation_text(config, method, clients)
     participation = parse_participation(text)
     trust = policy_from_config(config, method)
-    rounds = 1 if method.one_shot else config.rounds or method.defaults.rounds
+    if method.one_shot:
+        rounds = 1
+    else:
+        rounds = config.rounds or method.defaults.rounds
     if rounds == 1:  # the end is all there is to score: the same run, whatever is asked
         config = replace(config, eval_every=0)
     return ResolvedRun(
@@ -491,11 +494,9 @@ def parse_share(text: str | None, option: str) -> int | float | None:
             return share
     except ValueError:
         pass
-    hint = (
-        f"How clients are drawn is --client-sampling {text}"
-        if text in SAMPLING
-        else "For example 10, 0.1, 10% or all"
-    )
+    hint = "For example 10, 0.1, 10% or all"
+    if text in SAMPLING:
+        hint = f"How clients are drawn is --client-sampling {text}"
     raise UsageError(f"{option} {text} is neither a number of clients nor a share.", hint)
 
 

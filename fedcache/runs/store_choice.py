@@ -99,11 +99,9 @@ def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
 
 def _told_apart(array: ArrayInfo) -> str:
     """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
-    views = (
-        ""
-        if array.shape[1] == 1
-        else f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
-    )
+    views = ""
+    if array.shape[1] != 1:
+        views = f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
     return f"width {array.shape[-1]}{views}"
 
 
@@ -245,7 +243,9 @@ def feat_post_for(
     elif all(store.has_text(n) for n in names):
         chosen = "l2"
     if chosen != "none" and observer is not None:
-        other = " (--set feat_post=none leaves features as they are)" if "feat_post" in hp else ""
+        other = ""
+        if "feat_post" in hp:
+            other = " (--set feat_post=none leaves features as they are)"
         observer.note(
             f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}."
         )
@@ -360,7 +360,9 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     for path in sorted(home.stores.glob("*.zarr")) if whole is not None else []:
         assert whole is not None
         size = path.name.removeprefix(f"{whole[0]}-").partition("-")[0]
-        fact = memory.recall(["limited", whole[1], int(size)]) if size.isdecimal() else None
+        fact = None
+        if size.isdecimal():
+            fact = memory.recall(["limited", whole[1], int(size)])
         if isinstance(fact, list) and path == home.store(*fact):
             parts.append(Store.open(path))
     if parts:
@@ -396,7 +398,9 @@ def find_or_extract(
         dataset=train.dataset,
         observer=observer,
     )
-    store = None if path is None else Store.open(path)
+    store = None
+    if path is not None:
+        store = Store.open(path)
     needs_text = "text" in method.needs or wants_encoders(method)
     began = time.perf_counter()
     spent = 0.0
@@ -437,7 +441,9 @@ def find_or_extract(
             f"{store.path} holds no features that {method.name} could train on yet.",
             extract_command(store, backbones, recipe, home),
         )
-    others = no_store_remembered(home) if train.dataset is None else None
+    others = None
+    if train.dataset is None:
+        others = no_store_remembered(home)
     if others is not None and finished_stores(home):
         raise others  # something was extracted: to train on digits in its place would be another run
     if not extract:
@@ -448,12 +454,12 @@ def find_or_extract(
             f"There is no partition {name!r}: nothing of {dataset} is extracted yet, so none is saved.",
             f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
-    why = (
-        f"{method.name} needs text features"
-        if needs_text and not train.backbones
-        else "the default"
-    )
-    found = "No finished extraction is remembered" if others else "Nothing extracted yet"
+    why = "the default"
+    if needs_text and not train.backbones:
+        why = f"{method.name} needs text features"
+    found = "Nothing extracted yet"
+    if others:
+        found = "No finished extraction is remembered"
     observer.note(
         f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
     )
@@ -474,11 +480,10 @@ def find_or_extract(
 def check_client_folder(folder: Path) -> None:
     """Refuse what is no directory, with the name of one that is meant. Raises StoreError."""
     if not folder.is_dir():
-        beside = (
-            [p.name for p in folder.parent.iterdir() if p.is_dir()]
-            if folder.parent.is_dir()
-            else []
-        )
+        if folder.parent.is_dir():
+            beside = [p.name for p in folder.parent.iterdir() if p.is_dir()]
+        else:
+            beside = []
         near = closest(folder.name, beside)
         raise StoreError(
             f"There is no directory {folder}." + (f" Did you mean {near!r}?" if near else ""),

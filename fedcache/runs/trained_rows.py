@@ -63,26 +63,39 @@ def _warning(
     run: tuple[Path, dict[str, Any]], members: Sequence[SavedModel], label: str, rows: LabelledRows
 ) -> str | None:
     data = run[1]["dataset"]
-    given = rows.source if isinstance(rows.source, Store) else None
+    given = None
+    if isinstance(rows.source, Store):
+        given = rows.source
     itself = given is not None and data["digest"] == given.dataset.get("digest")
-    own = given if itself else store_behind(*run)
+    if itself:
+        own = given
+    else:
+        own = store_behind(*run)
     trained = None
     with suppress(FedcacheError, OSError):  # a partition that is gone or damaged
         trained = rows_of_clients(*run, [m.facts.seed for m in members], own)
-    was = "was" if trained is not None else "may have been"
+    was = "may have been"
+    if trained is not None:
+        was = "was"
     of_all = f"of {len(rows.rows):,} rows"
     if given is not None and (
         itself or given.dataset.get("shard", {}).get("parent") == data["digest"]
     ):
         split = given.column("split")
-        numbers = (
-            np.arange(given.rows) if itself else np.array(given.dataset["shard"]["rows"], np.int64)
-        )
-        seen = split == TRAIN if trained is None else np.isin(numbers, trained)
+        if itself:
+            numbers = np.arange(given.rows)
+        else:
+            numbers = np.array(given.dataset["shard"]["rows"], np.int64)
+        if trained is None:
+            seen = split == TRAIN
+        else:
+            seen = np.isin(numbers, trained)
         if not (same := int(seen[rows.rows].sum())):
             return None
         # A scheme may deal rows of the test split too: then that split does not leave them out.
-        advice = "." if (seen & (split == TEST)).any() else ": --split test leaves them out."
+        advice = ": --split test leaves them out."
+        if (seen & (split == TEST)).any():
+            advice = "."
         return f"{label} {was} trained on {same:,} {of_all} of {given.path.name}{advice}"
     if own is None:
         return None

@@ -92,7 +92,10 @@ def method_laws(
     Raises:
         UsageError for a method, a setting or a law that does not exist.
     """
-    tried = METHODS[method] if isinstance(method, str) else method
+    if isinstance(method, str):
+        tried = METHODS[method]
+    else:
+        tried = method
     tried.resolve("paper", settings or {})
     checks = []
     for law in METHOD_LAWS.values():
@@ -173,7 +176,10 @@ def backbone_laws(
         exceptions: laws that need not hold, each with the reason.
     """
     note_named(name)
-    place = Home.from_environment() if home is None else Home(home)
+    if home is None:
+        place = Home.from_environment()
+    else:
+        place = Home(home)
     looked = Looked(name, dict(weights or {}), place)
     return less_exceptions(
         [_check(f"The backbone {name}", law, looked) for law in BACKBONE_LAWS.values()],
@@ -200,7 +206,10 @@ def aggregator_laws(
     rule: str | Callable[..., Tensor], *, exceptions: Exceptions | None = None
 ) -> list[Check]:
     """The laws of a rule of ``--aggregate``: its text, or a function V [m, d] -> [d]."""
-    called = rule if isinstance(rule, str) else getattr(rule, "__name__", "given")
+    if isinstance(rule, str):
+        called = rule
+    else:
+        called = getattr(rule, "__name__", "given")
     checks = [_check(f"The rule {called}", law, Vote(rule)) for law in AGGREGATOR_LAWS.values()]
     return less_exceptions(checks, exceptions, AGGREGATOR_LAWS)
 

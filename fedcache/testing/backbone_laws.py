@@ -143,7 +143,10 @@ def the_items_are_left_as_they_are(backbone: Looked) -> None:
     items = backbone.noise(encoder)
     before = deepcopy(items)
     features(encoder, items)
-    same = items == before if isinstance(items, list) else bool((items == before).all())
+    if isinstance(items, list):
+        same = items == before
+    else:
+        same = bool((items == before).all())
     require(same, "what it was given is changed")
 
 

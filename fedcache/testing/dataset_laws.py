@@ -69,7 +69,9 @@ def columns_have_a_value_for_every_row(spec: str) -> None:
     found = open_dataset(spec)
     for name, top in (("label", len(found.classes)), ("domain", len(found.domains)), ("split", 3)):
         codes = getattr(found, name)
-        lowest = -1 if name == "label" else 0
+        lowest = 0
+        if name == "label":
+            lowest = -1
         require(
             codes.shape == (len(found),),
             f"{name} has shape {codes.shape}, and there are {len(found)} rows",

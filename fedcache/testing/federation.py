@@ -97,7 +97,9 @@ def gap(a: Tensor | Mapping[Any, Any], b: Tensor | Mapping[Any, Any]) -> float:
         return max((gap(a[k], b[k]) for k in a), default=0.0)
     if a.shape != b.shape:
         return math.inf
-    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    worst = 0.0
+    if a.numel():
+        worst = float((a.double() - b.double()).abs().max())
     if math.isnan(worst):
         return math.inf
     return worst

@@ -44,11 +44,10 @@ class Check:
                 f"{self.subject} breaks the law {self.name}: {self.statement}\nFound: {broken}."
             ) from None
         except Exception as error:
-            said = (
-                error.message
-                if isinstance(error, FedcacheError)
-                else f"{type(error).__name__}: {error}"
-            )
+            if isinstance(error, FedcacheError):
+                said = error.message
+            else:
+                said = f"{type(error).__name__}: {error}"
             raise LawBroken(
                 f"{self.subject} could not be tried on the law {self.name}: {self.statement}\nFound: {said}"
             ) from error

@@ -88,7 +88,9 @@ class GridIndex:
         if told["damaged"]:
             state = "damaged"
         elif not at_work:
-            state = "stopped" if "error" in told or "ended" not in told else "finished"
+            state = "finished"
+            if "error" in told or "ended" not in told:
+                state = "stopped"
         total = max(len(points), told.get("trials", 0) if at_work else 0)
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
@@ -122,12 +124,16 @@ class GridIndex:
             if "error" in end:
                 state = "failed"
             elif end.get("run"):
-                run = self.runs.facts(end["run"]) if here else None
+                run = None
+                if here:
+                    run = self.runs.facts(end["run"])
                 state = "gone"
             elif here and "ended" not in told:
                 run = _run_of(method, sweep, unfinished, told["started"])
             if run is not None:
-                state = "pruned" if "pruned" in end else run["state"]
+                state = "pruned"
+                if "pruned" not in end:
+                    state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
             facts = {k: None if run is None else run.get(k) for k in LIVE}
             point = {

@@ -79,7 +79,9 @@ def read_details(path: Path) -> dict[str, Any]:
     if isinstance(one, StoredRun):
         scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
-        name = "" if store is None else store.path.stem
+        name = ""
+        if store is not None:
+            name = store.path.stem
         return {
             "drawing": _draw(one.rounds),
             "settings": settings_of(one),

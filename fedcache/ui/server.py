@@ -113,7 +113,10 @@ class Guard:
         headers = dict(scope["headers"])
         name, _, port = headers.get(b"host", b"").decode("latin-1").rpartition(":")
         if not port.isdigit():
-            name = f"{name}:{port}" if name else port
+            if name:
+                name = f"{name}:{port}"
+            else:
+                name = port
         if name.lower() not in HOSTS:
             return PlainTextResponse("This page is for a browser on this machine.\n", 403)
         # The path of `OPTIONS *` has no slash.
@@ -219,7 +222,9 @@ class Pages:
         try:
             text = self._templates.get_template(f"{name}.html.j2").render(facts)
         except (FedcacheError, OSError) as error:
-            code = 404 if isinstance(error, UsageError) else 200
+            code = 200
+            if isinstance(error, UsageError):
+                code = 404
             problem = getattr(error, "message", str(error))
             facts |= {"problem": problem, "hint": getattr(error, "hint", "")}
             text = self._templates.get_template("problem.html.j2").render(facts)

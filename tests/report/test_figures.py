@@ -75,7 +75,7 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(
         PCA(axes, svd_solver="full").fit_transform(unit), abs=1e-5
     )
     assert not flat[:, axes:].any()
-    assert np.isnan(data._linear_cka(np.ones(shape), y))
+    assert np.isnan(data.linear_cka(np.ones(shape), y))
     text = rng.normal(size=(3, shape[1]))
     for scale in (1.0, 100.0, 1e4):
         bits = entropy_bits(torch.softmax(torch.from_numpy(scale * (x @ text.T)), -1)).numpy()

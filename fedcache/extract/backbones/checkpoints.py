@@ -50,11 +50,9 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     """
     kind = kind_of(path)
     if kind == "torchscript":
-        where = (
-            f"the safetensors file of {hub} (open_clip_model.safetensors)"
-            if hub
-            else "a safetensors file"
-        )
+        where = "a safetensors file"
+        if hub:
+            where = f"the safetensors file of {hub} (open_clip_model.safetensors)"
         raise _refuse(
             path,
             "it is a TorchScript archive, which carries code beside the weights",
@@ -163,7 +161,9 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             sealed = SEAL in (file.metadata() or {})
-        found = read_sealed(path, IMPORTED) if sealed else None
+        found = None
+        if sealed:
+            found = read_sealed(path, IMPORTED)
         if found is None:
             return load_file(path)
         return found.tensors
@@ -285,18 +285,14 @@ class Taken:
         """A message for the user; "" if the whole file is used and its names are those of the model."""
         if not self.prefix and not self.also and not self.left:
             return ""
-        where = (
-            f"its tensors under {self.prefix.rstrip('.')}"
-            if self.prefix
-            else "its tensors without a prefix"
-        )
+        where = "its tensors without a prefix"
+        if self.prefix:
+            where = f"its tensors under {self.prefix.rstrip('.')}"
         said = f"{path}: the weights of {backbone} are {where}."
         if self.left:
-            others = (
-                "1 other tensor is"
-                if len(self.left) == 1
-                else f"{len(self.left):,} other tensors are"
-            )
+            others = "1 other tensor is"
+            if len(self.left) != 1:
+                others = f"{len(self.left):,} other tensors are"
             said += f" {others} not used: {_few(list(self.left))}."
         for other in self.also:
             said += f" It also holds weights of {backbone} under {other.rstrip('.')}, for example averaged ones (EMA),"
@@ -357,7 +353,9 @@ def load_strict(
     faults = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
     told = "; ".join(f"{len(names)} {what}: {_few(names)}" for what, names in faults if names)
     if told:
-        under = f" under {found.prefix.rstrip('.')}" if found.prefix else ""
+        under = ""
+        if found.prefix:
+            under = f" under {found.prefix.rstrip('.')}"
         raise _refuse(
             path,
             f"its tensors{under} are not those of {backbone} ({told})",
@@ -447,7 +445,9 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
     prefixes = [
         found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")
     ]
-    prefix = _main_one(prefixes) if prefixes else None
+    prefix = None
+    if prefixes:
+        prefix = _main_one(prefixes)
     if prefix is None:
         return None
     return after(prefix, state)

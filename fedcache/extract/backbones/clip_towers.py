@@ -62,11 +62,10 @@ class ClipTextTower:
 
         assert self._encoder.tokenize is not None
         tokens = self._encoder.tokenize(list(prompts)).to(self._encoder.device)
-        end = (
-            tokens.argmax(-1)
-            if self._pool == "argmax"
-            else torch.eq(tokens, self._eos or 0).int().argmax(-1)
-        )
+        if self._pool == "argmax":
+            end = tokens.argmax(-1)
+        else:
+            end = torch.eq(tokens, self._eos or 0).int().argmax(-1)
         embeddings: Tensor = self._tower.token_embedding(tokens)
         return embeddings, end
 
@@ -87,7 +86,10 @@ class ClipTextTower:
             x = tower.ln_final(x[torch.arange(len(x), device=x.device), end])
             project = tower.text_projection
             if project is not None:
-                x = project(x) if isinstance(project, nn.Linear) else x @ project
+                if isinstance(project, nn.Linear):
+                    x = project(x)
+                else:
+                    x = x @ project
         return nn.functional.normalize(x.float(), dim=-1)
 
 

@@ -141,14 +141,17 @@ def _encoder(
             return _tensor(model.get_image_features(pixel_values=x), "pooler_output")
         out = model(pixel_values=x)
         features = _tensor(out, "last_hidden_state" if chosen == "cls" else chosen)
-        features = features[:, 0] if chosen == "cls" else features
+        if chosen == "cls":
+            features = features[:, 0]
         ranks.append(features.ndim)
         return one_row_each(features)
 
     def text(tokens: Tensor) -> Tensor:
         return _tensor(model.get_text_features(input_ids=tokens), "pooler_output")
 
-    tokenize = _tokenizer(name, folder, model) if clip else None
+    tokenize = None
+    if clip:
+        tokenize = _tokenizer(name, folder, model)
     encoder = ModuleEncoder(
         name,
         model,
@@ -160,13 +163,20 @@ def _encoder(
         tokenize=tokenize,
     )
     # Of a map or tokens the mean is taken, and the recipe says so.
-    word = f"avg({chosen})" if chosen == "last_hidden_state" else chosen
+    if chosen == "last_hidden_state":
+        word = f"avg({chosen})"
+    else:
+        word = chosen
     return encoder, word, tokenize is not None
 
 
 def _tensor(out: Any, name: str) -> Tensor:
     """The tensor of an answer, which is one itself or holds one by name."""
-    found: Tensor = out if hasattr(out, "isfinite") else out[name]
+    found: Tensor
+    if hasattr(out, "isfinite"):
+        found = out
+    else:
+        found = out[name]
     return found
 
 

@@ -46,7 +46,8 @@ def model_files(folder: Path) -> list[Path]:
     )
     root = folder.resolve()
     # In the Hugging Face cache the files of a snapshot are links to blobs of the same repository.
-    root = root.parents[1] if root.parent.name == "snapshots" else root
+    if root.parent.name == "snapshots":
+        root = root.parents[1]
     for path in found:
         if not path.resolve().is_relative_to(root):
             raise MachineError(
@@ -71,11 +72,9 @@ def check_folder(folder: Path, name: str) -> None:
         )
     if not any(file.endswith(".safetensors") for file in files):
         pickle = next((p.name for p in sorted(folder.glob("*.bin"))), None)
-        found = (
-            f"its weights are a pickle ({pickle}), which may run code"
-            if pickle
-            else "it holds no weights"
-        )
+        found = "it holds no weights"
+        if pickle:
+            found = f"its weights are a pickle ({pickle}), which may run code"
         raise MachineError(
             f"{folder} is not loaded: {found}; expected safetensors.",
             "Load it with transformers in a sandbox and write it again:  model.save_pretrained('FOLDER')",
@@ -118,7 +117,10 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
     Raises MachineError where nothing says so (an encoder of texts), UsageError for what a recipe cannot say.
     """
     found = next((told for file in PREPROCESSING if (told := read_config(folder, file))), None)
-    found = found.get("image_processor", found) if found is not None else None
+    if found is not None:
+        found = found.get("image_processor", found)
+    else:
+        found = None
     if not isinstance(found, dict):
         raise MachineError(
             f"{name} has no preprocessor_config.json, which says how images are made ready for it.",

@@ -24,10 +24,16 @@ FOLDERS = {
 
 def _row(domain: str, pooled: bool) -> Backbone:
     base = f"resnet18-{domain}"
-    name = f"{base}-maxpool" if pooled else base
+    name = base
+    if pooled:
+        name = f"{base}-maxpool"
     mean, std = NORMS["half"]
-    pooling = "maxpool+avg" if pooled else "avg"
-    variant = ", run with the max pooling of the released FedPCL code" if pooled else ""
+    pooling = "avg"
+    if pooled:
+        pooling = "maxpool+avg"
+    variant = ""
+    if pooled:
+        variant = ", run with the max pooling of the released FedPCL code"
     return Backbone(
         name=name,
         provider="metadataset",

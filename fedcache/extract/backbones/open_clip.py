@@ -128,14 +128,14 @@ def derive(name: str) -> Backbone:
     import open_clip
 
     architecture, _, tag = name.removeprefix(PREFIX).partition("@")
-    config = (
-        open_clip.get_model_config(architecture)
-        if architecture in open_clip.list_models()
-        else None
-    )
+    config = None
+    if architecture in open_clip.list_models():
+        config = open_clip.get_model_config(architecture)
     if config is None:
         raise unknown("open_clip architecture", architecture, open_clip.list_models())
-    published = open_clip.get_pretrained_cfg(architecture, tag) if tag else None
+    published = None
+    if tag:
+        published = open_clip.get_pretrained_cfg(architecture, tag)
     if not published:
         tags = open_clip.list_pretrained_tags_by_model(architecture)
         raise unknown(

@@ -55,7 +55,10 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
             f"For example {prefix}models/encoder{'' if folder else '.' + prefix.rstrip(':')}",
         )
     written = Path(text).expanduser()
-    places = [] if choice.file is None else [choice.file.expanduser()]
+    if choice.file is None:
+        places = []
+    else:
+        places = [choice.file.expanduser()]
     places += [written] if choice.file is None else []
     if choice.file is None and choice.home is not None:
         remembered = recall(bare, choice.home)
@@ -159,11 +162,10 @@ def known_name(name: str, home: Path) -> str:
     ]
     for other in called if bare not in called else ():
         here = Path(other.removeprefix(HUGGING_FACE))
-        cached = (
-            [folder.resolve() for folder in hub_snapshots(str(here))]
-            if len(here.parts) == 2
-            else []
-        )
+        if len(here.parts) == 2:
+            cached = [folder.resolve() for folder in hub_snapshots(str(here))]
+        else:
+            cached = []
         if (not here.is_dir() or here.resolve() == place) and set(cached) <= {place}:
             return other
     return name

@@ -219,7 +219,9 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
     for key, tensor in sorted(tensors.items()):
         try:
             plain = tensor.detach().cpu().contiguous().reshape(-1)
-            raw = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+            raw = b""
+            if plain.numel():
+                raw = plain.view(torch.uint8).numpy().tobytes()
         except (
             RuntimeError,
             TypeError,
@@ -244,7 +246,10 @@ def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
     made = []
     for key, value in sorted(vars(module).items()):
         if key not in torchs:
-            shown = list(value.values()) if key in HOOKS and isinstance(value, Mapping) else value
+            if key in HOOKS and isinstance(value, Mapping):
+                shown = list(value.values())
+            else:
+                shown = value
             made.append([key, code.attribute(module, shown)])
     return made
 
@@ -280,7 +285,10 @@ def _type_name(value: Any) -> str:
 def _is_silent(value: Any) -> bool:
     """Whether a value says nothing of features."""
     if isinstance(value, list | tuple | set | Mapping) and value:
-        inner = list(value.values()) if isinstance(value, Mapping) else list(value)
+        if isinstance(value, Mapping):
+            inner = list(value.values())
+        else:
+            inner = list(value)
         return all(one is None or _is_silent(one) for one in inner) and any(
             one is not None for one in inner
         )

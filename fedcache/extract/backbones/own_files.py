@@ -125,10 +125,12 @@ class FileEncoder(ABC):
 
     def _block(self, images: NDArray[Any], step: int) -> NDArray[Any]:
         """The output for up to ``step`` images; a file that takes so many at a time is given copies of the last."""
-        short = 0 if self.given.shape[0] is None else step - len(images)
-        padded = (
-            np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
-        )
+        short = 0
+        if self.given.shape[0] is not None:
+            short = step - len(images)
+        padded = images
+        if short:
+            padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)])
         try:
             found = np.asarray(self.compute(np.ascontiguousarray(padded)))
         except Exception as error:
@@ -188,7 +190,9 @@ def derived(
         size, fixed = images.side(bare, choice)
         encoder = opened(path, bare, choice.output, size)
         width = shape_of(encoder, bare, size)[1]
-        layout = "NHWC" if images.channels_last else "NCHW"
+        layout = "NCHW"
+        if images.channels_last:
+            layout = "NHWC"
         return {
             "size": size,
             "fixed": fixed,
@@ -223,7 +227,9 @@ def derived(
 def chosen_output(name: str, outputs: Sequence[str], asked: str | None) -> str:
     """The output asked for, or the only one; UsageError for several."""
     if asked is None and len(outputs) != 1:
-        first = outputs[0] if outputs else "NAME"
+        first = "NAME"
+        if outputs:
+            first = outputs[0]
         raise UsageError(
             f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), and none was chosen.",
             f"--recipe {shell_word(f'{name}:output={first}')}",

@@ -67,7 +67,11 @@ class OwnItemEncoder:
         import torch
 
         count = len(items)
-        given: Any = items if isinstance(items, list) else self._rows(items)
+        given: Any
+        if isinstance(items, list):
+            given = items
+        else:
+            given = self._rows(items)
         try:
             with (
                 torch.inference_mode(),
@@ -126,9 +130,11 @@ class OwnItemEncoder:
         """The width of what it gives for two items; UsageError where it fails or is not finite."""
         import torch
 
-        two: Items = (
-            TRIED if self.example is None else torch.stack([self.example, self.example]).numpy()
-        )
+        two: Items
+        if self.example is None:
+            two = TRIED
+        else:
+            two = torch.stack([self.example, self.example]).numpy()
         features, again, alone = (self.items(items)[0] for items in (two, two, two[:1]))
         if features.shape[1] == 0:
             raise no_width(self.name)

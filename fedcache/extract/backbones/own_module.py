@@ -88,7 +88,10 @@ def register(
             f"A backbone is {type(module).__name__}, expected a name or a torch nn.Module.",
             "See `fedcache backbones list`, or give a torch.nn.Module.",
         )
-    label = type(module).__name__ if name is None else name
+    if name is None:
+        label = type(module).__name__
+    else:
+        label = name
     if not label or any(sign in label for sign in ":,@\n"):
         raise UsageError(
             f"{label!r} is no name for a backbone.", "For example fc.backbone(module, name='mine')"
@@ -137,11 +140,10 @@ def derive(name: str, choice: Choice) -> Backbone:
 
 def weights_of(backbone: Backbone) -> Weights:
     """The digest of a module's tensors and code in place of a file's."""
-    place = (
-        "in the memory of this process"
-        if backbone.here_only
-        else f"built by {backbone.name.removeprefix(MODULE)}"
-    )
+    if backbone.here_only:
+        place = "in the memory of this process"
+    else:
+        place = f"built by {backbone.name.removeprefix(MODULE)}"
     return Weights(None, digest_of_module(backbone.name, _own(backbone.name)), place)
 
 

@@ -101,7 +101,9 @@ def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
             and parts[1].isdigit()
             and int(parts[1]) < len(stages)
         ):
-            layers = EXPANDED if f"_blocks.{parts[1]}._expand_conv.weight" in state else PLAIN
+            layers = PLAIN
+            if f"_blocks.{parts[1]}._expand_conv.weight" in state:
+                layers = EXPANDED
             name = f"{stages[int(parts[1])]}.{layers.get(parts[2], parts[2])}.{parts[3]}"
         elif parts[0] in OUTSIDE:
             name = ".".join([OUTSIDE[parts[0]], *parts[1:]])

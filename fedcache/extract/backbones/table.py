@@ -159,7 +159,8 @@ def lookup(
     """
     if name in BACKBONES:
         return BACKBONES[name]
-    name = bare_name(name) if ":" not in name else name
+    if ":" not in name:
+        name = bare_name(name)
     own = next((derive for prefix, derive in OWN.items() if name.startswith(prefix)), None)
     if own is not None:
         row = own(name, Choice(home, file, output, size))
@@ -173,10 +174,12 @@ def lookup(
         )
         known = (*BACKBONES, *plugins("backbones"))
         raise unknown("backbone", name, known, hint=f"Known: {', '.join(known)}; or {prefixes}")
-    remembered = (
-        None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
-    )
-    found = _recall(remembered, name) if remembered is not None else None
+    remembered = None
+    if home is not None:
+        remembered = home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
+    found = None
+    if remembered is not None:
+        found = _recall(remembered, name)
     if found is not None:
         return found
     row = derive(name)
@@ -213,7 +216,9 @@ def _recall(path: Path, name: str) -> Backbone | None:
     """A remembered row; None when there is none, or it is damaged or of another version and must be derived again."""
     try:
         found = read_sealed(path, _what(name))
-        row = None if found is None else row_of(found.content)
+        row = None
+        if found is not None:
+            row = row_of(found.content)
     except (ValueError, KeyError, TypeError, FedcacheError):
         return None
     if row is None:

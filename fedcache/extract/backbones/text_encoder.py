@@ -152,11 +152,9 @@ class TextEncoder:
             or not hasattr(self.model, "get_input_embeddings")
             or hasattr(self.model, "get_image_features")
         ):
-            why = (
-                f"{len(lost)} tensors are missing, such as {lost[0]}"
-                if lost
-                else "it is no encoder of texts alone"
-            )
+            why = "it is no encoder of texts alone"
+            if lost:
+                why = f"{len(lost)} tensors are missing, such as {lost[0]}"
             raise UsageError(
                 f"{self.name} gives no features of texts: {why}.",
                 "Name a sentence encoder or a BERT.",
@@ -230,7 +228,8 @@ class TextEncoder:
                 rows = states.masked_fill(real == 0, -torch.inf).amax(1)
             else:
                 rows = (states * real).sum(1) / real.sum(1).clamp_min(1e-9)
-            rows = torch.nn.functional.normalize(rows, dim=-1) if self.unit else rows
+            if self.unit:
+                rows = torch.nn.functional.normalize(rows, dim=-1)
         return rows, self._cut(texts, given, mask.sum(1).cpu().numpy())
 
     def _cut(self, texts: Sequence[str], given: Any, lengths: NDArray[Any]) -> NDArray[np.bool_]:
@@ -280,7 +279,11 @@ def _steps(folder: Path) -> list[str]:
     """The last part of each module's type in ``modules.json``."""
     path = folder / "modules.json"
     try:
-        found: Any = parse_json(path.read_bytes()) if path.is_file() else []
+        found: Any
+        if path.is_file():
+            found = parse_json(path.read_bytes())
+        else:
+            found = []
         return [str(step["type"]).rpartition(".")[2] for step in found]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path} cannot be read ({error}).", "Get the folder again.") from error

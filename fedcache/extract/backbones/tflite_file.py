@@ -152,7 +152,9 @@ class _Opened:
         first = self.graph.outputs[0]
         self.tensor = first if any_output else chosen_tensor(self.graph, name, asked)
         self.output = asked if asked is not None else self.graph.names[self.tensor]
-        changed = with_output(raw, self.tensor, name) if self.tensor != first else raw
+        changed = raw
+        if self.tensor != first:
+            changed = with_output(raw, self.tensor, name)
         self.interpreter = _interpreter(name, path, changed, threads)
         self.given, self.index = _input(name, _told(path, self.interpreter.get_input_details))
         try:
@@ -204,8 +206,14 @@ def _input(name: str, inputs: list[dict[str, Any]]) -> tuple[ImageInput, int]:
     shown = "; ".join(
         f"{i['name']} {np.dtype(i['dtype'])} {list(i['shape_signature'])}" for i in inputs[:5]
     )
-    shape = tuple(int(d) if d > 0 else None for d in inputs[0]["shape_signature"]) if inputs else ()
-    dtype = np.dtype(inputs[0]["dtype"]) if inputs else np.dtype(object)
+    if inputs:
+        shape = tuple(int(d) if d > 0 else None for d in inputs[0]["shape_signature"])
+    else:
+        shape = ()
+    if inputs:
+        dtype = np.dtype(inputs[0]["dtype"])
+    else:
+        dtype = np.dtype(object)
     if (
         len(inputs) != 1
         or str(dtype) not in TYPES

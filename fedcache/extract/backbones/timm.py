@@ -72,7 +72,10 @@ def load(
     if "embedding/kernel" in state:
         state = from_augreg(state, blocks=len(model.blocks), backbone=backbone.name, path=path)
     classifier = model.pretrained_cfg.get("classifier") or ()
-    heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    if isinstance(classifier, str):
+        heads = (classifier,)
+    else:
+        heads = tuple(classifier)
     ignore = tuple(f"{head}." for head in heads)
     load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore, taken=weights.taken)
     if recipe.size != backbone.recipe.size and hasattr(model, "set_input_size"):

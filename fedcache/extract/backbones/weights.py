@@ -143,11 +143,9 @@ def known(
                 )
             else:
                 weights = locate(row, given=given, home=home, memory=memory, offline=offline)
-            hint = (
-                f"fedcache backbones pull {shell_word(row.name)}"
-                if weights is not None and weights.download
-                else ""
-            )
+            hint = ""
+            if weights is not None and weights.download:
+                hint = f"fedcache backbones pull {shell_word(row.name)}"
         except FedcacheError as error:
             weights = None
             hint = error.hint
@@ -236,7 +234,10 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
     """
     pinned = dict(backbone.sha256)
     whole = backbone.provider in FILES and len(pinned) == 1
-    expected = next(iter(pinned.values())) if whole else pinned.get(path.name, "")
+    if whole:
+        expected = next(iter(pinned.values()))
+    else:
+        expected = pinned.get(path.name, "")
     blob = path.resolve().name
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob

@@ -104,7 +104,10 @@ def peek(
         if fact is None:
             return None
         found[name] = fact
-    whole = _recall(memory, _joint_key(found)) if parts else found[""]
+    if parts:
+        whole = _recall(memory, _joint_key(found))
+    else:
+        whole = found[""]
     if whole is None or limit is None:
         return whole
     return _recall(memory, ["limited", whole[1], limit])
@@ -161,7 +164,9 @@ def _reader(kind: str) -> Any:
     if kind in READERS:
         return module(READERS[kind])
     plugin = find("datasets", kind)
-    reader = plugin.load() if plugin is not None else None
+    reader = None
+    if plugin is not None:
+        reader = plugin.load()
     if plugin is None or not (
         callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))
     ):

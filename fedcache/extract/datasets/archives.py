@@ -78,9 +78,10 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
         "zst": "unzstd",
     }
     tool = tool or tools.get(path.name.lower().rsplit(".", 1)[-1], "")
-    command = (
-        f"{tool} --keep {shell_word(path)}" if tool else f"unpack {path} with the tool that made it"
-    )
+    if tool:
+        command = f"{tool} --keep {shell_word(path)}"
+    else:
+        command = f"unpack {path} with the tool that made it"
     return UsageError(
         f"{path} is a compressed tar: its n-th image can only be reached by unpacking everything before it.",
         f"Run: {command}   and use the .tar, which is hardly larger (images are compressed already)",
@@ -101,7 +102,9 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     _check_count(path, len(infos))
     files = []
     for info in infos:
-        kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
+        kind = 0
+        if info.create_system == 3:
+            kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _hostile(path, info.filename, "is a link or a device")
         _check_name(path, info.filename.rstrip("/") if info.is_dir() else info.filename)
@@ -204,11 +207,9 @@ def check_images(entries: Entries) -> None:
     odd = np.flatnonzero(~np.isin(entries.method, (_STORED, _DEFLATED, _TAR)))
     if len(odd):
         method = int(entries.method[odd[0]])
-        what = (
-            "need a password"
-            if method == _PASSWORD
-            else f"use compression {method}, not stored or deflated"
-        )
+        what = "need a password"
+        if method != _PASSWORD:
+            what = f"use compression {method}, not stored or deflated"
         raise UsageError(
             f"{len(odd):,} images of {entries.path} {what}.",
             "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
@@ -311,7 +312,10 @@ def _check_count(path: Path, count: int) -> None:
 
 
 def _hostile(path: Path, name: str, what: str) -> FedcacheError:
-    shown = name if len(name) <= 80 else f"{name[:77]}..."
+    if len(name) <= 80:
+        shown = name
+    else:
+        shown = f"{name[:77]}..."
     return CorruptionError(
         f"{path} is refused: its entry {shown!r} {what}. Nothing was extracted.",
         "Unpack it with a tool you trust, look at it, and use the directory: folder:DIRECTORY",

@@ -234,9 +234,16 @@ def _h5(path: Path) -> dict[str, FileArray]:
             if item.shape is None:
                 continue
             words = h5py.check_string_dtype(item.dtype) is not None
-            dtype = np.dtype("U1") if words else item.dtype
-            count = item.shape[0] if item.shape else 0
-            chunk = item.chunks[0] if item.chunks else 1
+            if words:
+                dtype = np.dtype("U1")
+            else:
+                dtype = item.dtype
+            count = 0
+            if item.shape:
+                count = item.shape[0]
+            chunk = 1
+            if item.chunks:
+                chunk = item.chunks[0]
             found[key] = FileArray(
                 tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
             )

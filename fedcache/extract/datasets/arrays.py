@@ -192,7 +192,9 @@ def _part(
 def _column(array: FileArray, count: int, where: str) -> Column:
     """An array beside the images, as a column; one of another shape is not read."""
     if len(array.shape) != 1 and array.shape[1:] != (1,):
-        what = ONE_OBJECT if array.dtype.hasobject else "one value"
+        what = "one value"
+        if array.dtype.hasobject:
+            what = ONE_OBJECT
         if array.shape and array.shape[0] == count:
             what = f"{int(np.prod(array.shape[1:])):,} values a row"
         elif array.shape:

@@ -171,11 +171,10 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
-    words = (
-        {option: word for word, option in keys_of(kind).items() if option}
-        if kind in CONTENT
-        else {}
-    )
+    if kind in CONTENT:
+        words = {option: word for word, option in keys_of(kind).items() if option}
+    else:
+        words = {}
     for option in given:
         if option not in words:
             able = ", ".join(f"{name}:" for name in CONTENT)
@@ -183,7 +182,9 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
                 f"{option} says what a column means, and {spec} is not one of {able}.",
                 "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
-    mark = "&" if parse_rest(rest, kind).place != rest else "?"
+    mark = "?"
+    if parse_rest(rest, kind).place != rest:
+        mark = "&"
     written = {words[option]: in_a_spec(value) for option, value in given.items()}
     return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
 
@@ -358,7 +359,11 @@ def dataset_of_rows(
             "Rename or remove one of them",
         )
     in_order = bool((order[:-1] < order[1:]).all())
-    ordered: Source = source if in_order else dataset.RowsSource(source, order)
+    ordered: Source
+    if in_order:
+        ordered = source
+    else:
+        ordered = dataset.RowsSource(source, order)
     if uid is None:
         uid, unreadable = dataset.read_uids(ordered, names, facts, context)
     else:
@@ -366,7 +371,9 @@ def dataset_of_rows(
         unreadable = 0
     label = roles.labels[order]
     domain = dataset.domain_column(roles.domains[order].astype(np.int64), roles.domain_names)
-    given = None if roles.splits is None else roles.splits[order]
+    given = None
+    if roles.splits is not None:
+        given = roles.splits[order]
     split, note = complete_split(
         given, label, domain, uid, np.ones(len(label), bool), str(where), holds
     )
@@ -417,7 +424,9 @@ def _unreadable(rows: int, holds: str) -> str:
 
 def row_names(count: int, split: int | None) -> list[str]:
     """``train/0000000`` and on, or without the word; numbers of one length, so that their order is that of the rows."""
-    prefix = "" if split is None else f"{SPLIT_WORDS[split]}/"
+    prefix = ""
+    if split is not None:
+        prefix = f"{SPLIT_WORDS[split]}/"
     width = max(7, len(str(count)))
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
 

@@ -270,7 +270,9 @@ def counts(
 
 def counted(n: int, word: str) -> str:
     """``1 class``, ``1,000 classes``."""
-    plural = "es" if word.endswith("s") else "s"
+    plural = "s"
+    if word.endswith("s"):
+        plural = "es"
     return f"{n:,} {word}{'' if n == 1 else plural}"
 
 

@@ -44,7 +44,10 @@ def pull(
             continue
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
-        url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
+        if mirror:
+            url = f"{mirror.rstrip('/')}/{file.name}"
+        else:
+            url = file.url
         archive = fetch(
             url,
             partial / file.name,
@@ -78,7 +81,9 @@ def fetch(
     if target.exists():
         return target
     part = target.with_name(f"{target.name}.part")
-    start = part.stat().st_size if part.exists() else 0
+    start = 0
+    if part.exists():
+        start = part.stat().st_size
     check_address(url, target.name, known=bool(md5 or sha256))
     import urllib.error
     import urllib.request
@@ -89,11 +94,19 @@ def fetch(
     )
     try:
         with closing(_open(request, known=bool(md5 or sha256))) as answer:
-            start = start if answer.status == 206 else 0
+            if answer.status != 206:
+                start = 0
             length = answer.headers.get("Content-Length")
-            left = int(length) if length and length.isdigit() else None
-            known = left + start if left is not None else megabytes * 1_000_000
-            size = f"{known / 1e6:,.1f} MB" if known else "size unknown"
+            left = None
+            if length and length.isdigit():
+                left = int(length)
+            if left is not None:
+                known = left + start
+            else:
+                known = megabytes * 1_000_000
+            size = "size unknown"
+            if known:
+                size = f"{known / 1e6:,.1f} MB"
             say(
                 f"{target.name} ({size}) from {url}"
                 + (f", going on at {start / 1e6:,.1f} MB" if start else "")
@@ -207,7 +220,10 @@ def unpack(archive: Path, place: Path) -> None:
     Raises CorruptionError for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
     """
     limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
-    entries = _zip_entries(archive) if zipfile.is_zipfile(archive) else _tar_entries(archive)
+    if zipfile.is_zipfile(archive):
+        entries = _zip_entries(archive)
+    else:
+        entries = _tar_entries(archive)
     try:
         with closing(entries):
             for name, size, stream in entries:
@@ -251,7 +267,9 @@ def _tar_entries(archive: Path) -> Generator[tuple[str, int, IO[bytes]], None, N
         for entry in whole:
             if entry.isdir():
                 continue
-            stream = whole.extractfile(entry) if entry.isfile() else None
+            stream = None
+            if entry.isfile():
+                stream = whole.extractfile(entry)
             if stream is None:
                 raise _odd(archive, f"its entry {entry.name[:80]!r} is a link or a device")
             yield entry.name, entry.size, stream

@@ -122,14 +122,14 @@ def infer(
     ``tables`` are lists among the images, which may say what they are. Raises UsageError when images lie at different
     depths, or directly at the top, or there is one class.
     """
-    roles = parse_layout(layout) if layout is not None else None
+    roles = None
+    if layout is not None:
+        roles = parse_layout(layout)
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
-    wanted = (
-        f"{len(roles)} (--layout {layout})"
-        if roles
-        else "the same number for every image, at least 1"
-    )
+    wanted = "the same number for every image, at least 1"
+    if roles:
+        wanted = f"{len(roles)} (--layout {layout})"
     if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
         raise UsageError(
@@ -195,17 +195,18 @@ def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
 
 def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: str) -> Labels:
     at_class = roles.index("class")
-    at_split = roles.index("split") if "split" in roles else None
+    at_split = None
+    if "split" in roles:
+        at_split = roles.index("split")
     at_domain = [i for i, role in enumerate(roles) if role == "domain"]
     splits = None
     if at_split is not None:
         hint = f"{where} was read as {'/'.join(roles)}; correct --layout"
         splits = _split_codes([folder[at_split] for folder in folders], hint)
-    domains = (
-        ["/".join(f[i] for i in at_domain) for f in folders]
-        if at_domain
-        else [ONE_DOMAIN] * len(folders)
-    )
+    if at_domain:
+        domains = ["/".join(f[i] for i in at_domain) for f in folders]
+    else:
+        domains = [ONE_DOMAIN] * len(folders)
     groups = {role: [f[i] for f in folders] for i, role in enumerate(roles) if role not in _ROLES}
     return Labels("/".join(roles), [f[at_class] for f in folders], domains, splits, groups)
 
@@ -250,7 +251,10 @@ def load(rest: str, context: Context) -> Dataset:
     if _kind(path) in image_lists.ENDINGS:
         return _from_list(rest, path, asked, facts, context)
     found, names, cut = _scanned(path, context)
-    tables = image_folder.tables_among(found.others) if context.layout is None else []
+    if context.layout is None:
+        tables = image_folder.tables_among(found.others)
+    else:
+        tables = []
     if tables:
         return _from_tables(rest, path, found, tables, asked, facts, context)
     if asked.said:
@@ -264,7 +268,9 @@ def load(rest: str, context: Context) -> Dataset:
     label = index.astype(np.int32)
     domains, domain_index = dataset.index_of(labels.domains)
     domain = dataset.domain_column(domain_index, domains)
-    given = None if labels.splits is None else np.array(labels.splits, dtype=np.uint8)
+    given = None
+    if labels.splits is not None:
+        given = np.array(labels.splits, dtype=np.uint8)
     split, note = complete_split(
         given, label, domain, uid, np.ones(len(label), bool), str(path), IMAGES
     )
@@ -336,7 +342,9 @@ def _scanned(path: Path, context: Context) -> tuple[tree.Tree, list[str], int]:
             or "Give the directory or archive that contains the images, one folder per class",
         )
     spelled = [tree.name_of(p) for p in found.paths]
-    keep = 1 if context.layout is None else len(parse_layout(context.layout))
+    keep = 1
+    if context.layout is not None:
+        keep = len(parse_layout(context.layout))
     return found, spelled, enter_top_folder(spelled, keep)
 
 
@@ -348,7 +356,9 @@ def _from_tree(
     _refuse_same_names(path, names)
     labels = infer(names, context.layout, where=str(path), tables=_other_tables(path, found))
     source = _source(path, found, order, context)
-    inside = f" inside {spelled[0][: cut - 1]}" if cut else ""
+    inside = ""
+    if cut:
+        inside = f" inside {spelled[0][: cut - 1]}"
     return names, labels, source, f"read as {labels.layout}{inside}", found.ignored
 
 
@@ -404,12 +414,16 @@ def _from_tables(
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
-    choice = asked.choice if listed.label is None else replace(asked.choice, label=listed.label)
+    if listed.label is None:
+        choice = asked.choice
+    else:
+        choice = replace(asked.choice, label=listed.label)
     roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
     source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
-    shown = (
-        spelt_tables[0] if len(tables) == 1 else f"{len(tables)} tables such as {spelt_tables[0]}"
-    )
+    if len(tables) == 1:
+        shown = spelt_tables[0]
+    else:
+        shown = f"{len(tables)} tables such as {spelt_tables[0]}"
     made = columns.dataset_of_rows(
         f"folder:{rest}",
         path,

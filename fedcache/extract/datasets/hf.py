@@ -161,11 +161,9 @@ def _locate(place: str, context: Context) -> Path:
                 "Give such a file, or a folder of them",
             )
         return path
-    root = (
-        context.root_of("hf", place)
-        if _NAME.fullmatch(place) and path.suffix not in SUFFIXES
-        else None
-    )
+    root = None
+    if _NAME.fullmatch(place) and path.suffix not in SUFFIXES:
+        root = context.root_of("hf", place)
     if root is None:
         raise UsageError(
             f"There is no {place or 'path'!r} (seen from {Path.cwd()}); expected a {' or '.join(SUFFIXES)} file or a "
@@ -204,7 +202,9 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
         return [_open(path, None)], []
     listed = sorted(tree.scan(path, context.within(path)).others)
     found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
-    suffix = Path(found[0]).suffix if found else ""
+    suffix = ""
+    if found:
+        suffix = Path(found[0]).suffix
     names = [
         name
         for name in found
@@ -256,7 +256,10 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; {} where there is none that can be read."""
     try:
-        held = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if path.is_file():
+            held = parse_json(path.read_text(encoding="utf-8"))
+        else:
+            held = {}
     except (OSError, ValueError):
         return {}
     if isinstance(held, dict):
@@ -300,18 +303,15 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
     )
     if chosen is None:
         marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
-        chosen = (
-            marked[0]
-            if len(marked) == 1
-            else find_column(path, dict.fromkeys(marked), None, columns.IMAGES, "--images-key")
-        )
+        if len(marked) == 1:
+            chosen = marked[0]
+        else:
+            chosen = find_column(path, dict.fromkeys(marked), None, columns.IMAGES, "--images-key")
     if chosen is None or chosen not in like:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
-        what = (
-            "several columns that may be images"
-            if chosen is None and like
-            else "no column of images"
-        )
+        what = "no column of images"
+        if chosen is None and like:
+            what = "several columns that may be images"
         raise UsageError(
             f"{path} has {what}{f' {chosen!r}' if chosen else ''}: {shown[:300]}.",
             "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",

@@ -75,14 +75,23 @@ def load(rest: str, context: Context) -> Dataset:
 def _locate(rest: str, context: Context) -> list[Path]:
     """The files of images that are meant, in the order of their splits' words."""
     place = Path(rest).expanduser()
-    folder = place if place.is_dir() else place.parent
-    listed = sorted(folder.iterdir()) if rest and folder.is_dir() else []
+    if place.is_dir():
+        folder = place
+    else:
+        folder = place.parent
+    if rest and folder.is_dir():
+        listed = sorted(folder.iterdir())
+    else:
+        listed = []
     within = context.within(folder)
     if within is not None:
         listed = [file for file in listed if not tree.leads_out(str(file), str(folder.resolve()))]
     if place.is_file():
         return [place]
-    begin = "" if place.is_dir() else place.name.lower()
+    if place.is_dir():
+        begin = ""
+    else:
+        begin = place.name.lower()
     found: dict[str, dict[str, Path]] = {}
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
@@ -154,8 +163,12 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         if label.ndim == 2 and label.shape[1] > _WRITER:
             found["writer"] = label[:, _WRITER]
     match = _IMAGES.fullmatch(images.name)
-    word = (match["split"] or "").lower() if match else ""
-    split = SPLIT_WORDS[word] if word and not (alone and word != "train") else None
+    word = ""
+    if match:
+        word = (match["split"] or "").lower()
+    split = None
+    if word and not (alone and word != "train"):
+        split = SPLIT_WORDS[word]
     return TableRows(columns.row_names(shape[0], split), source, found, split), str(layout)
 
 
@@ -168,7 +181,9 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     try:
         with _open(path) as file:
             magic = file.read(4)
-            axes = magic[3] if len(magic) == 4 else 0
+            axes = 0
+            if len(magic) == 4:
+                axes = magic[3]
             raw = file.read(4 * axes)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)[:80]) from None

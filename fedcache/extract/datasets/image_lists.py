@@ -112,14 +112,20 @@ def parse_list(
 ) -> ImageList:
     """A list from its bytes. ``exists`` says whether there is an image of a name, relative to the list; errors as
     ``read_list``."""
-    columns = _records(where, raw) if where.lower().endswith(".jsonl") else _cells(where, raw)
+    if where.lower().endswith(".jsonl"):
+        columns = _records(where, raw)
+    else:
+        columns = _cells(where, raw)
     count = len(next(iter(columns.values()), []))
     lowered = {name.lower(): name for name in reversed([*columns])}
     if asked and asked not in columns:
         raise unknown(
             f"column of {where}", asked, columns, hint="--images-key NAME takes one of these"
         )
-    usual = [asked] if asked else [lowered[name] for name in PATHS if name in lowered]
+    if asked:
+        usual = [asked]
+    else:
+        usual = [lowered[name] for name in PATHS if name in lowered]
     if not usual or not count:
         raise UsageError(
             f"{where} has the columns {some_names(columns) or '(none)'} and {count:,} rows; "
@@ -191,7 +197,10 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
     lines = lines[dialect.skip :]
-    names = [name.strip() for name in lines[0]] if lines else []
+    if lines:
+        names = [name.strip() for name in lines[0]]
+    else:
+        names = []
     for name in names:
         if names.count(name) > 1:
             raise named_twice(where, name)

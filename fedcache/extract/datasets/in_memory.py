@@ -116,11 +116,10 @@ def _checked(items: Any) -> Any:
     if isinstance(items, str | bytes | numbers.Number) or not (
         hasattr(items, "__len__") and hasattr(items, "__getitem__")
     ):
-        hint = (
-            "Give its .dataset"
-            if hasattr(items, "dataset")
-            else f"Expected a spec such as folder:PATH, or {_EXPECTED}"
-        )
+        if hasattr(items, "dataset"):
+            hint = "Give its .dataset"
+        else:
+            hint = f"Expected a spec such as folder:PATH, or {_EXPECTED}"
         raise UsageError(
             f"A {type(items).__name__} has no rows that can be asked for by number.", hint
         )

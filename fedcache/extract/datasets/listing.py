@@ -71,11 +71,10 @@ def known(
         get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {shell_word(name)}"
         rows.append((f"paper:{name}", paper.read(name).about, get, papers.ready(name, context)))
     for name, entry in torchvision.TABLE.items():
-        get = (
-            f"fedcache datasets pull torchvision:{shell_word(name)}"
-            if entry.pulls
-            else f"--data {shell_word(name)}=DIR"
-        )
+        if entry.pulls:
+            get = f"fedcache datasets pull torchvision:{shell_word(name)}"
+        else:
+            get = f"--data {shell_word(name)}=DIR"
         rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
     return [
         {"name": name, "about": about, "needs": needs, "ready": ready}

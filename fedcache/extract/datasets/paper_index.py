@@ -101,7 +101,10 @@ def _of_files(
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     listed = [path for *_, path in _lists(place)] or tables
-    what = listed[-1] if listed else place.base
+    if listed:
+        what = listed[-1]
+    else:
+        what = place.base
     if not entries:
         raise CorruptionError(
             f"{what} names no image of these classes.",
@@ -149,7 +152,9 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     domains = place.paper.domains
     options = place.layout.options
     for split, top, number, folder in found:
-        domain = domains.index(top) if top in domains else 0
+        domain = 0
+        if top in domains:
+            domain = domains.index(top)
         # What leads out is listed, and quarantined with the reason when it is read: these rows have numbers.
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{place.paper.folders[number]}/{image}"
@@ -166,9 +171,9 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
                     continue
                 what = f"it names the class {folder_name[:60]!r}, which is not one of {place.paper.title}"
                 raise damaged(file, what)
-            name = (
-                f"{domains[domain]}/{split}/{kept:05d}/{image}" if options.get("ordered") else image
-            )
+            name = image
+            if options.get("ordered"):
+                name = f"{domains[domain]}/{split}/{kept:05d}/{image}"
             yield ImageEntry(name, image, place.paper.number_of[folder_name], domain, SPLITS[split])
             kept += 1
 
@@ -204,7 +209,10 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         if not text or text.startswith("#"):
             continue
         match = re.fullmatch(line["match"], text)
-        groups = match.groupdict() if match else {}
+        if match:
+            groups = match.groupdict()
+        else:
+            groups = {}
         if "number" in groups:
             number = int(groups["number"])
             groups["folder"] = folders[number - 1] if 1 <= number <= len(folders) else ""

@@ -171,11 +171,15 @@ def _require(name: str, context: Context) -> FoundLayout:
     root, place = _look_for(name, context)
     if place is not None:
         return replace(place, follow_links=context.follow_links)
-    looked = "nowhere: no --data was given" if root is None else str(root)
+    looked = "nowhere: no --data was given"
+    if root is not None:
+        looked = str(root)
     layout, there, missing = (
         paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
     )
-    found = f"; {', '.join(there)} is there, {', '.join(missing)} is not" if there else ""
+    found = ""
+    if there:
+        found = f"; {', '.join(there)} is there, {', '.join(missing)} is not"
     raise MachineError(
         f"{held.title} is not there (looked in {looked}); expected {layout.name}: {', '.join(layout.needs)}{found}.",
         "\n".join(steps(held)),
@@ -206,7 +210,9 @@ def check(name: str, root: Path) -> dict[str, Any]:
     place = paper.find(held, root)
     if place is None:
         layout, there, missing = paper.nearest(held, root)
-        beside = f" (beside {', '.join(there)})" if there else ""
+        beside = ""
+        if there:
+            beside = f" (beside {', '.join(there)})"
         report["missing"] = [f"{what}{beside}, for the layout {layout.name!r}" for what in missing]
         return report
     report["layout"] = place.layout.name

@@ -140,11 +140,9 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
         ):
             if row[at] == channels:
                 return Layout(row, order)
-    hint = (
-        "images[..., :3]   leaves the fourth channel out"
-        if row[-1:] == (4,)
-        else "images.reshape(-1, 28, 28)"
-    )
+    hint = "images.reshape(-1, 28, 28)"
+    if row[-1:] == (4,):
+        hint = "images[..., :3]   leaves the fourth channel out"
     raise UsageError(
         f"The images of {where} have the shape {list(map(int, shape))}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] "
         "or channels first.",

@@ -112,7 +112,9 @@ def load(rest: str, context: Context) -> Dataset:
     split = np.repeat(np.array(codes, dtype=np.uint8), lengths)
     domain = np.zeros(len(names), dtype=np.int16)
     missing = [SPLIT_WORDS[code] for _, code in _in_order(entry) if code not in codes]
-    note = f"; the files of {' and '.join(missing)} are not there" if missing else ""
+    note = ""
+    if missing:
+        note = f"; the files of {' and '.join(missing)} are not there"
     if TRAIN not in codes:
         split[:] = TRAIN  # all there is, of which a part is held out
         codes = []
@@ -187,7 +189,9 @@ class TorchvisionSource:
         except OSError:
             raise BadImage("torchvision cannot read the file") from None
         if isinstance(image, Image.Image):
-            mode = "L" if image.mode in ("1", "L") else "RGB"
+            mode = "RGB"
+            if image.mode in ("1", "L"):
+                mode = "L"
             return np.array(image.convert(mode))
         if isinstance(image, bytes):
             return image
@@ -218,7 +222,9 @@ def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool | None:
     cls = _class_of(name)
     train = bool(options.get("train", True))
     if getattr(cls, "_check_exists", None) is torchvision.datasets.MNIST._check_exists:
-        begin = "train" if train else "t10k"
+        begin = "t10k"
+        if train:
+            begin = "train"
         names = [
             f"{cls.__name__}/raw/{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")
         ]
@@ -250,7 +256,9 @@ def _own_part(cls: Any) -> Any:
     if issubclass(cls, MNIST) and cls._check_exists is MNIST._check_exists:
 
         def files_are_there(self: Any) -> bool:
-            begin = "train" if self.train else "t10k"
+            begin = "t10k"
+            if self.train:
+                begin = "train"
             names = [f"{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")]
             return all(check_integrity(os.path.join(self.raw_folder, file)) for file in names)  # noqa: PTH118
 
@@ -258,7 +266,9 @@ def _own_part(cls: Any) -> Any:
     elif issubclass(cls, CIFAR10):
 
         def sums_hold(self: Any) -> bool:
-            files = self.train_list if self.train else self.test_list
+            files = self.test_list
+            if self.train:
+                files = self.train_list
             folder = os.path.join(self.root, self.base_folder)  # noqa: PTH118
             return all(check_integrity(os.path.join(folder, file), md5) for file, md5 in files)  # noqa: PTH118
 
@@ -273,10 +283,12 @@ def _require(name: str, context: Context) -> Path:
     root = context.root_of("torchvision", name)
     if root is not None and ready(name, context):
         return root
-    looked = "nowhere: no --data was given" if root is None else str(root / TABLE[name].files)
-    get = (
-        f"fedcache datasets pull torchvision:{shell_word(name)}   or " if TABLE[name].pulls else ""
-    )
+    looked = "nowhere: no --data was given"
+    if root is not None:
+        looked = str(root / TABLE[name].files)
+    get = ""
+    if TABLE[name].pulls:
+        get = f"fedcache datasets pull torchvision:{shell_word(name)}   or "
     raise MachineError(
         f"The files of torchvision's {name} are not there (looked in {looked}).",
         f"{get}--data {shell_word(name)}=DIR, the root you would give torchvision",

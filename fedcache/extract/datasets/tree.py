@@ -60,7 +60,9 @@ class FilesSource:
                     )
                 return file.read()
         except OSError as error:
-            reason = os.strerror(error.errno).lower() if error.errno else "unknown error"
+            reason = "unknown error"
+            if error.errno:
+                reason = os.strerror(error.errno).lower()
             raise BadImage(f"the file cannot be read: {reason}") from None
 
 
@@ -118,7 +120,10 @@ def scan(path: Path, within: Path | None) -> Tree:
             else:
                 paths.append(relative)
         return Tree(paths, ignored, None, others)
-    entries = archives.list_zip(path) if path.suffix.lower() == ".zip" else archives.list_tar(path)
+    if path.suffix.lower() == ".zip":
+        entries = archives.list_zip(path)
+    else:
+        entries = archives.list_tar(path)
     rows = []
     other_rows = []
     for i, name in enumerate(entries.names):
@@ -140,7 +145,9 @@ def _why_ignored(relative: str) -> str | None:
     if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
         return HIDDEN
     dot = parts[-1].rfind(".")
-    ending = parts[-1][dot:].lower() if dot > 0 else ""
+    ending = ""
+    if dot > 0:
+        ending = parts[-1][dot:].lower()
     if ending in EXTENSIONS:
         return None
     if ending in TABLES:
@@ -163,7 +170,9 @@ def _walk(
 
     Links to directories are followed, loops and what leads out of ``within`` (None: nothing) are not.
     """
-    real = None if within is None else os.path.realpath(within)
+    real = None
+    if within is not None:
+        real = os.path.realpath(within)
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
@@ -237,5 +246,8 @@ def stat_numbers(path: Path) -> list[int]:
 
 def name_of(path: str) -> str:
     """A path as a UTF-8 name: NFC, and bytes that are no UTF-8 written as ``\\xff``."""
-    text = path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
+    if path.isascii():
+        text = path
+    else:
+        text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return unicodedata.normalize("NFC", text)

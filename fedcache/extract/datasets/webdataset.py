@@ -96,7 +96,10 @@ def load(rest: str, context: Context) -> Dataset:
         how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
     if left:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
-    where = paths[0] if len(paths) == 1 else top  # what the dataset is called after
+    # what the dataset is called after
+    where = top
+    if len(paths) == 1:
+        where = paths[0]
     return columns.assemble(
         f"webdataset:{rest}",
         where,
@@ -111,7 +114,9 @@ def load(rest: str, context: Context) -> Dataset:
 
 def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     """The folder of all shards, and their paths in order. Raises UsageError where there is none."""
-    pattern = str(Path(place).expanduser()) if place else ""
+    pattern = ""
+    if place:
+        pattern = str(Path(place).expanduser())
     path = Path(pattern)
     if place and path.is_dir():
         found = [
@@ -126,7 +131,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     else:
         several = [Path(one) for text in _expand(pattern) for one in _matching(text)]
         found = sorted(dict.fromkeys(several))
-        top = Path(os.path.commonpath([p.parent for p in found])) if found else path
+        top = path
+        if found:
+            top = Path(os.path.commonpath([p.parent for p in found]))
     if not place or not found:
         raise UsageError(
             f"No tar matches {place or 'nothing'!r} (seen from {Path.cwd()}).",
@@ -180,7 +187,10 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
     refuse_empty(path)
     entries = archives.list_tar(path)
-    relative = os.path.relpath(path, top) if path != top else path.name
+    if path != top:
+        relative = os.path.relpath(path, top)
+    else:
+        relative = path.name
     images: dict[str, int] = {}
     part_of: dict[str, dict[str, int]] = {}
     for i, name in enumerate(entries.names):
@@ -188,7 +198,9 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         sample, _, ending = base.partition(".")
         if not sample:  # hidden
             continue
-        whole = f"{folder}/{sample}" if folder else sample
+        whole = sample
+        if folder:
+            whole = f"{folder}/{sample}"
         ending = ending.lower()
         if (
             ending == asked.content.lower().lstrip(".")
@@ -231,7 +243,9 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
             texts.setdefault(ending, [None] * len(keys))[row] = _text(
                 reader, parts[ending], path
             ).strip()
-    split = split_in(relative) if asked.choice.split is None else None
+    split = None
+    if asked.choice.split is None:
+        split = split_in(relative)
     return _Shard(relative, split, kept, tuple(keys), fields, texts)
 
 
@@ -283,11 +297,15 @@ def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shar
     names = {name for part in parts for name in part.columns}
     choice = asked.choice
     if choice.label is None and not choice.unlabelled:
-        label = "cls" if "cls" in texts else None
+        label = None
+        if "cls" in texts:
+            label = "cls"
         if label is None and "txt" in texts and not _is_labelled(names):
             every = [text for shard in shards for text in shard.texts.get("txt", ())]
             # Captions are a column like others: named as not used, and no classes.
-            label = None if differs_in_every_row(Group.of_words(Words.of(every))) else "txt"
+            label = "txt"
+            if differs_in_every_row(Group.of_words(Words.of(every))):
+                label = None
         choice = replace(choice, label=label)
     if choice.label in texts:
         for part in parts:

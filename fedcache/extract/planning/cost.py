@@ -76,7 +76,9 @@ def estimate(
     arrays = []
     for p in planned:
         shape = (len(data.names), p.recipe.views, p.backbone.width)
-        state = "to compute" if p in todo else "complete"
+        state = "complete"
+        if p in todo:
+            state = "to compute"
         size = array_bytes(len(data.names), p)
         arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
     out = Extraction(
@@ -92,11 +94,16 @@ def estimate(
         observer.note(
             f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}."
         )
-    wanted = wanted_text(store, planned, data.template, config, keep=False) if data.classes else {}
+    if data.classes:
+        wanted = wanted_text(store, planned, data.template, config, keep=False)
+    else:
+        wanted = {}
     lacking = missing_text(store, planned, wanted)
     for p in planned:
         if p.recipe.key in wanted:
-            state = "to compute" if p.recipe.key in lacking else "complete"
+            state = "complete"
+            if p.recipe.key in lacking:
+                state = "to compute"
             templates = list(wanted[p.recipe.key])
             out.text.append({"backbone": p.backbone.name, "templates": templates, "state": state})
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:

@@ -95,7 +95,10 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
 def _whole(slug: str, known: ExtractConfig | None) -> str:
     """The name of a dataset without the limit of ``--limit``, which rows are taken of it."""
     name, _, size = slug.rpartition("-")
-    limit = size if known is None else str(known.limit)
+    if known is None:
+        limit = size
+    else:
+        limit = str(known.limit)
     if name and size == limit and size.isdecimal():
         return name
     return slug

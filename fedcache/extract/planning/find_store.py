@@ -115,7 +115,9 @@ def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]
             "data": home.data,
         }
         known = datasets.peek(dataset, **where)
-        found = place_of_content(home, *known) if known else None
+        found = None
+        if known:
+            found = place_of_content(home, *known)
         if found is not None and found.exists():
             yield found, where
 
@@ -130,10 +132,15 @@ def need_path(
     """``locate_store``, or exit 4 with the command that makes one."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
     if found is None:
-        known = None if dataset else no_store_remembered(home)
+        if dataset:
+            known = None
+        else:
+            known = no_store_remembered(home)
         if known is not None:
             raise known
-        what = f"of {dataset} " if dataset else ""
+        what = ""
+        if dataset:
+            what = f"of {dataset} "
         raise StoreError(
             f"There is no store {what}under {home.stores} yet.",
             f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
@@ -170,7 +177,10 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
     """
     shown = []
     following = []
-    paths = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+    if home.stores.is_dir():
+        paths = sorted(home.stores.glob("*.zarr"))
+    else:
+        paths = []
     for path in paths:
         try:
             store = Store.open(path)
@@ -301,7 +311,9 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
                     data=order.data,
                 )
     name, _, size = str(store.dataset["slug"]).partition("-")
-    limit = int(size) if size.isdecimal() else None
+    limit = None
+    if size.isdecimal():
+        limit = int(size)
     known = datasets.peek("digits", limit=limit, memory=memory)
     if name == "digits" and known is not None and known[1] == store.content:
         return ExtractConfig(dataset="digits", limit=limit)

@@ -216,7 +216,10 @@ class IncrementalPlan:
             .chunk(chunk)[np.array(rows) - chunk * size]
             .reshape(len(rows), -1)
         )
-        empty = np.isnan(values).all(axis=1) if values.dtype.kind == "f" else ~values.any(axis=1)
+        if values.dtype.kind == "f":
+            empty = np.isnan(values).all(axis=1)
+        else:
+            empty = ~values.any(axis=1)
         return {row: reasons[row] for row, lost in zip(rows, empty, strict=True) if lost}
 
     def carry_text(self, store: Store) -> None:
@@ -332,11 +335,16 @@ def _take_over(
 ) -> IncrementalPlan:
     """Which arrays of the parent have the recipe, the ``how`` and the chunks of those asked for."""
     for key, how in ((job.key, dict(job.how)) for job in jobs):
-        info = plan.parent.arrays.get(key) if plan.parent is not None else None
+        info = None
+        if plan.parent is not None:
+            info = plan.parent.arrays.get(key)
         if info is None or info.how != how or chunk_rows not in (None, info.chunk_rows):
             continue
         # The last batch is padded with its last row: it is the same only where no row follows.
-        whole = info.shape[0] // info.chunk_rows if plan.data.new else len(info.chunks)
+        if plan.data.new:
+            whole = info.shape[0] // info.chunk_rows
+        else:
+            whole = len(info.chunks)
         if whole:
             plan.chunk_rows[key], plan.whole[key] = info.chunk_rows, whole
     return plan

@@ -94,7 +94,10 @@ def ingest_file(
         another = (
             error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
         )
-        hint = f"{error.hint}\nThen:  {again}" if file.is_file() and not another else error.hint
+        if file.is_file() and not another:
+            hint = f"{error.hint}\nThen:  {again}"
+        else:
+            hint = error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
@@ -133,7 +136,10 @@ def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterat
         yield  # the writers of one store wait for each other anyway
         return
     make_private(home.root)
-    place = slug if path is None else digest_of(str(resolve_path(home, path)))[:16]
+    if path is None:
+        place = slug
+    else:
+        place = digest_of(str(resolve_path(home, path)))[:16]
     with hold_lock(home.root / "locks" / f"ingest-{place}.lock", f"the dataset {slug}", wait=True):
         yield
 
@@ -155,7 +161,10 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     before = store.groups
     changed = put_groups(store, content.groups)
     new = [name for name in store.groups if name not in before]
-    said = [f"new groups {', '.join(new)}"] if new else []
+    if new:
+        said = [f"new groups {', '.join(new)}"]
+    else:
+        said = []
     said += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
     if said:
@@ -165,7 +174,10 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
     """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
-    place = target if target != old else _temporary(target)
+    if target != old:
+        place = target
+    else:
+        place = _temporary(target)
     Store.from_content(content, place, observer)
     away = _temporary(old)
     old.rename(away)
@@ -200,7 +212,9 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         lines.append(f"No test set given: {store.dataset['held_out']} is the test set.")
     known = s.label[(s.split == 0) & (s.ok == 1)] >= 0
     if not counts["train"] or not counts["test"]:
-        gone = "train" if not counts["train"] else "test"
+        gone = "test"
+        if not counts["train"]:
+            gone = "train"
         lines.append(
             f"No {gone} rows, so nothing can be trained and scored: add rows of classes that have only one."
         )
@@ -210,9 +224,14 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
             "This store has neither labels nor text features, and every method needs one of them."
         )
         return lines, ingest_command(store)
-    method = "fedavg" if known.any() else "clip-zs"
+    method = "clip-zs"
+    if known.any():
+        method = "fedavg"
     # NAME alone may mean something else.
-    spec = name if ingested_path(home, name) is not None else f"{INGESTED}:{name}"
+    if ingested_path(home, name) is not None:
+        spec = name
+    else:
+        spec = f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
     if (column := column_of_clients(store)) is not None:
         dealt = [
@@ -221,7 +240,9 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
             *(["--option", "unlabelled=drop"] if known.any() and not known.all() else []),
         ]
     else:
-        scheme = "iid" if known.all() or not known.any() else "dirichlet"
+        scheme = "dirichlet"
+        if known.all() or not known.any():
+            scheme = "iid"
         dealt = ["--scheme", scheme, "--clients", str(max(1, min(5, counts["train"] // 2)))]
     return lines, shlex.join(["fedcache", "train", "--method", method, *dealt, *where])
 

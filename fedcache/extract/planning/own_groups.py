@@ -72,7 +72,10 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
     begun = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
     if begun and changed:
-        tell = observer.warn if before & set(changed) else observer.note
+        if before & set(changed):
+            tell = observer.warn
+        else:
+            tell = observer.note
         tell(
             f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows."
         )

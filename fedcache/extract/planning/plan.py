@@ -310,9 +310,9 @@ def make_current(
         name = item.backbone.name
         templates = list(wanted[item.recipe.key])
         changed = store.use_text(name, templates, weights=item.recipe.weights)
-        state = (
-            "computed" if item.recipe.key in computed else "made current" if changed else "current"
-        )
+        state = "computed"
+        if item.recipe.key not in computed:
+            state = "made current" if changed else "current"
         said.append({"backbone": name, "templates": templates, "state": state})
     return said
 

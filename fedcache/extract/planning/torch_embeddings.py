@@ -46,7 +46,8 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
 
     if isinstance(held, torch.Tensor):
         values = held.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
+        if values.dtype == torch.bfloat16:
+            values = values.float()
         return {prefix.removesuffix("/") or "features": as_column(values.numpy())}
     if (
         isinstance(held, tuple | list)
@@ -62,7 +63,10 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
             return found
     if prefix and isinstance(held, Sequence) and not isinstance(held, str | bytes):
         return {prefix.removesuffix("/"): _column_of_list(held)}
-    what = ONE_OBJECT if isinstance(held, Mapping) else "one value"  # such as an epoch
+    # such as an epoch
+    what = "one value"
+    if isinstance(held, Mapping):
+        what = ONE_OBJECT
     return {prefix.removesuffix("/"): Unread((), type(held).__name__, what)}
 
 

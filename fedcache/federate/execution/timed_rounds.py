@@ -25,9 +25,9 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
         participation = executor.batch.participation
         drawn = first.sampler.drawn(round_, participation)
         took_part = tuple(first.sample(participation))
-        traffics = executor.train_round()
+        trained = executor.train_round()
         first.schedule.wait(drawn, round_)
-        return took_part, traffics
+        return took_part, trained
     groups = first.begin_step()
     for point in points[1:]:
         point.join_step(first)

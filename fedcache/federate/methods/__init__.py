@@ -74,11 +74,10 @@ def plugin_method(name: str) -> Method:
         raise KeyError(name)
     method: Method = plugin.load()
     if getattr(method, "name", None) != name or not callable(getattr(method, "fit", None)):
-        found = (
-            f"a method called {method.name!r}"
-            if hasattr(method, "fit")
-            else f"a {type(method).__name__}"
-        )
+        if hasattr(method, "fit"):
+            found = f"a method called {method.name!r}"
+        else:
+            found = f"a {type(method).__name__}"
         raise UsageError(
             f"The plug-in method {name!r} of {plugin.origin} is {found}.",
             "Its entry point names a fedcache.Method whose name is that of the entry point.",

@@ -101,12 +101,11 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     C = unpack(up["gram"][0], ctx.env.width)
     for head, triangle in zip(up["head"][1:], up["gram"][1:], strict=True):
         W, C = merge(W, C, head.mT, unpack(triangle, ctx.env.width))
-    bare = (
-        remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma")))
-        if ctx.hp["clean"]
-        else None
-    )
-    W = W if bare is None else bare
+    bare = None
+    if ctx.hp["clean"]:
+        bare = remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma")))
+    if bare is not None:
+        W = bare
     made = {
         "W": W.mT.contiguous().to(ctx.env.dtype),
         "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype),

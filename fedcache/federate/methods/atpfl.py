@@ -43,7 +43,10 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = prompts.encode_rows(data, down, ctx)
         same = "v" not in down or torch.equal(down["v"], previous["v"])
-        z_prev = z_g if same else prompts.encode_rows(data, previous, ctx)
+        if same:
+            z_prev = z_g
+        else:
+            z_prev = prompts.encode_rows(data, previous, ctx)
         return lambda batch: (z_g[batch["i"]], z_prev[batch["i"]])
 
     def again(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -120,7 +120,10 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         weight = mask.double()
-        z = x if single and not ctx.count("rff_dim") else feature_map(x, ctx)
+        if single and not ctx.count("rff_dim"):
+            z = x
+        else:
+            z = feature_map(x, ctx)
         if single:
             z = z.float()
         if not bool((weight == 1.0).all()):  # what is padded is no row
@@ -153,8 +156,12 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i and B_i of D features (or Fourier features), and with a bias their sums and the counts."""
     C = ctx.env.classes
     D = ctx.count("rff_dim") or ctx.env.width
-    longest = LONGEST_FOURIER if ctx.count("rff_dim") else None
-    rounding = SINGLE_ROUNDING if ctx.hp["precision"] == "float32" else 0.0
+    longest = None
+    if ctx.count("rff_dim"):
+        longest = LONGEST_FOURIER
+    rounding = 0.0
+    if ctx.hp["precision"] == "float32":
+        rounding = SINGLE_ROUNDING
 
     def sent(shape: tuple[int, ...], kind: StatisticKind) -> UploadTensor:
         return UploadTensor(

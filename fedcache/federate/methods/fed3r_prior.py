@@ -36,7 +36,10 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
-        z = x.double() if bool((mask == 1.0).all()) else x.double() * mask.double().unsqueeze(-1)
+        if bool((mask == 1.0).all()):
+            z = x.double()
+        else:
+            z = x.double() * mask.double().unsqueeze(-1)
         total, _ = class_sums(z, block, ctx.env.classes, mask.double())
         return {"gram": gram(z), "class_sum": total}
 

@@ -51,7 +51,10 @@ from fedcache.heads.ridge import (
 def sums(block: ClientData, ctx: Ctx, view: int = 0) -> Tree:
     """G, packed, S_c and N_c of a block of rows, each read in one stored view."""
     x, mask = block.full(view)
-    z = x.double() if bool((mask == 1.0).all()) else x.double() * mask.double().unsqueeze(-1)
+    if bool((mask == 1.0).all()):
+        z = x.double()
+    else:
+        z = x.double() * mask.double().unsqueeze(-1)
     total, count = class_sums(z, block, ctx.env.classes, mask.double())
     return {"gram": gram(z), "class_sum": total, "count": count}
 
@@ -133,7 +136,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     else:
         sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
     automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
-    gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
+    if ctx.hp["gamma_shrink"] is None:
+        gamma = automatic
+    else:
+        gamma = float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
     if known:
         W = solve_spectrum(up, gamma, switch=name).mT

@@ -52,10 +52,15 @@ def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], 
         sums: of a block -> float64 tensors of its own, [.., ...].
     """
     total: Tree = {}
-    size = BLOCK_BYTES if ctx.env.device.type == "cpu" else GPU_BLOCK_BYTES
+    size = GPU_BLOCK_BYTES
+    if ctx.env.device.type == "cpu":
+        size = BLOCK_BYTES
     for block in data.blocks(max(FEW_ROWS, size // (8 * width))):
         part = sums(block)
-        total = {name: total[name].add_(t) for name, t in part.items()} if total else part
+        if total:
+            total = {name: total[name].add_(t) for name, t in part.items()}
+        else:
+            total = part
     return total
 
 
@@ -70,7 +75,10 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
     """
     y = data.labels(data.positions())
     if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
-        rows = z if bool((weight == 1.0).all()) else z * weight.unsqueeze(-1)
+        if bool((weight == 1.0).all()):
+            rows = z
+        else:
+            rows = z * weight.unsqueeze(-1)
         total = z.new_zeros(classes, z.shape[1]).index_add_(0, y, rows)
         return total, z.new_zeros(classes).index_add_(0, y, weight)
     member = one_hot(y, classes).double() * weight.unsqueeze(-1)

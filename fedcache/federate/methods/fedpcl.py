@@ -94,7 +94,8 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
     sets = server["sets"]
     own = server["counts"] > 0
     bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
-    bar = normalize(bar, dim=-1) if ctx.hp["proto_norm"] else bar
+    if ctx.hp["proto_norm"]:
+        bar = normalize(bar, dim=-1)
     if ctx.hp["pad"]:
         sets = torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3))
         own = has.unsqueeze(-2).expand(own.shape)
@@ -165,7 +166,9 @@ def noisy(
 
 def noisy_prototypes(proto: Tensor, count: Tensor, ctx: Ctx) -> Tensor:
     """Noise on the prototypes [.., C, P] of the classes with rows behind them, ``count`` [.., C]; the others are 0."""
-    clients = ctx.lead[-1] if ctx.lead else 1
+    clients = 1
+    if ctx.lead:
+        clients = ctx.lead[-1]
     e = draw([ctx.env.classes] * clients, proto.shape[-1], ctx)
     return perturb(proto, e, ctx) * (count > 0).unsqueeze(-1)
 
@@ -186,7 +189,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     up = dict(kept)
     if ctx.hp["noise_on"] == "proto":
         up["proto"] = noisy_prototypes(kept["proto"], kept["count"], ctx)
-        kept = up if ctx.hp["noise_local_infer"] else kept
+        if ctx.hp["noise_local_infer"]:
+            kept = up
     return {k: kept[k] if k in kept else p[k] for k in state}, up
 
 
@@ -205,7 +209,10 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
     mine = own & (rule != "global")
     if rule == "local":
         own = own | ~own.any(-1, keepdim=True) & down["has"]
-    has = down["has"] if rule == "global" else own if rule == "local" else own | down["has"]
+    if rule == "global":
+        has = down["has"]
+    else:
+        has = own if rule == "local" else own | down["has"]
     return scores(
         z,
         torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]),

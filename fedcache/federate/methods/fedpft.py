@@ -71,7 +71,9 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     for i, (x, y, n) in enumerate(zip(rows, labels, data.n, strict=True)):
         for c in np.unique(y[:n]):
             z = x[:n][y[:n] == c]
-            k = K if len(z) > K else 1
+            k = 1
+            if len(z) > K:
+                k = K
             seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
             up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(
                 z, k, cov, ctx, seed
@@ -165,7 +167,10 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         start = 0
         for c in np.flatnonzero(counts):
             has = weight[i, c] > 0
-            scales = shared[int(c)][None] if few[i, c] else scale[i, c, has].astype(np.float64)
+            if few[i, c]:
+                scales = shared[int(c)][None]
+            else:
+                scales = scale[i, c, has].astype(np.float64)
             mixture = Gaussians(
                 mean[i, c, has].astype(np.float64), scales, weight[i, c, has].astype(np.float64)
             )
@@ -195,7 +200,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
             SCALE,
         )
     x, y = draw(up, ctx)
-    center = mean_of(up) if ctx.hp["center"] else torch.zeros_like(x[0], dtype=torch.float64)
+    if ctx.hp["center"]:
+        center = mean_of(up)
+    else:
+        center = torch.zeros_like(x[0], dtype=torch.float64)
     x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))

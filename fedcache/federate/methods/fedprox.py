@@ -30,7 +30,9 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     mu = ctx.number("mu")
     if is_zero(mu):
         return value, updates  # the same bits as fedavg, at the same price
-    scale = 0.5 * mu if ctx.hp["prox_half"] else mu
+    scale = mu
+    if ctx.hp["prox_half"]:
+        scale = 0.5 * mu
     return value + scale * proximal(p, down, ctx), updates
 
 

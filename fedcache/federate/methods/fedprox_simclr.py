@@ -21,7 +21,9 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     mu = ctx.number("mu")
     if is_zero(mu):
         return value, updates  # the same bits as fedavg-simclr, at the same price
-    scale = 0.5 * mu if ctx.hp["prox_half"] else mu
+    scale = mu
+    if ctx.hp["prox_half"]:
+        scale = 0.5 * mu
     return value + scale * squared_distance(p, down, simclr.trained(ctx.hp), ctx), updates
 
 

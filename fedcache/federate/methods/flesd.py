@@ -75,7 +75,10 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """R_k [Np, d] of the public rows, or M_k [Np, Np]."""
     encoder = simclr.encoder_of(ctx.hp)
     Np = len(ctx.public)
-    d = encoder.proj if ctx.hp["sim_at"] == "projection" else encoder.width
+    if ctx.hp["sim_at"] == "projection":
+        d = encoder.proj
+    else:
+        d = encoder.width
     name, columns = ("R", d) if ctx.hp["send"] == "reps" else ("M", Np)
     return {name: UploadTensor((Np, columns), ctx.env.dtype)}
 

@@ -89,7 +89,10 @@ def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tupl
     ):
         for t, (k, batch) in enumerate(batches):
             # the step itself draws the rows, as its soft labels say; m_k is of all rows of the clients that still step
-            whole = {"all": data.narrow(k).mask()} if ctx.hp["tsamp_scope"] == "iteration" else {}
+            if ctx.hp["tsamp_scope"] == "iteration":
+                whole = {"all": data.narrow(k).mask()}
+            else:
+                whole = {}
             yield k, {**batch, **whole, "at": torch.tensor([epoch, t])}
         return
     yield from with_rows(batches, dealt(q, data.mask(), ctx), data, ctx, epoch)
@@ -118,7 +121,10 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     alone = ablation == "ist_only" or is_zero(ctx.hp["lambda"])
     if not alone and "z" not in batch:
         epoch, t = batch["at"].tolist()
-        counted = (q, batch["all"]) if "all" in batch else (old + change, batch["w"])
+        if "all" in batch:
+            counted = (q, batch["all"])
+        else:
+            counted = (old + change, batch["w"])
         batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
     share, fake_share = (1.0, 0.0) if alone else shares(batch, ctx)
     parts = []

@@ -64,7 +64,10 @@ def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
     ridge = float(scatter.trace()) / max(1.0, float(n.sum()) - 1.0)
     # With one row a class the scatter is rounding alone, and its pseudo-inverse is 0.
     known = ridge > D * torch.finfo(scatter.dtype).eps * float(unpack(up["gram"], D).trace())
-    W = D * solve(scatter, mean.mT, ridge).mT if known else torch.zeros_like(mean)
+    if known:
+        W = D * solve(scatter, mean.mT, ridge).mT
+    else:
+        W = torch.zeros_like(mean)
     b = -torch.log(n.new_tensor(float(C))) - 0.5 * (W * mean).sum(-1)
     return W, torch.where(n > 0, b, b.new_full((), MASKED))
 

@@ -286,7 +286,10 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
     squares = 1
     for side in square_shape(hp, classes, width):
         squares *= side
-    head = classes * (width + 1) if hp["head"] == "lda" else classes * (width + 1) + squares
+    if hp["head"] == "lda":
+        head = classes * (width + 1)
+    else:
+        head = classes * (width + 1) + squares
     return classes * width + squares, head
 
 

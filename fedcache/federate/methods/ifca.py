@@ -102,7 +102,10 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         .reshape(data.rows.shape[:-1])
         .unsqueeze(-1)
     )
-    weight = place if ctx.hp["agg"] == "uniform" else place * n
+    if ctx.hp["agg"] == "uniform":
+        weight = place
+    else:
+        weight = place * n
     up: Tree = {CHOSEN: weight}
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))

@@ -77,7 +77,10 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
 def step_sizes(x: Tensor, t: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Steps of w and alpha, [..] each, from rows x [.., R, D] and products t [.., R, C], 0 on padding; n [..] rows."""
     # both have the eigenvalues that are not 0
-    small = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
+    if x.shape[-2] < x.shape[-1]:
+        small = x @ x.mT
+    else:
+        small = x.mT @ x
     largest = torch.linalg.eigvalsh(small)[..., -1]
     tiny = torch.finfo(x.dtype).tiny
     return 4.0 * n / largest.clamp(min=tiny), n / (4.0 * (t**2).sum(-2).amax(-1)).clamp(min=tiny)
@@ -90,7 +93,9 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     n = mask.sum(-1)
     Y = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype) * mask.unsqueeze(-1)
     t = affine(x, ctx.text)
-    p = first_values(x, t, Y, ctx) if ctx.round == 0 else down
+    p = down
+    if ctx.round == 0:
+        p = first_values(x, t, Y, ctx)
     p = {k: p[k].expand(*ctx.lead, *p[k].shape[len(ctx.lead) :]).clone() for k in names(ctx.hp)}
     step_w, step_alpha = step_sizes(x, t, n)
     velocity = {k: torch.zeros_like(v) for k, v in p.items() if k != "alpha"}
@@ -102,7 +107,10 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)
         moved = {"W": error.mT @ x, "b": error.sum(-2)}
         pull = (error * t).sum(-2)
-        summed = summed + pull if ctx.hp["alpha_grad"] == "sum" else pull
+        if ctx.hp["alpha_grad"] == "sum":
+            summed = summed + pull
+        else:
+            summed = pull
         for k, v in velocity.items():
             v.mul_(over(ctx.number("momentum"), v)).add_(moved[k])
             p[k].sub_(over(step_w, v) * v)

@@ -47,7 +47,9 @@ def names(_hp: Hp) -> tuple[str, ...]:
 
 def init(ctx: Ctx) -> Tree:
     """u [D] and rho [1, D] or [C, D], both 0."""
-    rows = ctx.env.classes if ctx.hp["csc"] else 1
+    rows = 1
+    if ctx.hp["csc"]:
+        rows = ctx.env.classes
     rho = torch.zeros(rows, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
     return {"u": torch.zeros_like(rho[0]), "rho": rho}
 

@@ -45,7 +45,9 @@ def short_privacy(cost: Mapping[str, Any]) -> str:
     """
     together = cost.get("composed", cost)
     found = together["epsilon_pld"] or together["epsilon_rdp"]
-    said = "no bound" if found is None else f"epsilon {found:.3g}"
+    said = "no bound"
+    if found is not None:
+        said = f"epsilon {found:.3g}"
     said += "" if "composed" in cost else " a seed"
     if cost.get("simulation", True):
         return f"simulation of {said}"
@@ -93,7 +95,9 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
     from dp_accounting.rdp import RdpAccountant
 
     # Losses are rounded up once a round: a coarse step is ten times as fast, and right to 0.1 % for few rounds.
-    step = 1e-3 if sum(rounds for *_, rounds in spent) <= FEW_ROUNDS else 1e-4
+    step = 1e-4
+    if sum(rounds for *_, rounds in spent) <= FEW_ROUNDS:
+        step = 1e-3
     by_renyi = RdpAccountant()
     by_losses = PLDAccountant(value_discretization_interval=step)
     log = logging.getLogger("absl")

@@ -71,7 +71,9 @@ class Attack:
         """
         if self.name == "label-flip" or not lying.any():
             return V  # its attackers train honestly on labels that lie
-        honest = V[~lying] if (~lying).any() else V
+        honest = V
+        if (~lying).any():
+            honest = V[~lying]
         mean = honest.mean(0)
         scale = float(self.scale or 0.0)
         if self.name == "sign-flip":
@@ -137,7 +139,9 @@ def parse_attack(text: str) -> Attack:
         values = [float(n) for n in numbers]
     except ValueError:
         values = [math.nan]
-    share = values[0] if values else SHARE
+    share = SHARE
+    if values:
+        share = values[0]
     scale = values[1] if len(values) > 1 else DEFAULTS[name]
     if (
         len(values) > 2

@@ -398,9 +398,10 @@ def weight_warnings(
     if share is not None:
         found = rows > share * whole
     else:
-        found = (
-            (rows > limit) | (rows > whole / 2) if limit is not None else np.zeros(len(rows), bool)
-        )
+        if limit is not None:
+            found = (rows > limit) | (rows > whole / 2)
+        else:
+            found = np.zeros(len(rows), bool)
     said = []
     places = np.flatnonzero(found)
     for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
@@ -500,7 +501,8 @@ class UploadLayout:
             size = math.prod(shape)
             t = v[start : start + size].view(shape)
             start += size
-            t = t * rows if self.rules[name] == "sum" else t
+            if self.rules[name] == "sum":
+                t = t * rows
             out[name] = (t + self.base[name] if name in self.base else t).to(
                 self.expected[name].dtype
             )
@@ -545,11 +547,10 @@ class BufferedUploads(UploadPipeline):
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
         # A copy: an executor may write the next client's upload to the same memory.
-        own = (
-            {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
-            if isinstance(up, dict)
-            else up
-        )
+        if isinstance(up, dict):
+            own = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
+        else:
+            own = up
         self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
 
     def pooled(self) -> Tree:
@@ -592,7 +593,10 @@ class BufferedUploads(UploadPipeline):
         if self.policy.privacy is not None or len(self._kept) < 2:
             return []
         V = self._rows(self._layout())
-        far = (V - V.median(0).values).norm(dim=1) if V.shape[1] else torch.zeros(len(V))
+        if V.shape[1]:
+            far = (V - V.median(0).values).norm(dim=1)
+        else:
+            far = torch.zeros(len(V))
         order = far.argsort(descending=True, stable=True).tolist()
         return [self._kept[i].client for i in order]
 
@@ -748,7 +752,9 @@ class BufferedUploads(UploadPipeline):
             if not self.rejected and not of:
                 raise
             gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
-            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
+            lost = ""
+            if gone:
+                lost = f" after {len(self.rejected)} were rejected ({gone})"
             said = f"Round {self.round.number}{of}: {m} uploads are left{lost}. {error.message}"
             raise FederatedRunError(said, error.hint) from error
 

@@ -136,7 +136,9 @@ class TrustPolicy:
             switches = [
                 f"--set {h.name}={w}" for h in method.hparams if (w := WITHOUT_COUNTS.get(h.name))
             ]
-            own = f"{' '.join(switches)}, or another method" if switches else "Another method"
+            own = "Another method"
+            if switches:
+                own = f"{' '.join(switches)}, or another method"
             raise UsageError(
                 f"{method.name} sends {', '.join(beside)} beside what noise is added to.",
                 f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
@@ -219,7 +221,10 @@ def parse_policy(
         raise UsageError(
             f"--max-share {max_share:g}: expected a share above 0, at most 1.", "For example 0.2"
         )
-    rule = MEAN if aggregate == MEAN.text else parse_rule(aggregate)
+    if aggregate == MEAN.text:
+        rule = MEAN
+    else:
+        rule = parse_rule(aggregate)
     if privacy is not None and rule.text != "mean":
         raise UsageError(
             f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "

@@ -160,7 +160,9 @@ class Privacy:
             known, where that differs.
         """
         told = self.protects and not self.keeps_participants_secret
-        counted = 1.0 if told else share
+        counted = share
+        if told:
+            counted = 1.0
         known: dict[str, Any] = {
             "clip": self.bound,
             "noise": self.noise,
@@ -255,12 +257,15 @@ def parse_privacy(
                 raise UsageError(f"{name} says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")
         return None
     if bound is None or noise is None:
-        missing = "--dp-clip" if bound is None else "--dp-noise"
+        missing = "--dp-noise"
+        if bound is None:
+            missing = "--dp-clip"
         raise UsageError(
             f"{missing} is missing: noise is told as a multiple of the clipping bound.",
             f"Add {missing} 1",
         )
-    delta = DELTA if delta is None else delta
+    if delta is None:
+        delta = DELTA
     known = noise == 0 or LEAST_NOISE <= noise <= MOST
     for name, value, legal in (
         ("--dp-clip", bound, 0 < bound <= MOST),

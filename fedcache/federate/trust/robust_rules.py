@@ -164,7 +164,10 @@ class RobustRule:
         """
         m = len(V)
         for name, number in self.before:
-            V = nnm(V, f) if name == "nnm" else clip(V, float(number or 0.0))
+            if name == "nnm":
+                V = nnm(V, f)
+            else:
+                V = clip(V, float(number or 0.0))
         if self.last == "median":
             return median(V)
         if self.last == "trimmed":
@@ -174,7 +177,9 @@ class RobustRule:
         if (own := find("aggregators", self.last)) is not None:
             return _taken_together(own, V, f, self.number)
         if self.last in ("krum", "multikrum"):
-            k = 1 if self.last == "krum" else min(int(self.number or m - f), m)
+            k = 1
+            if self.last != "krum":
+                k = min(int(self.number or m - f), m)
             return V[krum_order(V, f)[:k]].mean(0)
         return V.mean(0)
 
@@ -198,11 +203,10 @@ def _taken_together(own: Plugin, V: Tensor, f: int, number: float | None) -> Ten
         or made.shape != V.shape[1:]
         or not bool(torch.isfinite(made).all())
     ):
-        found = (
-            f"{tuple(made.shape)} numbers"
-            if isinstance(made, Tensor)
-            else f"a {type(made).__name__}"
-        )
+        if isinstance(made, Tensor):
+            found = f"{tuple(made.shape)} numbers"
+        else:
+            found = f"a {type(made).__name__}"
         raise UsageError(
             f"The aggregator {own.name!r} of {own.origin} returned {found} for rows of shape {tuple(V.shape)}.",
             f"It takes V [m, d] and returns [{V.shape[1]}] finite numbers.",

@@ -88,7 +88,9 @@ def statistic_problem(
     ridge = max((said.ridge for said in declared.values() if said.kind == "gram"), default=0.0)
     counts = [up[name].double() for name, t in expected.items() if t.counts_rows]
     for name, said in declared.items():
-        bound = said.longest if said.longest is not None else longest
+        bound = longest
+        if said.longest is not None:
+            bound = said.longest
         statistic = _Checked(
             name,
             others[said.kind],
@@ -189,7 +191,10 @@ def _class_grams(s: _Checked) -> str | None:
     width = (math.isqrt(8 * s.t.shape[-1] + 1) - 1) // 2
     moments = _moments_of_classes(s, width)
     for c, packed in enumerate(s.t):
-        count = s.rows if s.count is None else float(s.count[c])
+        if s.count is None:
+            count = s.rows
+        else:
+            count = float(s.count[c])
         why = _second_moments(s, unpack(packed, width), moments[c : c + 1], count)
         if why is not None:
             return f"of class {c} {why}"
@@ -217,13 +222,17 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
     least = float((moments**2).sum())
     if trace + tolerance < least:
         return f"is too small: its trace is {trace:.3g}, and the sums in the same upload need at least {least:.3g}"
-    scatter = full - moments.mT @ moments if len(moments) else full
+    scatter = full
+    if len(moments):
+        scatter = full - moments.mT @ moments
     shift = torch.eye(width, dtype=full.dtype, device=full.device) * tolerance
     if not torch.linalg.cholesky_ex(scatter + shift)[1]:
         return None
     lowest = float(torch.linalg.eigvalsh(scatter)[0])
     if lowest < -tolerance:
-        what = "it" if not len(moments) else "it, less the part of the sums in the same upload,"
+        what = "it, less the part of the sums in the same upload,"
+        if not len(moments):
+            what = "it"
         return f"is no sum of z z' over rows: {what} has the eigenvalue {lowest:.3g}"
     return None
 
@@ -236,7 +245,10 @@ def _squares(s: _Checked) -> str | None:
 
 def _class_squares(s: _Checked) -> str | None:
     """Sum of the squared rows of each class."""
-    counts = [s.rows] * len(s.t) if s.count is None else s.count.tolist()
+    if s.count is None:
+        counts = [s.rows] * len(s.t)
+    else:
+        counts = s.count.tolist()
     moments = _moments_of_classes(s, s.t.shape[-1])
     return _squared(s, s.t, moments**2, counts)
 
@@ -316,7 +328,10 @@ def _mixture_weights(s: _Checked) -> str | None:
     if float(s.t.min()) < 0.0:
         return f"holds a negative weight ({float(s.t.min()):.3g})"
     total = s.t.sum(-1)
-    expected = torch.ones_like(total) if s.count is None else (s.count > 0).double()
+    if s.count is None:
+        expected = torch.ones_like(total)
+    else:
+        expected = (s.count > 0).double()
     apart = (total - expected).abs()
     c = int(apart.argmax())
     if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):

@@ -170,9 +170,9 @@ class UpdateValidation:
         axes = len(lead)
         for name, declared, dtype in self._layout:
             t = up[name]
-            shape = (
-                torch.Size(coordinates[name]) if coordinates and name in coordinates else declared
-            )
+            shape = declared
+            if coordinates and name in coordinates:
+                shape = torch.Size(coordinates[name])
             if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
                 return (
                     f"{name} has shape {tuple(t.shape[axes:] or t.shape)}, expected {tuple(shape)}"
@@ -286,8 +286,12 @@ def not_finite(
     rates = [
         f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")
     ]
-    known = f" ({', '.join(rates)})" if rates else ""
-    whose = "in the server's model" if client is None else f"for client {client[0]} ({client[1]!r})"
+    known = ""
+    if rates:
+        known = f" ({', '.join(rates)})"
+    whose = "in the server's model"
+    if client is not None:
+        whose = f"for client {client[0]} ({client[1]!r})"
     return FederatedRunError(
         f"{name} {_unbounded(t)} in round {number} {whose}.",
         f"Lower the learning rate{known}, or look for bad features with: fedcache verify",

@@ -316,7 +316,9 @@ def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tup
 def _images_as_they_are(model: SavedModel) -> tuple[ModelInput, ...]:
     """The input of a method that trains on images: of the size of the data, or brought to the size of its recipe."""
     H, W = model.facts.image or (0, 0)
-    recipe = read_recipes(model)[-1] if has_known_backbones(model) else None
+    recipe = None
+    if has_known_backbones(model):
+        recipe = read_recipes(model)[-1]
     if recipe is None or not recipe.size:
         return (ModelInput("images", "images", H, W, backbones=model.facts.backbones),)
     how = (recipe.resize, recipe.interpolation, recipe.crop_pct)
@@ -455,7 +457,9 @@ def format_of(out: Path, asked: str | None) -> str:
         ending = out.suffix.lower()
         other = next((kind for kind, known in FORMATS.items() if known and known == ending), asked)
         if other != asked and not out.is_dir():
-            writes = f"a {FORMATS[asked]} file" if FORMATS[asked] else "a folder"
+            writes = "a folder"
+            if FORMATS[asked]:
+                writes = f"a {FORMATS[asked]} file"
             raise UsageError(
                 f"{out} ends in {ending}, and --format {asked} writes {writes}.",
                 f"-o {out.with_suffix(FORMATS[asked])}, or --format {other}",

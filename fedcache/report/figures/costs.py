@@ -139,7 +139,9 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
     written: list[float] = []
     for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
         line = axes.axhline(100 * accuracy, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
-        what = "all rows in one place" if entry.pooled_rows else "costs nothing here"
+        what = "costs nothing here"
+        if entry.pooled_rows:
+            what = "all rows in one place"
         marks(line, [f"{label}: {100 * accuracy:.2f} %, {what}"], entry.key)
         if all(abs(100 * accuracy - at) > 3 for at in written):  # points; the lines of a name
             written.append(100 * accuracy)
@@ -176,8 +178,13 @@ def _name_front(
     y = [100 * a for *_, a in points]
     names = shortened([label for label, *_ in points], ON_FRONT)
     for i in sorted(range(len(points)), key=lambda i: -y[i]):
-        across = (x[i] - least) / wide if np.ptp(costs) else 0.5
-        side = "left" if across < 0.3 else "right" if across > 0.7 else "center"
+        across = 0.5
+        if np.ptp(costs):
+            across = (x[i] - least) / wide
+        if across < 0.3:
+            side = "left"
+        else:
+            side = "right" if across > 0.7 else "center"
         half = LETTER * 1.3 * len(names[i]) / 2
         middle = across + {"left": half, "right": -half, "center": 0.0}[side]
         at = (middle, (y[i] - low) / high, half)

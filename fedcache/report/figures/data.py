@@ -174,7 +174,10 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     )
     total = len(source.partition.table.train.rows)
     whole = averaged_whole(source, key, source.partition.table.train.rows)
-    of = "all clients' training rows" if whole else f"an even sample of {total:,} training rows"
+    if whole:
+        of = "all clients' training rows"
+    else:
+        of = f"an even sample of {total:,} training rows"
     says += f"stars the mean of each class over {of}, small triangles those of single clients."
 
     total_classes = len(np.unique(label))
@@ -187,7 +190,9 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
                 MARKERS[(c // 10) % len(MARKERS)],
                 flat[: len(x)][mine].T,
             )
-            name = short(columns.classes[c], 12) if total_classes <= MOST_LEGEND else None
+            name = None
+            if total_classes <= MOST_LEGEND:
+                name = short(columns.classes[c], 12)
             made = axes.scatter(
                 a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0, label=name
             )
@@ -302,7 +307,7 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
     return flat
 
 
-def _linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+def linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """Linear centred kernel alignment of [N, P] and [N, Q], representations of the same rows (Kornblith et al. 2019).
 
     |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale; NaN
@@ -344,7 +349,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         unit = [_unit_rows(p[good].astype(np.float64)) for p in parts]
         whole = np.concatenate(unit, 1)
         for k, part in enumerate(unit):
-            value = _linear_cka(part, whole)
+            value = linear_cka(part, whole)
             if np.isfinite(value):
                 cells.append((i, k, value, f"{names[k]}, {client.name}: {value:.3f}"))
     if not cells:

@@ -66,9 +66,10 @@ def criterion(
 def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
     what, highest, value = criterion(entries, score)
     scored = [(e, v) for e in entries if (v := value(e)) is not None]
-    names = (
-        [n for n in differing([e for e, _ in scored]) if n != "method"] if len(scored) > 1 else []
-    )
+    if len(scored) > 1:
+        names = [n for n in differing([e for e, _ in scored]) if n != "method"]
+    else:
+        names = []
     if not names:
         return None
     told = [facts(e) for e, _ in scored]
@@ -84,7 +85,9 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     ]
     columns = [*(n.removeprefix("set.") for n in names), what]
     rest = [n.removeprefix("set.") for n in names if n not in chosen]
-    over = f" Of {', '.join(rest)} the highest value is taken." if rest else ""
+    over = ""
+    if rest:
+        over = f" Of {', '.join(rest)} the highest value is taken."
     title = f"{name}: {' and '.join(n.removeprefix('set.') for n in chosen)}"
     says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(scored)} points; "
     if len(chosen) == 1:
@@ -112,7 +115,9 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
 
     def fill(axes: Any, marks: Marks) -> None:
         # nothing lies between two words
-        joined = "-" if all(order_of_value(v)[0] == 0 for v in values) else ""
+        joined = ""
+        if all(order_of_value(v)[0] == 0 for v in values):
+            joined = "-"
         (line,) = axes.plot(
             range(len(values)),
             accuracy,
@@ -170,11 +175,10 @@ def _heat(names: Sequence[str], values: dict[str, list[str]], best: Cells) -> Dr
         at = (values[across].index(top[0]), values[down].index(top[1]))
         corner = (at[0] - 0.48, at[1] - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
-        turned = (
-            {"rotation": 90}
-            if len(values[across]) * max(len(short(v, 9)) for v in values[across]) > 34
-            else {}
-        )
+        if len(values[across]) * max(len(short(v, 9)) for v in values[across]) > 34:
+            turned = {"rotation": 90}
+        else:
+            turned = {}
         axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]], **turned)
         axes.set_yticks(range(len(values[down])), [short(v, 12) for v in values[down]])
         axes.set(xlabel=across.removeprefix("set."), ylabel=down.removeprefix("set."))
@@ -196,7 +200,10 @@ def squares(
     values = np.array([v for *_, v, _ in cells])
     low = float(values.min())
     high = float(values.max())
-    depth = 0.06 + 0.86 * (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+    if high > low:
+        depth = 0.06 + 0.86 * (values - low) / (high - low)
+    else:
+        depth = np.full(len(values), 0.5)
     # Ink on pale squares and paper on deep ones; in the dark both are turned round.
     inks = [PAPER if a > 0.6 else INK for a in depth]
     numbers = ["" if small else form.format(v) for v in values]
@@ -266,11 +273,10 @@ def matrix(
     says += "Settings are not averaged."
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     upright = len(settings) > 3
-    below = (
-        0.07 * max(len(line) for lines in parts for line in lines)
-        if upright
-        else 0.13 * max(map(len, parts))
-    )
+    if upright:
+        below = 0.07 * max(len(line) for lines in parts for line in lines)
+    else:
+        below = 0.13 * max(map(len, parts))
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = [

@@ -49,7 +49,10 @@ def swept_points(entries: Sequence[StoredRun], score: str = "own") -> SweptPoint
     what, highest, value = criterion(entries, score)
     found = [(e, v) for e in entries if (v := value(e)) is not None]
     runs = tuple(e for e, _ in found)
-    names = tuple(n for n in differing(runs) if n != "method") if len(runs) >= LEAST_POINTS else ()
+    if len(runs) >= LEAST_POINTS:
+        names = tuple(n for n in differing(runs) if n != "method")
+    else:
+        names = ()
     if len(names) < 2:
         return None
     values = tuple(tuple(f.get(n, "-") for n in names) for f in map(facts, runs))
@@ -163,7 +166,10 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         from matplotlib.collections import LineCollection
 
         order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
-        share = (points.scores - low) / (high - low) if high > low else np.ones(len(order))
+        if high > low:
+            share = (points.scores - low) / (high - low)
+        else:
+            share = np.ones(len(order))
         height = [
             {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
         ]

@@ -47,7 +47,10 @@ def differences(
     if not any(reach for _, reach, _ in shown):
         return None
     alpha = 1.0 - c.level
-    over = "the test rows" if by_rows else f"{len(c.blocks)} {c.over}"
+    if by_rows:
+        over = "the test rows"
+    else:
+        over = f"{len(c.blocks)} {c.over}"
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"{'the test rows of ' if by_rows else ''}the {c.over} that both runs have"

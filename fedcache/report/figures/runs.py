@@ -47,7 +47,10 @@ def curves(ident: str, runs: Named) -> Plot | None:
             if record["accuracy"] is not None:
                 seeds.setdefault(record["seed"], {})[record["round"]] = record["accuracy"]
         rows += [[label, s, r, a] for s, found in seeds.items() for r, a in found.items()]
-        shared = sorted(set.intersection(*(set(f) for f in seeds.values()))) if seeds else []
+        if seeds:
+            shared = sorted(set.intersection(*(set(f) for f in seeds.values())))
+        else:
+            shared = []
         if len(shared) > 1:
             values = 100 * np.array([[found[r] for r in shared] for found in seeds.values()])
             drawn.append((label, entry.key, np.array(shared), values))
@@ -63,7 +66,9 @@ def curves(ident: str, runs: Named) -> Plot | None:
         names = shortened([label for label, *_ in shown], LEGEND)
         for i, (label, key, rounds, values) in enumerate(shown):
             mean = values.mean(0)
-            dots = "." if len(rounds) <= 60 else None
+            dots = None
+            if len(rounds) <= 60:
+                dots = "."
             (line,) = axes.plot(
                 rounds, mean, color=SERIES[i], label=names[i], marker=dots, markersize=5
             )
@@ -173,7 +178,9 @@ def spread(ident: str, runs: Named) -> Plot | None:
         axes.grid(visible=False, axis="y")
 
     height = 1.0 + 0.3 * max(3, len(shown))
-    over = "clients" if many else "client"
+    over = "client"
+    if many:
+        over = "clients"
     return Plot(
         ident,
         "Clients: who is left behind",

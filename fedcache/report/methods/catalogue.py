@@ -68,7 +68,10 @@ def method_entries(sizes: Sizes) -> list[dict[str, Any]]:
     Args:
         sizes: at which traffic is counted; a client owns every class.
     """
-    stored = json.loads(PATH.read_bytes()) if PATH.exists() else {}
+    if PATH.exists():
+        stored = json.loads(PATH.read_bytes())
+    else:
+        stored = {}
     if stored.get("sources") == sources_digest():
         found = [
             (

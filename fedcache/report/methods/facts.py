@@ -64,15 +64,25 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     hp = method.resolve()
     # everyone's uploads come back
     depends = not method.one_shot and "stack" in method.pool(hp).values()
-    count = min(method.defaults.clients, MOST_CLIENTS) if depends else CLIENTS
+    count = CLIENTS
+    if depends:
+        count = min(method.defaults.clients, MOST_CLIENTS)
     data = _rows(method, sizes, count)
     per = PER_CLASS * sizes.classes
     rows = np.arange(count * per)
     clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
-    small = {"anchors": "all"} if "anchors" in hp else {}
-    rounds = 1 if method.one_shot else 2
-    watched = method if method.central else replace(method, fit=fit)
+    if "anchors" in hp:
+        small = {"anchors": "all"}
+    else:
+        small = {}
+    rounds = 2
+    if method.one_shot:
+        rounds = 1
+    if method.central:
+        watched = method
+    else:
+        watched = replace(method, fit=fit)
     job = RunState(
         watched,
         with_schedule_rounds({**hp, **idle, **small}, rounds),
@@ -98,15 +108,20 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
     need = method.reads(method.resolve())
-    towers = _towers() if wants_encoders(method) else None
-    width = (
-        towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
-    )
+    towers = None
+    if wants_encoders(method):
+        towers = _towers()
+    if towers is not None:
+        width = towers.width
+    else:
+        width = sizes.text_width if "text" in need else sizes.width
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
     # of images: nothing that travels depends on it, towers are made for 32
-    side = 8 if towers is None else 32
+    side = 32
+    if towers is None:
+        side = 8
     if "pixels" in need:
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
     else:

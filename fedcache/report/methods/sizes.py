@@ -32,12 +32,15 @@ def current_sizes(home: Home) -> Sizes:
     """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
     try:
         last = last_store(home)
-        store = Store.open(last[0]) if last is not None else None
+        store = None
+        if last is not None:
+            store = Store.open(last[0])
     except FedcacheError:
         store = None
-    arrays = (
-        {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
-    )
+    if store is not None:
+        arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
+    else:
+        arrays = {}
     if store is None or not arrays:
         return Sizes()
     by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}

@@ -190,7 +190,9 @@ def _value(score: Mapping[str, Any] | None) -> str:
         return "not trained"
     values = 100 * np.array(score["values"])
     # no draw: no spread to tell
-    spread = f" ({values.std(ddof=1):.2f})" if len(values) > 1 and np.ptp(values) else ""
+    spread = ""
+    if len(values) > 1 and np.ptp(values):
+        spread = f" ({values.std(ddof=1):.2f})"
     chosen = ", ".join(f"{k} {v}" for k, v in score["settings"].items())
     return f"{values.mean():.2f}{spread}" + (f" [{chosen}]" if chosen else "")
 

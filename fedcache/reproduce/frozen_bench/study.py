@@ -128,7 +128,10 @@ class Study:
         for axis, values in wanted.items():
             if axis not in AXES:
                 raise unknown(f"label of {NAME}", axis, AXES)
-            name = axis if axis == "data" else f"{axis}s"
+            if axis == "data":
+                name = axis
+            else:
+                name = f"{axis}s"
             have: Mapping[str, Any] = getattr(self, name)
             for value in values:
                 if value not in have:

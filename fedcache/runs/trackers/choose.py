@@ -110,9 +110,10 @@ def look_at(spec: str, runs: Path) -> str | None:
     """The command that shows what ``--track`` wrote; None for a plug-in's, and where a server has it."""
     name, _, place = spec.partition(":")
     kind = TRACKERS.get(name)
-    folder = (
-        None if kind is None or find("trackers", name) is not None else _folder(kind, place, runs)
-    )
+    if kind is None or find("trackers", name) is not None:
+        folder = None
+    else:
+        folder = _folder(kind, place, runs)
     if kind is None or folder is None:
         return None
     return kind.look.format(place=shell_word(folder.absolute()))
@@ -121,7 +122,10 @@ def look_at(spec: str, runs: Path) -> str | None:
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
     """What a plug-in makes of a folder. Raises UsageError for what cannot be loaded or is no tracker."""
     make = own.load()
-    made = make(place) if callable(make) else make
+    if callable(make):
+        made = make(place)
+    else:
+        made = make
     if not callable(made) or not callable(getattr(made, "close", None)):
         raise UsageError(
             f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.",
@@ -140,7 +144,10 @@ def tracking(
     What cannot be written at the end is told to the observer: by then there is a result to keep. Raises FedcacheError,
     as ``tracker``.
     """
-    asked = [specs] if isinstance(specs, str) else list(specs or ())
+    if isinstance(specs, str):
+        asked = [specs]
+    else:
+        asked = list(specs or ())
     if len({spec.partition(":")[0] for spec in asked}) < len(asked):
         raise UsageError(
             f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out."
@@ -156,7 +163,10 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
     """Close it, and say what shows it, or what went wrong."""
     try:
         made.close()
-        command = None if getattr(made, "failed", False) else look_at(spec, runs)
+        if getattr(made, "failed", False):
+            command = None
+        else:
+            command = look_at(spec, runs)
         if observer is not None and command is not None:
             observer.note(f"Tracked by {spec.partition(':')[0]}:  {command}")
     except Exception as error:

@@ -125,7 +125,9 @@ class MLflow(SeedTracker):
         found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        place = None if self._folder is None else (self._folder.absolute() / "artifacts").as_uri()
+        place = None
+        if self._folder is not None:
+            place = (self._folder.absolute() / "artifacts").as_uri()
         return str(self._client.create_experiment(name, artifact_location=place))
 
 

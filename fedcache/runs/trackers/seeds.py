@@ -129,7 +129,10 @@ def metrics_of(round_: Round) -> dict[str, float]:
 
     What was not measured is not among them.
     """
-    known = {} if round_.accuracy is None else {"accuracy": round_.accuracy}
+    if round_.accuracy is None:
+        known = {}
+    else:
+        known = {"accuracy": round_.accuracy}
     sums = {"bytes/up": float(round_.sent_bytes), "bytes/down": float(round_.received_bytes)}
     return {
         **known,

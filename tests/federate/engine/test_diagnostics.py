@@ -19,7 +19,7 @@ from fedcache.federate.engine.outcome import (
     fusion_similarity,
     generalisation_bound,
 )
-from fedcache.report.figures.data import _linear_cka
+from fedcache.report.figures.data import linear_cka
 
 
 def unit(*shape, seed=0):
@@ -140,11 +140,11 @@ def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
     turn = torch.linalg.qr(normal(6, 6, seed=2))[0]
     turned = 5.0 * x @ turn + 1.0
     x, y, turned = x.numpy(), y.numpy(), turned.numpy()
-    assert _linear_cka(x, y) == pytest.approx(hsic)
-    assert _linear_cka(y, x) == pytest.approx(hsic)
-    assert _linear_cka(x, turned) == pytest.approx(1.0)
-    assert _linear_cka(turned, y) == pytest.approx(hsic)
-    assert math.isnan(_linear_cka(np.ones((40, 2)), y))
+    assert linear_cka(x, y) == pytest.approx(hsic)
+    assert linear_cka(y, x) == pytest.approx(hsic)
+    assert linear_cka(x, turned) == pytest.approx(1.0)
+    assert linear_cka(turned, y) == pytest.approx(hsic)
+    assert math.isnan(linear_cka(np.ones((40, 2)), y))
 
 
 def image_tower(name):

@@ -33,7 +33,9 @@ def site_of(context: Context) -> ShardSite:
     if "shard" not in config:
         raise SystemExit(NO_SHARD)
     path = Path(str(config["shard"]))
-    name = str(config["name"]) if config.get("name") else None
+    name = None
+    if config.get("name"):
+        name = str(config["name"])
     if config.get("state"):
         return ShardSite(path, Path(str(config["state"])), name)
     return ShardSite(path, state_of(Home.from_environment().root, Store.open(path)), name)

@@ -134,12 +134,18 @@ class Masking:
         parts = [torch.zeros(0, dtype=torch.float64)]
         for t in self.tensors:
             value = up[t.name].double()
-            value = value - broadcast[t.name].double() if t.moved else value
+            if t.moved:
+                value = value - broadcast[t.name].double()
             parts.append((value * self._factor(t, rows)).flatten())
         made = torch.cat(parts)
-        largest = float(made.abs().max()) if len(made) else 0.0
+        largest = 0.0
+        if len(made):
+            largest = float(made.abs().max())
         if not largest <= self.bound:
-            needed = 2.0 ** math.ceil(math.log2(largest)) if math.isfinite(largest) else math.inf
+            if math.isfinite(largest):
+                needed = 2.0 ** math.ceil(math.log2(largest))
+            else:
+                needed = math.inf
             raise FederatedRunError(
                 f"A number of this site's upload is {largest:.3g}; secure aggregation takes {self.bound:g} at most.",
                 f"Make the app anew with --secure-bound {needed:g}; uploads are rounded more coarsely then.",
@@ -156,7 +162,10 @@ class Masking:
             value = total[start : start + t.size].view(t.shape).double() / self._factor(t, 1.0)
             start += t.size
             if t.moved:
-                weight = sum(rows) if t.rule == "mean" else len(rows)
+                if t.rule == "mean":
+                    weight = sum(rows)
+                else:
+                    weight = len(rows)
                 value = value + weight * broadcast[t.name].double()
             found[t.name] = (value.round() if t.counts else value, getattr(torch, t.dtype))
         return found
@@ -165,5 +174,7 @@ class Masking:
         """What multiplies a tensor of a site; with one row, what multiplies the pooled sum."""
         if t.rule == "uniform":
             return 1.0
-        weight = rows if t.rule == "mean" else 1.0
+        weight = 1.0
+        if t.rule == "mean":
+            weight = rows
         return weight / self.scale * (self.bound if t.counts else 1.0)

@@ -170,7 +170,9 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
             raise MalformedError(f"a tensor has shape {values.shape}, and is said to have {shape}")
         return values
     there = _array(rows)
-    count = math.prod(shape[:-1]) if len(shape) > 1 else 0
+    count = 0
+    if len(shape) > 1:
+        count = math.prod(shape[:-1])
     fits = values.shape == (len(there), *shape[-1:]) and there.ndim == 1 and there.dtype == np.int32
     if not fits or (
         len(there) and (there[0] < 0 or there[-1] >= count or (np.diff(there) <= 0).any())

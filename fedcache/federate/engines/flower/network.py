@@ -127,7 +127,9 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
             "--enable-supernode-auth",
         ]
     # Without keys a node is another one at every start, and no name can be kept for it.
-    names = "" if keys is None else str(folder / TABLE)
+    names = ""
+    if keys is not None:
+        names = str(folder / TABLE)
     process = start("superlink", command, folder, {VARIABLE: names})
     try:
         wait_for_port(

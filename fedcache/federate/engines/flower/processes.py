@@ -247,7 +247,10 @@ def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0)
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.2)
-    what = "did not open its port" if process.alive else f"ended with {process.popen.returncode}"
+    if process.alive:
+        what = "did not open its port"
+    else:
+        what = f"ended with {process.popen.returncode}"
     raise MachineError(
         f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}"
     )
@@ -455,6 +458,9 @@ def _usage(*, sign: bool) -> Any:
 
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:
     """A private key, readable by its owner alone."""
-    form = PrivateFormat.OpenSSH if ssh else PrivateFormat.PKCS8
+    if ssh:
+        form = PrivateFormat.OpenSSH
+    else:
+        form = PrivateFormat.PKCS8
     write_output(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
     path.chmod(0o600)

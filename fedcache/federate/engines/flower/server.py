@@ -193,15 +193,17 @@ class Server:
         clients = [rows_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         # Where nothing is sent there is nothing to leave out.
-        trust = (
-            replace(spec.trust, on_bad="fail")
-            if spec.method.uploads is sends_nothing
-            else spec.trust
-        )
+        if spec.method.uploads is sends_nothing:
+            trust = replace(spec.trust, on_bad="fail")
+        else:
+            trust = spec.trust
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
         run.keeps_uploads = self.secure_bound is None and spec.method.uploads is not sends_nothing
         run.start()
-        rounds = 1 if spec.method.one_shot else spec.rounds
+        if spec.method.one_shot:
+            rounds = 1
+        else:
+            rounds = spec.rounds
         made = ServerJob(job_id, run, rounds, spec.participation, on_round, leaves_out)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         if state is not None:
@@ -438,10 +440,15 @@ class Server:
         self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool
     ) -> None:
         run = job.run
-        diagnostics = run.diagnose() if measured else {}
+        if measured:
+            diagnostics = run.diagnose()
+        else:
+            diagnostics = {}
         if job.leaves_out or not run.trust.plain:
             diagnostics["rejected"] = float(sum(r.round == run.round for r in run.rejected))
-        accuracy = job.evaluation.accuracy if measured and job.evaluation is not None else None
+        accuracy = None
+        if measured and job.evaluation is not None:
+            accuracy = job.evaluation.accuracy
         job.records.append(
             RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics)
         )
@@ -521,7 +528,10 @@ def _check_model_was_usable(
 
 def _sound(answer: SiteMessage | str) -> SiteMessage | str:
     """An answer that is no refusal, else why there is none."""
-    refusal = None if isinstance(answer, str) else refusal_of(answer)
+    if isinstance(answer, str):
+        refusal = None
+    else:
+        refusal = refusal_of(answer)
     if refusal is None:
         return answer
     return refusal.message
@@ -688,9 +698,14 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
         inputs = replace(prepare_run(config, source), seconds={})
         spec = inputs.resolve(replace(config, clients_from="sites"))
         # Sums are rounded under secure aggregation, so such a run has results of its own.
-        engine = f"flower, secure sums within {plan.secure_bound:g}" if plan.secure else "flower"
+        engine = "flower"
+        if plan.secure:
+            engine = f"flower, secure sums within {plan.secure_bound:g}"
         spec = replace(spec, device="cpu", engine=engine)
-        runs = Path(plan.runs) if plan.runs else home.runs
+        if plan.runs:
+            runs = Path(plan.runs)
+        else:
+            runs = home.runs
         position = GridPosition(" ".join(f"{k}={v}" for k, v in swept.items()))
         opened.append(
             open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)

@@ -40,12 +40,12 @@ class Logged(Silent):
         """A line per round that is computed now."""
         if round_.stored:
             return
-        scored = (
-            ""
-            if round_.accuracy is None
-            else f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
-        )
-        point = f"{round_.point}, seed" if round_.point else "Seed"
+        scored = ""
+        if round_.accuracy is not None:
+            scored = f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
+        point = "Seed"
+        if round_.point:
+            point = f"{round_.point}, seed"
         tell(note=f"{point} {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
 
 
@@ -92,7 +92,10 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
         "traffic",
     )
     accuracy = {k: result["accuracy"][k] for k in ("mean", "std", "per_seed")}
-    trust = {"trust": result["trust"]} if "trust" in result else {}
+    if "trust" in result:
+        trust = {"trust": result["trust"]}
+    else:
+        trust = {}
     return {**{k: result[k] for k in kept}, **trust, "accuracy": accuracy}
 
 

@@ -53,11 +53,16 @@ class ServerJob:
         Raises ValueError for words that are none of this job's.
         """
         if not isinstance(told, dict) or told.get("id") != self.id:
-            said = str(told.get("id"))[:12] if isinstance(told, dict) else "none"
+            said = "none"
+            if isinstance(told, dict):
+                said = str(told.get("id"))[:12]
             raise ValueError(f"it answers job {said}, and was asked for {self.id[:12]}")
         number = told.get("round")
         outline = told.get("outline")
-        shapes = list(outline.values()) if isinstance(outline, dict) else [None]
+        if isinstance(outline, dict):
+            shapes = list(outline.values())
+        else:
+            shapes = [None]
         sound = all(
             isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s)
             for s in shapes

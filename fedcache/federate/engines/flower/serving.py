@@ -59,7 +59,9 @@ def serve(
 ) -> None:
     """Run the SuperLink until it is asked to stop. Raises UsageError, MachineError."""
     need_flower()
-    known = None if keys is None else read_keys(keys)
+    known = None
+    if keys is not None:
+        known = read_keys(keys)
     where = host or ("127.0.0.1" if known is None else EVERYWHERE)
     if known is None:
         Address(where, port).need_loopback(
@@ -179,7 +181,9 @@ class Loopback:
         config = {"shard": str(shard.resolve()), "state": str(state_of(home.root, store))}
         if name is not None:
             config["name"] = name
-        key = None if self.keys is None else self.keys.site(label) / "node.key"
+        key = None
+        if self.keys is not None:
+            key = self.keys.site(label) / "node.key"
         process = start_supernode(
             self.address, config, key, self.folder, free_port(), f"node-{label}"
         )
@@ -202,7 +206,9 @@ def open_loopback(
 ) -> Loopback:
     """Start a server on loopback; with ``tls`` for sites of these names alone. Raises MachineError."""
     make_private(folder)
-    keys = make_keys(folder / "keys", names, ()) if tls else None
+    keys = None
+    if tls:
+        keys = make_keys(folder / "keys", names, ())
     address = Address(HOST, port or free_port(), None if keys is None else keys.ca)
     link = start_superlink(address, keys, folder)
     made = Loopback(folder, address, keys, link)

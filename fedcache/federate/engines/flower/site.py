@@ -104,7 +104,10 @@ class SiteModels:
             saved={self.client: number},
             computed=computed_as([array.how for array in arrays]),
         )
-        text = {} if run.env.text is None else {"features/text": run.env.text}
+        if run.env.text is None:
+            text = {}
+        else:
+            text = {"features/text": run.env.text}
         rows = ClientTensors()
         rows.add(number, owned(client_tensors(model, down)))
         tensors = owned(text | {f"server/{k}": t for k, t in down.items()}) | rows.stacked()
@@ -226,11 +229,10 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
     """Labelled test rows by (domain, label, predicted class); the last class stands for no prediction. int64."""
     C = data.classes
     label = data.y.cpu().numpy()[evaluation.rows]
-    domain = (
-        np.zeros(len(label), np.int64)
-        if data.domain is None
-        else data.domain.cpu().numpy()[evaluation.rows]
-    )
+    if data.domain is None:
+        domain = np.zeros(len(label), np.int64)
+    else:
+        domain = data.domain.cpu().numpy()[evaluation.rows]
     known = label >= 0
     guess = np.where(evaluation.predictions < 0, C, evaluation.predictions)[known]
     flat = (domain[known] * C + label[known]) * (C + 1) + guess

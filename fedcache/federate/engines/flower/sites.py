@@ -278,7 +278,10 @@ def compatible_sites(
     named = [m for m in ordered if m.facts.name == like]
     if not kinds or (like and not named):
         return [], []
-    usual = named[0] if named else ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
+    if named:
+        usual = named[0]
+    else:
+        usual = ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
     found = [(member, difference(member.facts, usual.facts)) for member in ordered]
     return [m for m, why in found if why is None], [
         (m, *why) for m, why in found if why is not None
@@ -609,9 +612,10 @@ class Sites:
         why = ""
         for member in self.members:
             answer = self.ask("text", {member.node: SiteMessage(self._question)})[member.node]
-            sent = (
-                None if isinstance(answer, str) or not answer.trees else answer.trees[0].get("text")
-            )
+            if isinstance(answer, str) or not answer.trees:
+                sent = None
+            else:
+                sent = answer.trees[0].get("text")
             if (
                 sent is not None
                 and sent.dtype == torch.float32
@@ -622,7 +626,9 @@ class Sites:
                     return sent
                 why = "it sent others than it said"
             else:
-                why = answer if isinstance(answer, str) else "it sent none"
+                why = "it sent none"
+                if isinstance(answer, str):
+                    why = answer
             self.say(
                 f"warning: site {member.facts.name!r} was asked for the class text features: {why}."
             )
@@ -635,7 +641,10 @@ class Sites:
         """Sites that have come since, fit to the members, are believed, and have a name of their own."""
         fresh: list[Member] = []
         came = in_client_order(self._ask_facts([], self.terms.wait))
-        owners = self.names.known() if came else {}
+        if came:
+            owners = self.names.known()
+        else:
+            owners = {}
         for member in came:
             everybody = [*self.members, *fresh]
             found = difference(member.facts, self.members[0].facts)
@@ -778,7 +787,10 @@ def score_counts(
         if i not in counts:
             clients.append(RowCounts(known.name, np.empty(0, np.int64), np.empty(0, np.int64)))
             continue
-        key = str(i) if own else known.tests
+        if own:
+            key = str(i)
+        else:
+            key = known.tests
         if key not in first:
             flat = counts[i].numpy().reshape(-1)
             cell = np.repeat(np.arange(len(flat)), flat)

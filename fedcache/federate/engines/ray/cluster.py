@@ -124,7 +124,10 @@ class Cluster:
         """``slots``, at least one. Raises MachineError, when no node is large enough."""
         slots = self.slots(cpus, gpus)
         if not slots:
-            what = f"{cpus} CPU{'s' * (cpus > 1)}" if not gpus else f"{gpus} GPU"
+            if not gpus:
+                what = f"{cpus} CPU{'s' * (cpus > 1)}"
+            else:
+                what = f"{gpus} GPU"
             raise MachineError(
                 f"No node of {self.words} has {what}.",
                 "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
@@ -145,8 +148,12 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    home = None if address is not None else os.environ.get("HOME", str(Path.home()))
-    where = f"the Ray cluster at {address}" if address is not None else "this machine's Ray"
+    home = None
+    if address is None:
+        home = os.environ.get("HOME", str(Path.home()))
+    where = "this machine's Ray"
+    if address is not None:
+        where = f"the Ray cluster at {address}"
     with (
         redirect_stdout(sys.stderr),
         _surroundings(address) as folder,

@@ -69,8 +69,13 @@ def open_pool(
     """
     threads = spec.settings.threads
     on_gpus = needs_gpus(spec.settings)
-    gpus = _gpus() if on_gpus else 0
-    cpus = cores() if gpus else (workers or max(1, cores() // threads)) * threads
+    gpus = 0
+    if on_gpus:
+        gpus = _gpus()
+    if gpus:
+        cpus = cores()
+    else:
+        cpus = (workers or max(1, cores() // threads)) * threads
     with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
         nodes = cluster.nodes()
         if on_gpus:  # each worker holds a GPU and decodes with its share of the node's CPUs
@@ -277,10 +282,15 @@ class RayEngine:
         live = request.config.device == "cuda" or any(
             wants_encoders(find_method(name)) for name in names
         )
-        gpus = _gpus() if live and torch.cuda.is_available() else 0
+        gpus = 0
+        if live and torch.cuda.is_available():
+            gpus = _gpus()
         pieces = slices(request)
         many = len(request.points)
-        cpus = threads * jobs if jobs > 1 else max(cores(), threads)
+        if jobs > 1:
+            cpus = threads * jobs
+        else:
+            cpus = max(cores(), threads)
         with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
             task = GridTask(request, threads)
             pool = RayWorkerPool(
@@ -325,7 +335,9 @@ class RayEngine:
         """
         threads = torch.get_num_threads()
         live = config.device == "cuda" or wants_encoders(find_method(str(config.method)))
-        gpus = _gpus() if live and torch.cuda.is_available() else 0
+        gpus = 0
+        if live and torch.cuda.is_available():
+            gpus = _gpus()
         task = ClientsTask(config, partition, home, repartition, threads)
         with ExitStack() as opened:
 
@@ -352,7 +364,9 @@ class RayEngine:
         """
         threads = torch.get_num_threads()
         live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
-        gpus = _gpus() if live and torch.cuda.is_available() else 0
+        gpus = 0
+        if live and torch.cuda.is_available():
+            gpus = _gpus()
         made: set[Path] = set()
         with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
             pool = RayWorkerPool(

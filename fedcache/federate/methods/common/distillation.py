@@ -130,11 +130,10 @@ def check(hp: Hp, ctx: Ctx) -> None:
     rows, size, batch = len(ctx.public), int(hp["queue"]), int(hp["esd_batch"])  # type: ignore[arg-type]
     if queued(hp, rows) and (size > rows or size % min(batch, size)):
         most = min(rows, size) // batch * batch
-        fix = (
-            f"--set queue={most}"
-            if most
-            else f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
-        )
+        if most:
+            fix = f"--set queue={most}"
+        else:
+            fix = f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
         raise UsageError(
             f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
             f"For example {fix}.",
@@ -144,7 +143,10 @@ def check(hp: Hp, ctx: Ctx) -> None:
             f"esd_drop_last=true leaves out a batch shorter than esd_batch={batch}, and there are {rows} public rows.",
             f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
         )
-    steps = rows // batch if hp["esd_drop_last"] else -(-rows // batch)
+    if hp["esd_drop_last"]:
+        steps = rows // batch
+    else:
+        steps = -(-rows // batch)
     if queued(hp, rows) and not hp["queue_warm"] and steps <= size // batch:
         raise UsageError(
             f"queue_warm=false fills queue={size} anew in every epoch, which takes all {steps} batches of the {rows} "
@@ -171,7 +173,9 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
-    queue = _filled(w, every, ctx) if queued(hp, target.size) else None
+    queue = None
+    if queued(hp, target.size):
+        queue = _filled(w, every, ctx)
     projected = hp["sim_at"] == "projection"
     zeta = float(ctx.number("zeta"))
     ema = hp["ema"]
@@ -197,11 +201,17 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             batch = {**batch, "keys": unit(key, public, now), "anchors": every}
         else:  # pushed before the logits, so each query meets its own key (D-35)
             with torch.no_grad():
-                seen = batch["x2"] if "x2" in batch else batch["x"]
+                if "x2" in batch:
+                    seen = batch["x2"]
+                else:
+                    seen = batch["x"]
                 queue.push(_embed(key, seen, now, training=by_batch)[0], batch["i"])
             batch = {**batch, "keys": queue.keys, "anchors": queue.places}
         # While a cold queue fills, noise is no anchor (D-34): no step, but the student's BatchNorm sees the batch.
-        updates = _seen(p, batch, now) if filling else one(p, batch, now)
+        if filling:
+            updates = _seen(p, batch, now)
+        else:
+            updates = one(p, batch, now)
         if ema == "after" and not filling:
             follow(p)
         return {**updates, **{f"key/{n}": t.clone() for n, t in updates.items()}}
@@ -227,7 +237,9 @@ def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tre
     encoder = simclr.encoder_of(ctx.hp)
     with precision(ctx):
         h, updates = encoder.trunk(p, x, training=training)
-        z = encoder.project(p, h) if ctx.hp["sim_at"] == "projection" else h
+        z = h
+        if ctx.hp["sim_at"] == "projection":
+            z = encoder.project(p, h)
     return normalize(z.to(ctx.env.dtype), dim=-1), updates
 
 

@@ -140,11 +140,18 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
     name = str(hp["augment"])
     small = max(image) <= SMALL_IMAGE
     if name == "auto":
-        name = "cifar" if small else "imagenet"
-    policy = POLICIES[name] if small or name != "supervised" else LARGE_SUPERVISED
+        name = "imagenet"
+        if small:
+            name = "cifar"
+    policy = LARGE_SUPERVISED
+    if small or name != "supervised":
+        policy = POLICIES[name]
     keys = {"crop_area": "area", "jitter": "jitter", "hue": "hue", "grey": "grey", "blur": "blur"}
     own = {field: float(cast(float, hp[key])) for key, field in keys.items() if hp[key] is not None}
-    crop = policy.crop if hp["crop"] == "auto" else cast(Crop, hp["crop"])
+    if hp["crop"] == "auto":
+        crop = policy.crop
+    else:
+        crop = cast(Crop, hp["crop"])
     return replace(policy, crop=crop, flip=policy.flip and bool(hp["flip"]), **own)
 
 

@@ -135,7 +135,10 @@ def scheduled(ctx: Ctx) -> Ctx:
         return replace(ctx, hp={**ctx.hp, "lr": ctx.number("warm_lr")})
     if ctx.hp["sched_unit"] == "none":
         return ctx
-    rounds = PAPER_ROUNDS if ctx.hp["sched_rounds"] is None else ctx.count("sched_rounds")
+    if ctx.hp["sched_rounds"] is None:
+        rounds = PAPER_ROUNDS
+    else:
+        rounds = ctx.count("sched_rounds")
     share = (1.0 + math.cos(math.pi * min(ctx.round, rounds) / rounds)) / 2.0
     return replace(ctx, hp={**ctx.hp, "lr": share * ctx.number("lr")})
 
@@ -226,7 +229,10 @@ def moved(
         ``context_moved`` of the context vectors, and ``visual_moved`` of the visual prompt where there is one; {} while
         no client has prompts.
     """
-    prompts = [server] if "ctx" in server else [states[c] for c in sorted(states)]
+    if "ctx" in server:
+        prompts = [server]
+    else:
+        prompts = [states[c] for c in sorted(states)]
     if not prompts:
         return {}
     found = {"context_moved": [distance(p["ctx"], init_context(ctx)) for p in prompts]}
@@ -286,7 +292,10 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if "vp_size" not in hp or hp["vp_size"] == 0:
         return
     (height, width), p = cast(tuple[int, int], ctx.env.image), prompt_size(ctx)
-    most = min(height, width) // 2 if hp["vp_template"] == "padding" else min(height, width)
+    if hp["vp_template"] == "padding":
+        most = min(height, width) // 2
+    else:
+        most = min(height, width)
     if p > most:
         raise UsageError(
             f"A {hp['vp_template']} prompt of {p} pixels does not fit an image of {height} x {width}.",

@@ -110,11 +110,10 @@ def body_of(state: Tree, ctx: Ctx) -> Tree:
 
 def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
-    views = (
-        drawn_views(data, ctx, epoch, 2)
-        if ctx.hp["views"] == "2"
-        else training_views(data, ctx, epoch)
-    )
+    if ctx.hp["views"] == "2":
+        views = drawn_views(data, ctx, epoch, 2)
+    else:
+        views = training_views(data, ctx, epoch)
     return minibatches(data, ctx, epoch, views=views * 2 if ctx.hp["views"] == "twice" else views)
 
 

@@ -190,7 +190,9 @@ def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     encoder = encoder_of(ctx.hp)
     with precision(ctx):
         if ctx.hp["bn_views"] == "joint":
-            axis = 0 if ctx.env.image else -2
+            axis = -2
+            if ctx.env.image:
+                axis = 0
             h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)
             both = encoder.project(p, h).chunk(2, -2)
         else:
@@ -198,7 +200,9 @@ def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
             h2, updates = encoder.trunk({**p, **first}, batch["x2"], training=True)
             both = encoder.project(p, h1), encoder.project(p, h2)
     z1, z2 = (z.to(ctx.env.dtype) for z in both)
-    contrast = nt_xent if ctx.hp["simclr"] == "nt_xent" else one_way
+    contrast = one_way
+    if ctx.hp["simclr"] == "nt_xent":
+        contrast = nt_xent
     tau = ctx.number("tau")
     return contrast(z1, z2, batch["w"], over(tau, z1) if isinstance(tau, Tensor) else tau), updates
 

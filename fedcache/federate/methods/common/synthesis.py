@@ -53,7 +53,9 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
         rows ``z`` [.., R, D], classes ``k`` [.., R] and weights ``kw`` [.., R]; padding weighs 0.
     """
     counts = [len(k) for k in label]
-    points = ctx.lead[0] if len(ctx.lead) == 2 else 1
+    points = 1
+    if len(ctx.lead) == 2:
+        points = ctx.lead[0]
     longest = max(counts)
     k = np.zeros((len(counts), longest), np.int64)
     w = np.zeros((len(counts), longest))
@@ -65,11 +67,17 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     # grid points share draws: a prefix of the longest
     per_client = np.asarray(counts).reshape(points, -1).max(0)
     noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
-    sigma = ctx.env.width**-0.5 if ctx.hp["sigma"] is None else ctx.number("sigma")
+    if ctx.hp["sigma"] is None:
+        sigma = ctx.env.width**-0.5
+    else:
+        sigma = ctx.number("sigma")
     # a third of the time of ``text[cls]``
     near = ctx.text.index_select(0, cls.flatten()).view(*shape, ctx.env.width)
     scale = over(sigma, noise)
-    z = near.add_(noise, alpha=scale) if isinstance(scale, float) else near + scale * noise
+    if isinstance(scale, float):
+        z = near.add_(noise, alpha=scale)
+    else:
+        z = near + scale * noise
     if ctx.hp["renorm_synth"]:
         z = normalize(z, dim=-1)
     return {
@@ -116,7 +124,10 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
     C = ctx.env.classes
     R = ctx.count("strata")
     n = np.stack([np.bincount(own, minlength=C) for own in label]).astype(np.float64)
-    whole = n.sum(1) if ctx.hp["tsamp_reduce"] == "mean" else np.asarray(steps, np.float64)
+    if ctx.hp["tsamp_reduce"] == "mean":
+        whole = n.sum(1)
+    else:
+        whole = np.asarray(steps, np.float64)
     weight = np.repeat(n / np.maximum(whole, 1.0)[:, None] / R, R, 1)
     batch = synthetic([np.repeat(np.arange(C), R)] * len(label), ctx, epoch, t)
     return {**batch, "kw": torch.from_numpy(weight).to(batch["kw"]).reshape(batch["kw"].shape)}
