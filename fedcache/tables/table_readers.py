@@ -254,15 +254,15 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
             for number, word in enumerate(batch.column(0).to_pylist(), start=row):
                 if word is None or word in EMPTY_CELLS or is_number(word):
                     continue
+                hint = "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0."
                 if _DECIMAL_COMMA.fullmatch(word.strip()):
-                    return UsageError(
-                        f"{path}: {name} has decimal commas, first in row {number:,}: {word!r}.",
-                        "Write numbers with a point; pandas: read_csv(FILE, sep=';', decimal=',').to_csv(FILE, "
-                        "index=False)",
+                    hint = (
+                        "Write numbers with a point; pandas: "
+                        "read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False)"
                     )
+                first = word[:40]
                 return UsageError(
-                    f"{path}: {name} holds words, first in row {number:,}: {word[:40]!r}.",
-                    "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0.",
+                    f"{path}: {name} holds words, first in row {number:,}: {first!r}.", hint
                 )
             row += len(batch)
         return UsageError(
