@@ -145,6 +145,7 @@ def _joined_splits(
     if len(tables) == 1:
         return raw, None, {}
     *of_splits, (_, others) = tables
+    # The features of a split say how many rows its other columns must have.
     lengths = []
     for _, held in of_splits:
         keys = features_of(path, held, choice.features)[1]

@@ -142,6 +142,7 @@ def _numbered(names: Iterable[str]) -> dict[str, dict[int, str]]:
 
 def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Columns of numbers whose names are one word and then 0, 1, 2, ..: the columns in order, by that word."""
+    # Numbers without a gap are dimensions; they may begin at any number.
     made = {}
     for prefix, by_number in _numbered(types).items():
         first = min(by_number)
@@ -351,6 +352,7 @@ def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
 
 def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     width = math.prod(shape)
+    # All rows at once if they are regular, else row by row.
     whole = _all_texts(column, width)
     if whole is not None:
         return whole.reshape(len(column), *shape)
@@ -481,6 +483,7 @@ class GatheredColumn:
             return Unread((self.rows,), self.kind, self.why)
         if not self.parts:
             return Words(np.full(self.rows, -1, np.int32), ())
+        # Each batch has its own numbers of words; they were translated when the batch was added.
         values = np.concatenate(self.parts)
         if self.words:
             found = Words(values, tuple(self.place))
