@@ -374,7 +374,7 @@ def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
         if isinstance(column, Unread) or column.shape != (count,):
             continue
         if isinstance(column, Words):
-            empty = not any(word.strip() for word in column.counts())
+            empty = not Group.of(column).words
         else:
             empty = column.dtype.kind == "f" and bool(np.isnan(column).all())
         if not empty:
@@ -486,9 +486,9 @@ def _index_classes(labels: Any, class_count: int) -> bool:
 
 def words_in(values: Any) -> list[str]:
     """The words of a column one after another, as class names are listed."""
-    if isinstance(values, Words):
-        return values.every()
-    return [word or "" for word in as_words(np.asarray(values).ravel())]
+    if not isinstance(values, Words):
+        values = np.asarray(values).ravel()
+    return [word or "" for word in as_words(values)]
 
 
 def _labels(
@@ -704,7 +704,7 @@ def find_names(
 
 def _names(values: Any) -> tuple[str, ...]:
     if isinstance(values, Words):
-        return tuple(values.every())
+        return tuple(words_in(values))
     if values.dtype.kind not in "iu":
         return tuple(map(str, values.tolist()))
     width = max(len(str(values.min())), len(str(values.max())))

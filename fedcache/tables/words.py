@@ -310,18 +310,6 @@ class Words(Coded):
         """(N,)."""
         return self.codes.shape
 
-    def every(self) -> list[str]:
-        """The word of each row; "" where there is none."""
-        return [word or "" for word in self.values()]
-
-    def counts(self) -> dict[str, int]:
-        """How many rows have each word, those that none has left out; "" counts rows without a word as well."""
-        found = np.bincount(self.codes + 1, minlength=len(self.words) + 1).tolist()
-        told = {word: n for word, n in zip(self.words, found[1:], strict=True) if n}
-        if found[0]:
-            return {**told, "": told.get("", 0) + found[0]}
-        return told
-
     def typed(self) -> Column:
         """What the cells of a text file mean, which has no types: numbers, lists, or the words themselves.
 
