@@ -128,7 +128,7 @@ def finished_stores(home: Home) -> list[Store]:
 
 def ingested_stores(home: Home) -> dict[str, Path]:
     """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
-    found = filter(is_ingested, _opened(folders_in(home.stores)))
+    found = filter(is_ingested, _opened(sorted(home.stores.glob("*.zarr"))))
     return {str(store.dataset["slug"]): store.path for store in found}
 
 
@@ -209,7 +209,8 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
 
 def _not_locked(home: Home) -> Iterator[Store]:
     """The stores of a home that nobody writes."""
-    return _opened(place for place in folders_in(home.stores) if not _is_locked(place))
+    places = (place for place in folders_in(home.stores) if place.suffix == ".zarr")
+    return _opened(place for place in places if not _is_locked(place))
 
 
 def _is_locked(store: Path) -> bool:

@@ -176,11 +176,10 @@ def to_stored_dtype(
 
 def are_empty(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows [n, ...] hold no value: NaN throughout, or 0 in an array of integers."""
-    flat = rows.reshape(len(rows), -1)
+    held = rows.reshape(len(rows), -1)
     if rows.dtype.kind == "f":
-        missing: NDArray[np.bool_] = np.isnan(flat).all(axis=1)
-        return missing
-    return np.logical_not(flat.any(axis=1))
+        held = ~np.isnan(held)
+    return np.asarray(~held.any(axis=1))
 
 
 def all_finite(values: NDArray[Any]) -> bool:

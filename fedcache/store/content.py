@@ -23,7 +23,7 @@ from fedcache.config import Home
 from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
 from fedcache.parsing import SAFE, slug_of
 from fedcache.progress import Observer, Silent
-from fedcache.store.chunks import all_finite, array_bytes, checksum, encode, to_stored_dtype
+from fedcache.store.chunks import array_bytes, checksum, encode, to_stored_dtype
 from fedcache.store.files import digest_of, make_private, sha256_hex
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, complete_split
 from fedcache.store.writer import ArrayWriter
@@ -92,12 +92,9 @@ class ContentArray:
             return rows, []
         with np.errstate(over="ignore"):
             cast = rows.astype(self.dtype, copy=False)
-        if all_finite(rows) and all_finite(cast):
-            return rows, []
-        lost = ~(np.isfinite(cast).all(axis=(1, 2)) & np.isfinite(rows).all(axis=(1, 2)))
-        return np.where(lost[:, None, None], np.asarray(np.nan, rows.dtype), rows), np.flatnonzero(
-            lost
-        ).tolist()
+        lost = ~np.isfinite(cast).all(axis=(1, 2))
+        kept = np.where(lost[:, None, None], np.asarray(np.nan, rows.dtype), rows)
+        return kept, np.flatnonzero(lost).tolist()
 
     def blocks_again(self) -> Iterator[NDArray[Any]]:
         """The same as at the first reading. Raises UsageError for a file that has changed since."""

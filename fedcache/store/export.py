@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,10 +19,10 @@ from fedcache.store.chunks import are_empty
 from fedcache.store.files import digest_of, explain_disk_errors, make_private
 from fedcache.store.manifest import backbone_of, read_text, text_of_array
 from fedcache.store.outputs import output_file
-from fedcache.store.store import Samples, Store, put_groups
+from fedcache.store.store import Store, put_groups
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, has_a_meaning
-from fedcache.tables.splits import SPLIT_NAMES
+from fedcache.tables.splits import SPLIT_NAMES, TEST, TRAIN, VALIDATION
 
 # Writing files of embeddings: npz, h5, parquet and safetensors, as ``embedding_files`` reads them.
 #
@@ -174,35 +174,23 @@ WRITERS: dict[str, Callable[[BinaryIO, Exported], None]] = {
 }
 
 
-TRAIN = 0
-TEST = 1
-VALIDATION = 2
-
-
-def write_shard(
-    store: Store,
-    path: Path,
-    *,
-    client: str,
-    number: int,
-    train: NDArray[np.int64],
-    test: NDArray[np.int64],
-    validation: NDArray[np.int64] | None,
-) -> Store:
+def _write_shard(
+    store: Store, path: Path, client: str, number: int, parts: Sequence[NDArray[np.int64]]
+) -> None:
     """Write one client's rows as a store at ``path``; an equal one that is there is kept.
 
     The rows keep their order, and their split says what the client does with them. The manifest's dataset names the
     parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
-    is the client's place among the clients; ``train``, ``test`` and ``validation`` are rows of the parent.
+    is the client's place among the clients; ``parts`` are its training, test and validation rows in the parent.
     """
-    if validation is None:
-        validation = np.empty(0, np.int64)
-    rows = np.unique(np.concatenate([train, test, validation]))
+    rows = np.unique(np.concatenate(parts))
+    split = np.empty(len(rows), np.uint8)
+    # A row of several parts belongs to the first of them.
+    for code in (VALIDATION, TEST, TRAIN):
+        split[np.isin(rows, parts[code])] = code
     s = store.samples
-    split = np.where(
-        np.isin(rows, train), TRAIN, np.where(np.isin(rows, test), TEST, VALIDATION)
-    ).astype(np.uint8)
-    samples = Samples(
+    samples = replace(
+        s,
         uid=s.uid[rows],
         name=tuple(s.name[r] for r in rows),
         label=s.label[rows],
@@ -210,8 +198,6 @@ def write_shard(
         split=split,
         # the arrays bring what could not be read, as they did in the parent
         ok=np.ones(len(rows), np.uint8),
-        classes=s.classes,
-        domains=s.domains,
     )
     identity: dict[str, Any] = {
         "parent": store.dataset["digest"],
@@ -263,7 +249,6 @@ def write_shard(
                 )
         # an older shard may hold others last
         shard.use_text(backbone, entry["templates"], weights=weights)
-    return shard
 
 
 def write_shards(
@@ -290,23 +275,13 @@ def write_shards(
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     make_private(out)
-    made = []
+    paths = [out / name for name in names]
     for number, (name, train, test) in enumerate(clients):
-        path = out / names[number]
-        held = None
-        if validation is not None:
-            held = validation[number]
-        write_shard(
-            store,
-            path,
-            client=name,
-            number=number,
-            train=train,
-            test=test,
-            validation=held,
-        )
-        made.append(path)
-    return made
+        held = validation[number] if validation else None
+        if held is None:
+            held = np.empty(0, np.int64)
+        _write_shard(store, paths[number], name, number, (train, test, held))
+    return paths
 
 
 def export(store: Store, out: Path, keys: Sequence[str]) -> int:

@@ -69,15 +69,10 @@ def digest_of(value: Any) -> str:
     return sha256_hex(canonical_json(value))
 
 
-def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """sha256 of a file, read in blocks of 1 MiB."""
-    digest = hashlib.sha256()
+def file_sha256(path: Path) -> str:
+    """sha256 of a file."""
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            if progress is not None:
-                progress(len(block))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def at_once(path: str, flags: int) -> int:

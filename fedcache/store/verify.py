@@ -127,8 +127,8 @@ def verify(path: Path) -> VerifyReport:
     return report
 
 
-def known_files(store: Store) -> set[Path]:
-    """Every file that the manifest or a journal of a store speaks of; nothing is read but these two."""
+def leftover_files(store: Store) -> list[Path]:
+    """Files inside a store that neither the manifest nor a journal speaks of, but for its locks."""
     path = store.path
     known = {path / NAME, path / HISTORY, path / QUARANTINE}
     known |= {files.chunk_path(path / "samples" / "ok", 0, 1)}
@@ -137,18 +137,10 @@ def known_files(store: Store) -> set[Path]:
     for journal in journals(path):
         known.add(journal.path)
         if journal.key not in store.arrays:
-            folder = path / "features" / journal.key
-            known.update(
-                f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial")
-            )
-    return known
-
-
-def leftover_files(store: Store) -> list[Path]:
-    """Files inside a store that nothing knows, but for its locks."""
-    known = known_files(store)
-    inside = (f for f in sorted(store.path.rglob("*")) if not f.is_dir() and f not in known)
-    return [f for f in inside if f.relative_to(store.path).parts[0] != "locks"]
+            chunks = (path / "features" / journal.key).rglob("*")
+            known.update(f for f in chunks if not f.name.endswith(".partial"))
+    inside = (f for f in sorted(path.rglob("*")) if not f.is_dir() and f not in known)
+    return [f for f in inside if f.relative_to(path).parts[0] != "locks"]
 
 
 def _check_rows(store: Store, report: VerifyReport) -> None:

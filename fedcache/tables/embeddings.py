@@ -74,9 +74,8 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
     return assemble(path, read_columns(path, choice.features), choice)
 
 
-def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice | None = None) -> Embeddings:
+def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embeddings:
     """What columns mean; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
-    choice = choice or ColumnChoice()
     raw = without_blanks(path, raw)
     raw, splits, unused = _joined_splits(path, raw, choice)
     features, keys = features_of(path, raw, choice.features)
@@ -145,6 +144,7 @@ def _joined_splits(
     if len(tables) == 1:
         return raw, None, {}
     *of_splits, (_, others) = tables
+    # The features of a split say how many rows its other columns must have.
     lengths = []
     for _, held in of_splits:
         keys = features_of(path, held, choice.features)[1]

@@ -48,6 +48,7 @@ class Group(Coded):
                 raise UsageError(
                     "Rounded floats above 2^53 sort no rows.", "Give words, or integers."
                 )
+            # Whole floats are integers, and a missing value is any number: it is not looked at.
             column = np.where(known, column, 0).astype(np.int64)
         elif column.dtype.kind in "iub":
             known = np.ones(len(column), bool)

@@ -40,6 +40,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
     names = distinct_names(names)
     place = {name: index for index, name in enumerate(names)}
     target = []
+    # A column of words may hold class names; else its values are their indices.
     are_names = isinstance(column, Words) and any(word in place for word in group.words)
     for word in group.words:
         index = len(names)
@@ -83,6 +84,7 @@ def read_labels(
     """
     column = _one_per_row(where, column, count)
     every = _coded(where, column)
+    # Numbers are compared as numbers: -1.0 names the label -1.
     said = {value.strip() for value in no_label}
     if not isinstance(column, Words):
         said = {_as_number(value) for value in said}

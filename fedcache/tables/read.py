@@ -74,6 +74,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
             raise ValueError(
                 f"an array of shape {shape} and {dtype} does not fit into {size:,} bytes"
             )
+        # Matrices of floats may be features: they stay in the file, unless their rows do not follow each other.
         floats = dtype.kind == "f" and len(shape) in (2, 3)
         if floats and not fortran:
             return FileRows(path, shape, dtype, partial(_npy_parts, opened, start, shape, dtype))
@@ -171,6 +172,7 @@ def _read_h5(path: Path) -> Found:
     found: Found = {}
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
+            # Matrices of floats may be features: they stay in the file.
             if item.dtype.kind == "f" and item.ndim in (2, 3):
                 found[key] = FileRows(
                     path, item.shape, item.dtype, partial(_h5_parts, path, key, len(item))

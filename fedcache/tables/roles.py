@@ -210,6 +210,7 @@ def read_roles(
     }
     places = (_of_rows(columns, count), unread)
     domain_key = _choose(where, columns, choice.domain, DOMAINS, places, "--domain-key")
+    # Class names come from the caller, from a column that lists them, or are the indices of text features.
     class_key = _class_names_column(columns, label_key, count)
     if class_key is not None and classes is None:
         classes = words_in(columns[class_key])
@@ -226,6 +227,7 @@ def read_roles(
     roles |= {
         key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key
     }
+    # The split: of a column, or of the names of files or columns.
     split_key = find_column(where, columns, choice.split, SPLITS, "--split-key")
     split_keys: tuple[str, ...] = ()
     # Names that say the same of every row tell no rows apart, and the user knows better than names.
@@ -255,6 +257,7 @@ def read_roles(
         if key is not None:
             roles[key] = role
     roles |= dict.fromkeys(split_keys, "split")
+    # All other columns of words and whole numbers are groups.
     groups, unused, sorters = groups_of(where, raw, roles, count, choice.groups)
     if choice.groups is None:
         unused |= {name: column.why for name, column in left_out.items()}
@@ -302,6 +305,7 @@ def find_column(
                 hint,
             )
         return asked
+    # Keys by their name in small letters; the first usual name that is there is taken.
     found: dict[str, list[str]] = {}
     for key in raw:
         found.setdefault(last_level(key), []).append(key)
@@ -370,7 +374,7 @@ def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
         if isinstance(column, Unread) or column.shape != (count,):
             continue
         if isinstance(column, Words):
-            empty = not any(word.strip() for word in column.counts())
+            empty = not Group.of(column).words
         else:
             empty = column.dtype.kind == "f" and bool(np.isnan(column).all())
         if not empty:
@@ -482,9 +486,9 @@ def _index_classes(labels: Any, class_count: int) -> bool:
 
 def words_in(values: Any) -> list[str]:
     """The words of a column one after another, as class names are listed."""
-    if isinstance(values, Words):
-        return values.every()
-    return [word or "" for word in as_words(np.asarray(values).ravel())]
+    if not isinstance(values, Words):
+        values = np.asarray(values).ravel()
+    return [word or "" for word in as_words(values)]
 
 
 def _labels(
@@ -700,7 +704,7 @@ def find_names(
 
 def _names(values: Any) -> tuple[str, ...]:
     if isinstance(values, Words):
-        return tuple(values.every())
+        return tuple(words_in(values))
     if values.dtype.kind not in "iu":
         return tuple(map(str, values.tolist()))
     width = max(len(str(values.min())), len(str(values.max())))

@@ -98,6 +98,7 @@ def by_split(
         if word and base in held:
             twice.append(name)
         held[base] = column
+    # Only a split with images or features of its own is a table.
     with_rows = [word for word, held in tables.items() if has_rows(held)]
     # A backbone may be called train: features/train alone is no split.
     if not with_rows or (len(with_rows) == 1 and f"features/{with_rows[0]}" in columns):
@@ -331,6 +332,7 @@ def _of_flags(
     a column.
     """
     names = ", ".join(flags)
+    # Every column writes its split into the rows that it marks; two different marks of a row are an error.
     codes = np.full(count, UNKNOWN, np.int64)
     for key, truth in flags.items():
         code = meanings[key]
@@ -346,6 +348,7 @@ def _of_flags(
                 f"Mark every row once, or take one column alone: --split-key {shell_word(one)}",
             )
         codes[truth] = code
+    # Rows without a mark belong to the first split that has no column.
     free = [code for code in (TRAIN, TEST, VALIDATION) if code not in meanings.values()]
     without = codes == UNKNOWN
     if without.any() and not free:
@@ -368,6 +371,7 @@ def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
     group = _values(column, count)
     if group is None:
         raise _unreadable(where, key, column, count)
+    # 0 and 1 are codes of splits, or truth values if the name of the column says of what.
     meaning = _meaning_of(key)
     truth = _read(group, TRUTH)
     codes = _read(group, CODES | SPLIT_WORDS)

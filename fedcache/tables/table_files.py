@@ -189,6 +189,7 @@ def _text(path: Path) -> Table:
                 for start in range(0, len(batch), rows):
                     yield batch.slice(start, rows)
 
+    # The first block alone, for the names and types of the columns.
     with opened_csv({}, None) as file:
         schema = file.schema
         first = next(iter(file), None)
@@ -463,6 +464,7 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
         return Dialect(named[1], encoding, 1)
     if ending_of(path).startswith(".tsv"):
         return Dialect("\t", encoding, 0)
+    # The separator is the mark that the first line has most often outside of quotes.
     bare = _QUOTED.sub("", head)
     counts = {mark: bare.count(mark) for mark in SEPARATORS}
     return Dialect(max(counts, key=lambda mark: counts[mark]), encoding, 0)

@@ -142,6 +142,7 @@ def _numbered(names: Iterable[str]) -> dict[str, dict[int, str]]:
 
 def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Columns of numbers whose names are one word and then 0, 1, 2, ..: the columns in order, by that word."""
+    # Numbers without a gap are dimensions; they may begin at any number.
     made = {}
     for prefix, by_number in _numbered(types).items():
         first = min(by_number)
@@ -254,15 +255,15 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
             for number, word in enumerate(batch.column(0).to_pylist(), start=row):
                 if word is None or word in EMPTY_CELLS or is_number(word):
                     continue
+                hint = "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0."
                 if _DECIMAL_COMMA.fullmatch(word.strip()):
-                    return UsageError(
-                        f"{path}: {name} has decimal commas, first in row {number:,}: {word!r}.",
-                        "Write numbers with a point; pandas: read_csv(FILE, sep=';', decimal=',').to_csv(FILE, "
-                        "index=False)",
+                    hint = (
+                        "Write numbers with a point; pandas: "
+                        "read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False)"
                     )
+                first = word[:40]
                 return UsageError(
-                    f"{path}: {name} holds words, first in row {number:,}: {word[:40]!r}.",
-                    "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0.",
+                    f"{path}: {name} holds words, first in row {number:,}: {first!r}.", hint
                 )
             row += len(batch)
         return UsageError(
@@ -351,6 +352,7 @@ def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
 
 def _texts(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     width = math.prod(shape)
+    # All rows at once if they are regular, else row by row.
     whole = _all_texts(column, width)
     if whole is not None:
         return whole.reshape(len(column), *shape)
@@ -481,6 +483,7 @@ class GatheredColumn:
             return Unread((self.rows,), self.kind, self.why)
         if not self.parts:
             return Words(np.full(self.rows, -1, np.int32), ())
+        # Each batch has its own numbers of words; they were translated when the batch was added.
         values = np.concatenate(self.parts)
         if self.words:
             found = Words(values, tuple(self.place))

@@ -191,6 +191,7 @@ class FileRows:
                 if len(rest):
                     part = np.concatenate([rest, part])
                 rest = part
+                # Parts of any size become blocks of one size; what is left waits for the next part.
                 while len(rest) >= rows:
                     found += rows
                     yield rest[:rows]
@@ -309,18 +310,6 @@ class Words(Coded):
         """(N,)."""
         return self.codes.shape
 
-    def every(self) -> list[str]:
-        """The word of each row; "" where there is none."""
-        return [word or "" for word in self.values()]
-
-    def counts(self) -> dict[str, int]:
-        """How many rows have each word, those that none has left out; "" counts rows without a word as well."""
-        found = np.bincount(self.codes + 1, minlength=len(self.words) + 1).tolist()
-        told = {word: n for word, n in zip(self.words, found[1:], strict=True) if n}
-        if found[0]:
-            return {**told, "": told.get("", 0) + found[0]}
-        return told
-
     def typed(self) -> Column:
         """What the cells of a text file mean, which has no types: numbers, lists, or the words themselves.
 
@@ -346,6 +335,7 @@ class Words(Coded):
             convert = int
         elif not _are_floats(set(numbers.values())):
             return self
+        # Rows whose word stands for a missing value hold NaN.
         known = {word: convert(number) for word, number in numbers.items()}
         values = [known.get(word, math.nan) for word in self.words]
         if gone:
@@ -379,6 +369,7 @@ def _are_floats(words: set[str]) -> bool:
     """Whether words are floats: measurements, or whole numbers that are all written in one way."""
     if all(map(_DIGITS.fullmatch, words)) or not all(map(_FLOAT.fullmatch, words)):
         return False  # numbers of patients and postal codes with zeros before them are words
+    # Measurements are floats in any writing. Whole numbers are only if one way of writing gives all of them back.
     values = {word: float(word) for word in words}
     finite = [value for value in values.values() if math.isfinite(value)]
     if not finite or any(value != round(value) for value in finite):
@@ -527,6 +518,7 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
     numbers = [part for part in parts if isinstance(part, np.ndarray)]
     if len(numbers) == len(parts) and len({number.dtype.kind for number in numbers}) == 1:
         return np.concatenate(numbers)
+    # Numbers of different kinds, or a table without the column: floats, with NaN for the missing rows.
     if all(part is None or _fits_float(part) for part in parts):
         return np.concatenate(
             [
@@ -537,6 +529,7 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
         words += [None] * length if part is None else as_words(part)
+    # Words that every table declares stay declared; else the words that occur are the column.
     lists = [part for part in parts if isinstance(part, Words) and part.declared]
     if len(lists) < sum(part is not None for part in parts):
         return Words.of(words)

@@ -160,7 +160,7 @@ def test_two_words_of_a_csv_never_become_one_number(words: list[str]) -> None:
     typed = Words.of(words).typed()
     known = {word for word in words if word.lower() not in ("", "na", "nan")}
     if isinstance(typed, Words):
-        assert typed.every() == words
+        assert typed.values() == words
     else:
         assert isinstance(typed, np.ndarray)
         assert {w: float(v) for w, v in zip(words, typed, strict=True) if v == v} == {
@@ -188,10 +188,10 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     assert "--group-key patient" in found.unused["patient"]
     asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
     assert asked.groups["patient"].values() == [*map(str, ids), None]
-    assert Words.of(["01234", "1"]).typed().every() == ["01234", "1"]  # a postal code
+    assert Words.of(["01234", "1"]).typed().values() == ["01234", "1"]  # a postal code
     large = Words.of([str(2**54), "", "NA"]).typed()  # which a float would round
     assert isinstance(large, Words)
-    assert large.every() == [str(2**54), "", ""]
+    assert large.values() == [str(2**54), None, None]
 
 
 def test_an_empty_cell_of_a_feature_is_nan(tmp_path: Path) -> None:

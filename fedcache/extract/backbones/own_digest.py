@@ -159,7 +159,7 @@ class ReachedObjects(ReachedCode):
         # Types of C, which need no source, have no __module__ of their own.
         if kind in self._classes or not isinstance(vars(kind).get("__module__"), str):
             return self._classes.get(kind, [])
-        self._classes[kind] = []
+        self._classes[kind] = []  # until it is known: its methods may name the class
         functions = [
             value
             for key, value in vars(kind).items()
@@ -173,12 +173,14 @@ class ReachedObjects(ReachedCode):
         bodies = [code for code in codes if code.co_qualname == kind.__qualname__]
         if bodies and not any(set(body.co_freevars) - {"__class__"} for body in bodies):
             return []
+        found = []
         for key, value in sorted(vars(kind).items()):
             inner = getattr(value, "fget", getattr(value, "__func__", value))
             # A function with its closure and defaults, or a value of the class.
             if isinstance(inner, FunctionType) or not key.startswith("__"):
-                self._classes[kind].append([key, self.describe(inner)])
-        return self._classes[kind]
+                found.append([key, self.describe(inner)])
+        self._classes[kind] = found
+        return found
 
     def is_installed(self, code: FunctionType | type) -> bool:
         """Whether a class or function belongs to Python, to fedcache or to an installed package."""

@@ -97,6 +97,19 @@ def of_function(v: float) -> nn.Module:
     return Local()
 
 
+def of_super(v: float) -> nn.Module:
+    class Local(Held):
+        by = v
+
+        def again(self) -> None:
+            super().__init__(v)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * v
+
+    return Local(0)
+
+
 def of_default(v: float) -> nn.Module:
     class Local(nn.Module):
         def forward(self, x: torch.Tensor, by: float = v) -> torch.Tensor:
@@ -138,6 +151,7 @@ HELD: dict[str, Callable[[Any], nn.Module]] = {
     "a hook's closure": lambda v: hooked(Held(0), v),
     "a hook that is an object": lambda v: hook_object(v),
     "a closure of a class": of_function,
+    "a class that calls its parent": of_super,
     "a default of a class": of_default,
     "a value of a class": of_class_value,
     "a closure of an object's class": of_inner_object,
