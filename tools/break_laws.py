@@ -519,8 +519,8 @@ TABLE = (
         "two_clients_by_hand",
         "a stale update is taken against the model of now",
         TIMED,
-        "else self.versions[group.version]",
-        "else down",
+        "base = self.versions[group.version]",
+        "base = down",
     ),
     B(
         "two_clients_by_hand",
@@ -533,8 +533,8 @@ TABLE = (
         "updates_of_different_ages_share_a_buffer_by_their_rows",
         "clients weigh alike",
         TIMED,
-        'if rule(name) == "uniform" else',
-        'if rule(name) == "mean" else',
+        'if rule(name) != "uniform":',
+        'if rule(name) != "mean":',
     ),
     B(
         "equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from fedcache.federate.engine.outcome import entropy_bits
+from fedcache.federate.engine.outcome import entropy_bits, linear_cka
 from fedcache.report.figures import data
 from fedcache.report.figures.runs import last_numbers, own_numbers
 from fedcache.report.find_runs import StoredRun
@@ -75,6 +75,9 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(
         PCA(axes, svd_solver="full").fit_transform(unit), abs=1e-5
     )
     assert not flat[:, axes:].any()
+    assert data._linear_cka(x, y) == pytest.approx(
+        linear_cka(torch.from_numpy(x), torch.from_numpy(y))
+    )
     assert np.isnan(data._linear_cka(np.ones(shape), y))
     text = rng.normal(size=(3, shape[1]))
     for scale in (1.0, 100.0, 1e4):

@@ -524,8 +524,8 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
     """How near each backbone's prototypes are to those of all backbones together (A figure 3).
 
     s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
-    prototypes. It compares coordinates, so it means something only where the projections start from one basis.
-    Raises FedcacheError, exit 2 for an unknown norm.
+    prototypes. It compares coordinates, so it means something only where the projections start from one basis;
+    ``linear_cka`` does not ask for that. Raises FedcacheError, exit 2 for an unknown norm.
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.
@@ -547,3 +547,26 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
         return s
     total = s.sum(0)
     return torch.where(total > 0, s / total, s.new_full((), math.nan))
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """Linear centred kernel alignment of two representations of the same rows (Kornblith et al., ICML 2019).
+
+    |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale,
+    whatever their widths or first weights. Raises FedcacheError, exit 2 when the numbers of rows differ.
+
+    Args:
+        x: [N, P] projections.
+        y: [N, Q] projections of the same rows.
+
+    Returns:
+        between 0 and 1; NaN where a representation is constant.
+    """
+    if x.shape[0] != y.shape[0]:
+        raise UsageError(
+            f"The representations have {x.shape[0]} and {y.shape[0]} rows.",
+            "Project the same rows with both models.",
+        )
+    a, b = (t.double() - t.double().mean(0) for t in (x, y))
+    norm = torch.linalg.matrix_norm
+    return float(norm(b.mT @ a) ** 2 / (norm(a.mT @ a) * norm(b.mT @ b)))

@@ -303,11 +303,7 @@ def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Linear centred kernel alignment of [N, P] and [N, Q], representations of the same rows (Kornblith et al. 2019).
-
-    |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale; NaN
-    where one is constant.
-    """
+    """``engine.outcome.linear_cka`` of [N, P] and [N, Q] without torch, so that a page starts without it."""
     a = x - x.mean(0)
     b = y - y.mean(0)
     size = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)

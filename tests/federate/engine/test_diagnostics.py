@@ -18,8 +18,8 @@ from fedcache.federate.engine.outcome import (
     flesd_exchange,
     fusion_similarity,
     generalisation_bound,
+    linear_cka,
 )
-from fedcache.report.figures.data import _linear_cka
 
 
 def unit(*shape, seed=0):
@@ -137,14 +137,14 @@ def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
     centre = torch.eye(40, dtype=torch.float64) - 1 / 40
     a, b = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
     hsic = float((a * b).sum() / math.sqrt(float((a * a).sum() * (b * b).sum())))
+    assert linear_cka(x, y) == pytest.approx(hsic)
+    assert linear_cka(y, x) == pytest.approx(hsic)
     turn = torch.linalg.qr(normal(6, 6, seed=2))[0]
-    turned = 5.0 * x @ turn + 1.0
-    x, y, turned = x.numpy(), y.numpy(), turned.numpy()
-    assert _linear_cka(x, y) == pytest.approx(hsic)
-    assert _linear_cka(y, x) == pytest.approx(hsic)
-    assert _linear_cka(x, turned) == pytest.approx(1.0)
-    assert _linear_cka(turned, y) == pytest.approx(hsic)
-    assert math.isnan(_linear_cka(np.ones((40, 2)), y))
+    assert linear_cka(x, 5.0 * x @ turn + 1.0) == pytest.approx(1.0)
+    assert linear_cka(x @ turn, y) == pytest.approx(hsic)
+    assert math.isnan(linear_cka(torch.ones(40, 2), y))
+    with pytest.raises(FedcacheError, match="39"):
+        linear_cka(x, y[1:])
 
 
 def image_tower(name):
