@@ -140,9 +140,9 @@ class Rule:
     def counts(self, shares: Iterable[np.ndarray], draws: int) -> Counts:
         """Rows of every class and client of ``draws`` draws, whose shares [B, M] come class by class."""
         # Half the memory of int64: a hundred classes of a million clients are 0.4 GB.
-        dtype = np.int64
+        dtype = np.dtype(np.int64)
         if self.quota.max(initial=0) < 2**31:
-            dtype = np.int32
+            dtype = np.dtype(np.int32)
         counts = np.empty((draws, len(self.quota), self.clients), dtype)
         size = np.zeros((draws, self.clients), np.int64)
         total = np.zeros((draws, self.clients))

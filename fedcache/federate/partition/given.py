@@ -111,7 +111,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         raise UsageError("No client is given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}')
     rows = len(columns.label)
     train = {}
-    tests = {}
+    tests: dict[str, np.ndarray | None] = {}
     notes = []
     chosen_by = []
     ok = columns.ok.astype(bool)
