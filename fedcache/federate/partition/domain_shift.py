@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +141,7 @@ class Rule:
     def counts(self, shares: Iterable[np.ndarray], draws: int) -> Counts:
         """Rows of every class and client of ``draws`` draws, whose shares [B, M] come class by class."""
         # Half the memory of int64: a hundred classes of a million clients are 0.4 GB.
-        dtype = np.dtype(np.int64)
+        dtype: np.dtype[Any] = np.dtype(np.int64)
         if self.quota.max(initial=0) < 2**31:
             dtype = np.dtype(np.int32)
         counts = np.empty((draws, len(self.quota), self.clients), dtype)
