@@ -479,7 +479,7 @@ PROMISES = (
         "The same seed gives the same bits; executions, threads, order, grids and resumes give the same result",
         (
             "tests/contract/test_method_laws.py -k 'same_seed or resumed or executions or order_of or run_alone'",
-            "tests/federate/engine/test_streams.py -k every_process",
+            "tests/federate/engine/test_stream_keys.py -k every_process",
             f"{FEDERATED} -k threads",
             "tests/federate/execution/test_memo.py -k runs_alone",
             "tests/grids/test_grid.py -k 'processes or stopped'",

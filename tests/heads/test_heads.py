@@ -11,11 +11,13 @@ from float64 import doubles, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcache.heads import ridge
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import anchor_contrast, cross_entropy, proto_contrast
 from fedcache.heads.projection import Head, classify, embed
 from fedcache.heads.prototype import class_means, merge, scores
+from fedcache.heads.ridge import SINGLE_ROWS, gram
 
 G, M, B, D, P, C = 2, 3, 4, 5, 6, 7  # all different, so that a wrong axis is an error
 
@@ -202,3 +204,25 @@ def test_votes_follow_the_largest_label_and_spread_ties():
     q = torch.tensor([[0.1, 0.9, 0.0], [0.2, 0.2, 0.6], [0.0, 1.0, 0.0]])
     assert votes(q, torch.tensor([1.0, 1.0, 0.0])).tolist() == [0, 1, 1]  # the last row is padding
     assert votes(torch.full((7, 3), 1 / 3), torch.ones(7)).tolist() == [3, 2, 2]
+
+
+@pytest.mark.parametrize("rows", [1, SINGLE_ROWS, 5 * SINGLE_ROWS + 77])
+@pytest.mark.parametrize("at_once", [2, 100])
+def test_blocks_side_by_side_are_the_gram_matrix_within_the_bound(monkeypatch, rows, at_once):
+    D = 24
+    monkeypatch.setattr(ridge, "SIDE_BY_SIDE", at_once * 4 * D * D)
+    z = torch.randn(rows, D, generator=torch.Generator().manual_seed(rows))
+    exact = gram(z.double())
+    made = ridge._gram_of_many_blocks(z)
+    assert made.dtype == torch.float64
+    diagonal = (z.double() ** 2).sum(0).sqrt()
+    bound = ridge.pack(6.2e-5 * diagonal.outer(diagonal))
+    assert bool(((made - exact).abs() <= bound).all())
+
+
+def test_blocks_are_added_in_float64():
+    # Beside 2^28, float32 has every 32nd integer alone: sums of blocks in float32 would lose rows.
+    z = torch.ones(3 * SINGLE_ROWS + 5, 1)
+    z[:SINGLE_ROWS] = 0.0
+    z[0] = 2.0**14
+    assert float(ridge._gram_of_many_blocks(z)) == 2.0**28 + 2 * SINGLE_ROWS + 5

@@ -39,7 +39,7 @@ from fedcache.federate.engine.simulated_time import TimedRun, TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, find_executor
-from fedcache.federate.execution.executor import Executor
+from fedcache.federate.execution.executor import Executor, timed_round
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import (
     ExecutionPlan,
@@ -50,7 +50,6 @@ from fedcache.federate.execution.memory_estimate import (
     states_in_file,
 )
 from fedcache.federate.execution.state_table import StateTable
-from fedcache.federate.execution.timed_rounds import timed_round
 from fedcache.federate.partition.client_table import ClientRows, names_of
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import TrustPolicy

@@ -19,13 +19,17 @@ import numpy as np
 import torch
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.availability import lines_of_clients, numbers_of
 from fedcache.federate.engine.context import generators
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, clients_per_round, replace_names, sends_nothing
 from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engine.sampling import ClientSampler, Participation
+from fedcache.federate.engine.sampling import (
+    ClientSampler,
+    Participation,
+    lines_of_clients,
+    numbers_of,
+)
 from fedcache.federate.trust.pipeline import UploadPool
 from fedcache.heads.linear import Tree
 from fedcache.visible_text import visible

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, no_state, numel
 from fedcache.federate.engine.outcome import RoundTraffic, Snapshot
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engine.simulated_time import TimedRun
 from fedcache.federate.execution.grid_batch import GridBatch, Sent
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, shares_uploads
 from fedcache.federate.partition.client_table import train_rows_of, train_sizes
@@ -219,3 +220,41 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
         end = max(end, start + 1)
         yield ids[start:end]
         start = end
+
+
+def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic | None]]:
+    """One round of all points: the clients whose uploads it is made of, and the traffic of each point.
+
+    What ends a point is in ``batch.failed``, as after ``Executor.train_round``.
+    """
+    points = cast(Sequence[TimedRun], executor.batch.points)
+    first = points[0]
+    round_ = points[0].round
+    for point in points[1:]:
+        point.schedule = first.schedule
+    if first.rule.buffer is None:
+        participation = executor.batch.participation
+        drawn = first.sampler.drawn(round_, participation)
+        took_part = tuple(first.sample(participation))
+        traffics: list[RoundTraffic | None] = executor.train_round()
+        first.schedule.wait(drawn, round_)
+        return took_part, traffics
+    groups = first.begin_step()
+    for point in points[1:]:
+        point.join_step(first)
+    # Clients that began with one model are one round of the executor: with its broadcast and that round's draws.
+    for version, ids in groups.items():
+        for point in points:
+            point.round = version  # whose draws are made
+        executor.one_round(ids, [point.versions[version] for point in points])
+    failed = executor.batch.failed
+    traffics = [None] * len(points)
+    for g, point in enumerate(points):
+        point.round = round_
+        if g in failed:
+            continue
+        try:
+            traffics[g] = point.end_step()
+        except FedcacheError as error:
+            failed[g] = error
+    return tuple(sorted(c for ids in groups.values() for c in ids)), traffics

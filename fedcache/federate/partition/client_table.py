@@ -116,9 +116,11 @@ class ClientTable(Sequence[Client]):
         shares = np.fromiter(
             (t is common or np.array_equal(t, common) for t in tests), bool, len(train)
         )
-        own = RowLists.of(
-            [common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)]
-        )
+        # Nobody asks for the own rows of clients that share: their lists are empty.
+        lists = list(tests)
+        for i in np.flatnonzero(shares).tolist():
+            lists[i] = common[:0]
+        own = RowLists.of(lists)
         return cls(names, train, common, shares, own, validation)
 
     @property

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -87,11 +88,10 @@ def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
     high = int(sizes.max())
     while low < high:  # the highest level above which there are enough
         middle = (low + high + 1) // 2
-        low, high = (
-            (middle, high)
-            if int(np.maximum(sizes - middle, 0).sum()) >= missing
-            else (low, middle - 1)
-        )
+        if int(np.maximum(sizes - middle, 0).sum()) >= missing:
+            low = middle
+        else:
+            high = middle - 1
     kept: np.ndarray = np.minimum(sizes, low)
     above = np.flatnonzero(sizes > low)
     too_many = int((sizes - kept).sum()) - missing
@@ -141,7 +141,9 @@ class Rule:
     def counts(self, shares: Iterable[np.ndarray], draws: int) -> Counts:
         """Rows of every class and client of ``draws`` draws, whose shares [B, M] come class by class."""
         # Half the memory of int64: a hundred classes of a million clients are 0.4 GB.
-        dtype = np.int32 if self.quota.max(initial=0) < 2**31 else np.int64
+        dtype: np.dtype[Any] = np.dtype(np.int64)
+        if self.quota.max(initial=0) < 2**31:
+            dtype = np.dtype(np.int32)
         counts = np.empty((draws, len(self.quota), self.clients), dtype)
         size = np.zeros((draws, self.clients), np.int64)
         total = np.zeros((draws, self.clients))
@@ -279,8 +281,9 @@ def counts_or_error(
             hint where neither was found.
     """
     rule = rule_of(args)
-    wanted = f"{rule.minimum} rows" if rule.minimum > 1 else "1 row"
-    who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {rule.clients} clients"
+    wanted = f"{rule.minimum} row(s)"
+    clients = rule.clients
+    who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {clients} clients"
     rows = int(rule.quota.sum())
     can_fill = any(argument.name == "fill" for argument in scheme.arguments)
     # One draw of so many numbers takes seconds: what else works is then only said where it is known without drawing.
@@ -289,7 +292,7 @@ def counts_or_error(
     filled: dict[str, Value] = {"fill": True}
     if not _has_rows(rule):
         most = rows // rule.minimum
-        message = f"{who} needs {rule.clients} x {wanted}, but {rows} rows can be dealt: enough for {most} clients."
+        message = f"{who} needs {clients} x {wanted}, but {rows} rows can be dealt: enough for {most} clients."
         filled["clients"] = most
         if tries and not args.get("fill"):
             instead = _fewer_clients(scheme, args, streams, rule_of, at_most=most)
@@ -304,11 +307,11 @@ def counts_or_error(
             return found.counts
         if rule.least_share > 0.0:
             wanted += f" and {rule.least_share:.3g} of a class in shares"
-        stop = "more draws would not help" if found.hopeless else "that is the cap"
-        message = (
-            f"{who}: none of {found.draws:,} draws gave every client {wanted} ({stop}); "
-            f"the largest smallest client seen had {found.largest} rows."
-        )
+        stop = "that is the cap"
+        if found.hopeless:
+            stop = "more draws would not help"
+        message = f"{who}: none of {found.draws:,} draws gave every client {wanted} ({stop}); "
+        message += f"the largest smallest client seen had {found.largest} rows."
         if tries:
             instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(
                 scheme, args, streams, rule_of
@@ -319,16 +322,17 @@ def counts_or_error(
         if "clients" in instead:
             what = f"largest number of clients found to work is {instead['clients']}"
         instead = _as_tried(scheme, args, instead)
-        hints.append(
-            f"With this seed the {what}:  {scheme.command({**args, **instead})} --partition-seed {streams.seed}"
-        )
+        command = scheme.command({**args, **instead})
+        hints.append(f"With this seed the {what}:  {command} --partition-seed {streams.seed}")
     if can_fill:
         filled = _as_tried(scheme, args, filled)
+        command = scheme.command({**args, **filled})
         hints.append(
             "Who is short gets rows of the largest clients with:  "
-            f"{scheme.command({**args, **filled})} --partition-seed {streams.seed}"
+            f"{command} --partition-seed {streams.seed}"
         )
-    raise InfeasibleError(message, "\n".join(hints), instead or (filled if can_fill else {}))
+        instead = instead or filled
+    raise InfeasibleError(message, "\n".join(hints), instead)
 
 
 def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
@@ -448,22 +452,21 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """The first (or random) ``shots`` training rows of each class in each domain; the first ``tests`` test rows."""
     shots = count_of(args, "shots")
     train = []
-    short = []
+    short: list[str] = []
     least = shots
     for client, domain in enumerate(_domains(FEATURE_SHIFT, pool)):
         rows = pool.of_domain(pool.train, domain)
         if args["order"] == "random":
             rows = streams("rows", client).permutation(rows)
         train.append(first_per_class(pool, rows, shots))
-        short += [f"{pool.columns.domains[domain]}/{name}" for name in _short(pool, rows, shots)]
+        domain_name = pool.columns.domains[domain]
+        short += [f"{domain_name}/{name}" for name in _short(pool, rows, shots)]
         least = min(least, *map(len, pool.by_class(rows)))
-    notes = [f"{FEWER} {shots} training rows: {_some(short)}"] if short else []
-    return Dealt(
-        train,
-        _balanced_tests(pool, args),
-        _names(pool),
-        notes,
-        enough_shots=least if short else None,
+    made = Dealt(train, _balanced_tests(pool, args), _names(pool))
+    if not short:
+        return made
+    return replace(
+        made, notes=[f"{FEWER} {shots} training rows: {_some(short)}"], enough_shots=least
     )
 
 
@@ -504,14 +507,14 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     so). Each client shuffles its n_i rows: the first floor(n_i / ratio) are for training, the others for testing.
     A class with fewer rows than q gives what it has; ratio and M are kept, so the training sets shrink.
     """
-    source = pool.train if args["pool"] == "train" else pool.test
+    source = {"train": pool.train, "test": pool.test}[str(args["pool"])]
     need_rows(source, str(args["pool"]), LABEL_SHIFT.name)
     classes = present(pool, source)
     ratio = number_of(args, "ratio")
 
     def quota_of(args: Values) -> np.ndarray:
-        asked = round(count_of(args, "shots") * ratio * count_of(args, "clients"))
-        return np.array([min(asked, len(rows)) for rows in classes], np.int64)
+        wanted = _rows_of_class(args)
+        return np.array([min(wanted, len(rows)) for rows in classes], np.int64)
 
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
@@ -521,13 +524,8 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)
 
     quota = quota_of(args)
-    held = deal_by_rule(
-        LABEL_SHIFT,
-        args,
-        streams,
-        rule_of,
-        [rows[:q] for rows, q in zip(classes, quota, strict=True)],
-    )
+    first = [rows[:q] for rows, q in zip(classes, quota, strict=True)]
+    held = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, first)
     shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(held)]
     cuts = [math.floor(len(rows) / ratio) for rows in shuffled]
     train = [rows[:cut] for rows, cut in zip(shuffled, cuts, strict=True)]
@@ -536,11 +534,16 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     else:
         rest = np.setdiff1d(pool.test, np.concatenate(held))
         test = [first_per_class(pool, rest, count_of(args, "tests"))] * len(train)
-    asked = round(count_of(args, "shots") * ratio * count_of(args, "clients"))
-    enough = _enough_shots(args, int(quota.min())) if (quota < asked).any() else None
-    return Dealt(
-        train, test, notes=_label_shift_notes(pool, args, quota, train), enough_shots=enough
-    )
+    notes = _label_shift_notes(pool, args, quota, train)
+    enough = None
+    if (quota < _rows_of_class(args)).any():
+        enough = _enough_shots(args, int(quota.min()))
+    return Dealt(train, test, notes=notes, enough_shots=enough)
+
+
+def _rows_of_class(args: Values) -> int:
+    """Rows that label shift draws of each class: shots for every client, times the ratio."""
+    return round(count_of(args, "shots") * number_of(args, "ratio") * count_of(args, "clients"))
 
 
 def _label_shift_notes(
@@ -552,14 +555,15 @@ def _label_shift_notes(
         notes.append(
             f"the pool mixes {len(pool.domains)} domains; in the paper label shift is within one (--domain)"
         )
-    asked = round(count_of(args, "shots") * number_of(args, "ratio") * count_of(args, "clients"))
-    if (quota < asked).any():
+    wanted = _rows_of_class(args)
+    short = int((quota < wanted).sum())
+    if short:
+        least = quota.min()
         mean = float(np.mean([len(rows) for rows in train]))
-        notes.append(
-            f"{int((quota < asked).sum())} of {len(quota)} classes have {FEWER} the {asked} rows asked for (least "
-            f"{int(quota.min())}): {mean:.1f} training rows a client instead of "
-            f"{count_of(args, 'shots') * len(quota)}"
-        )
+        planned = count_of(args, "shots") * len(quota)
+        many = f"{short} of {len(quota)} classes"
+        what = f"{many} have {FEWER} the {wanted} rows asked for (least {least})"
+        notes.append(f"{what}: {mean:.1f} training rows a client instead of {planned}")
     return notes
 
 
@@ -576,11 +580,11 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     """The chosen domains. Raises InfeasibleError, unless they are two or more, each with training and test rows."""
     names = _names(pool)
     if len(names) < 2:
-        raise InfeasibleError(
-            f"Scheme {scheme.name} makes each domain a client: found {len(names)} ({', '.join(names)}), expected at "
-            "least 2.",
-            "",
+        found = ", ".join(names) or "none"
+        why = (
+            f"Scheme {scheme.name} makes each domain a client: found {found}, expected at least 2."
         )
+        raise InfeasibleError(why, "")
     for split, rows in (("train", pool.train), ("test", pool.test)):
         empty = [
             name
@@ -589,8 +593,12 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
         ]
         if empty:
             others = tuple(name for name in names if name not in empty)
-            why = f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}."
-            raise InfeasibleError(why, "", {"domain": others} if len(others) > 1 else {})
+            instead: Values = {}
+            if len(others) > 1:
+                instead = {"domain": others}
+            where = ", ".join(empty)
+            why = f"Scheme {scheme.name}: no {split} rows with ok = 1 in {where}."
+            raise InfeasibleError(why, "", instead)
     return pool.domains
 
 
@@ -613,7 +621,11 @@ def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
 
 
 def _some(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    text = ", ".join(names[:most])
+    more = len(names) - most
+    if more > 0:
+        return f"{text} and {more} more"
+    return text
 
 
 def _ratio(args: Values) -> Values:
@@ -621,10 +633,11 @@ def _ratio(args: Values) -> Values:
     if args["ratio"] is not None:
         return args
     clients = count_of(args, "clients")
-    return {
-        **args,
-        "ratio": 11.0 if clients <= 10 else 5.5 if clients <= 20 else 3.0 if clients <= 40 else 1.5,
-    }
+    ratio = 1.5
+    for most, larger in ((40, 3.0), (20, 5.5), (10, 11.0)):
+        if clients <= most:
+            ratio = larger
+    return {**args, "ratio": ratio}
 
 
 _PER_CLASS = "training rows of each class a client has on average"

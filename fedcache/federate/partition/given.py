@@ -36,10 +36,12 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     ``arguments`` are those of the scheme ``natural``: ``tests``, ``min_rows``, ``max_clients`` and so on. Raises
     UsageError for another number of values than rows.
     """
-    group = ids if isinstance(ids, Group) else Group.of(ids)
+    group = ids
+    if not isinstance(group, Group):
+        group = Group.of(ids)
     if len(group.codes) != len(columns.label):
         raise UsageError(
-            f"{len(group.codes):,} clients are given for the {len(columns.label):,} rows of the store.",
+            f"{len(group.codes)} clients are given for the {len(columns.label)} rows of the store.",
             "Give one for each row, in the order of Store.samples.name; None for a row that nobody holds.",
         )
     if arguments.pop("by", COLUMN) != COLUMN:
@@ -54,10 +56,10 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     if "-1" not in group.words:
         return made
     rows = int((group.codes == group.words.index("-1")).sum())
-    told = (
+    note = (
         f"-1 is the client of {rows:,} rows, as any other value; None marks a row that nobody holds"
     )
-    return replace(made, notes=(*made.notes, told))
+    return replace(made, notes=(*made.notes, note))
 
 
 def of_splits(
@@ -76,16 +78,14 @@ def of_splits(
         word: {what: rows[i] for what, rows in zip(PARTS, owned, strict=True)}
         for i, word in enumerate(ids.words)
     }
-    lacking = [
-        name for name, held in clients.items() if not len(held["train"]) or not len(held["test"])
-    ]
-    if lacking:
-        train, test, _ = clients[lacking[0]].values()
-        raise UsageError(
-            f"Client {lacking[0]!r} has {len(train)} rows to train and {len(test)} to test on ({len(lacking)} of "
-            f"{len(clients)} clients lack one of them).",
-            "Give every client both, or leave the split out: each then holds a fifth out.",
-        )
+    for name, held in clients.items():
+        train = len(held["train"])
+        test = len(held["test"])
+        if not train or not test:
+            raise UsageError(
+                f"Client {name!r} has {train} rows to train and {test} to test on.",
+                "Give every client both, or leave the split out: each then holds a fifth out.",
+            )
     return of_rows(columns, clients, validation)
 
 
@@ -111,15 +111,19 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         raise UsageError("No client is given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}')
     rows = len(columns.label)
     train = {}
-    tests = {}
+    tests: dict[str, np.ndarray | None] = {}
     notes = []
     chosen_by = []
     ok = columns.ok.astype(bool)
     for name, held in clients.items():
         own, tested, choosing = _parts(str(name), held)
         train[str(name)] = _rows(str(name), own, rows)
-        tests[str(name)] = None if tested is None else _rows(str(name), tested, rows)
-        found = NONE if choosing is None or not len(choosing) else _rows(str(name), choosing, rows)
+        tests[str(name)] = None
+        if tested is not None:
+            tests[str(name)] = _rows(str(name), tested, rows)
+        found = NONE
+        if choosing is not None and len(choosing):
+            found = _rows(str(name), choosing, rows)
         chosen_by.append(found[ok[found]])
     if validation is not None and any(map(len, chosen_by)):
         raise UsageError(
@@ -130,9 +134,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
         row = int(values[counts > 1][0])
-        both = [name for name, own in train.items() if row in own]
+        both = " and ".join(repr(name) for name, own in train.items() if row in own)
         raise UsageError(
-            f"Row {row} is given to {' and '.join(map(repr, both[:2]))} ({int((counts > 1).sum()):,} such rows).",
+            f"Row {row} is given to {both}.",
             "Give each training row to one client.",
         )
     if lost := int((~ok[trained]).sum()):
@@ -140,7 +144,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
             f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out"
         )
     if of_test := int((columns.split[trained[ok[trained]]] == TEST).sum()):
-        rows_are = "row of the test split is" if of_test == 1 else "rows of the test split are"
+        rows_are = "rows of the test split are"
+        if of_test == 1:
+            rows_are = "row of the test split is"
         notes.append(f"{of_test:,} {rows_are} trained on, as given")
     left = np.flatnonzero(ok & (columns.split == TEST))
     common = left[~is_among(left, np.concatenate([trained, *chosen_by]))]
@@ -148,12 +154,14 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if len(chosen) == len(tests):
         common = sorted_once(np.concatenate(chosen))
         common = common[ok[common]]
-    made = [
-        Client(
-            name, own[ok[own]], common if (tested := tests[name]) is None else tested[ok[tested]]
-        )
-        for name, own in train.items()
-    ]
+    made = []
+    for name, own in train.items():
+        tested = tests[name]
+        if tested is None:
+            tested = common
+        else:
+            tested = tested[ok[tested]]
+        made.append(Client(name, own[ok[own]], tested))
     known = int(ok.sum())
     held = np.zeros(rows, bool)
     for used in (trained, common, *chosen_by):
@@ -183,8 +191,9 @@ def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
     """Training, test and validation rows of one client; None where no test rows or validation rows are given."""
     if isinstance(held, Mapping):
         if "train" not in held or not set(held) <= set(PARTS):
+            keys = ", ".join(map(str, held)) or "nothing"
             raise UsageError(
-                f"Client {name!r} is given {', '.join(map(str, held)) or 'nothing'}.",
+                f"Client {name!r} is given {keys}.",
                 'Expected "train", and "test" and "validation" as wanted.',
             )
         return held["train"], held.get("test"), held.get("validation")
@@ -211,9 +220,10 @@ def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray
             f"The rows of client {name!r} are {found.dtype} with shape {found.shape}.",
             f"Give row numbers from 0 to {count - 1}, at least one, or {count} truth values.",
         )
-    if int(found.min()) < 0 or int(found.max()) >= count:
+    outside = found[(found < 0) | (found >= count)]
+    if len(outside):
         raise UsageError(
-            f"Client {name!r} is given row {int(found.max() if found.max() >= count else found.min())}.",
+            f"Client {name!r} is given row {outside[0]}.",
             f"The store has rows 0 to {count - 1}.",
         )
     ascending = sorted_once(found.astype(np.int64))

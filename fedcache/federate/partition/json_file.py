@@ -87,13 +87,16 @@ def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
     for place, client in enumerate(payload["clients"]):
         where = f"client {place}"
         if not isinstance(client, dict) or client.keys() != keys:
-            raise corrupt(origin, f"{where} should have the fields {', '.join(sorted(keys))}")
+            wanted = ", ".join(sorted(keys))
+            raise corrupt(origin, f"{where} should have the fields {wanted}")
         train.append(_row_list(client["train"], f"{where} train", origin))
         tested = test
         if client["test"] is not None:
             tested = _row_list(client["test"], f"{where} test", origin)
         shares.append(np.array_equal(tested, test))
-        own.append(test[:0] if shares[-1] else tested)
+        if shares[-1]:
+            tested = test[:0]  # rows that clients share are held once
+        own.append(tested)
         if "validation" in keys:
             validation.append(_row_list(client["validation"], f"{where} validation", origin))
     arrays = {"test": test, "shares": np.array(shares, np.uint8)}
@@ -129,13 +132,13 @@ def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]
     if not isinstance(payload, dict):
         raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
     if (schema := payload.get("schema")) not in SCHEMAS:
-        raise corrupt(origin, f"schema should be {SCHEMA!r}, found {str(schema)[:60]!r}")
-    missing = sorted(fields.keys() - payload.keys())
-    extra = sorted(payload.keys() - fields.keys())
+        found = str(schema)[:60]
+        raise corrupt(origin, f"schema should be {SCHEMA!r}, found {found!r}")
+    missing = sorted(fields.keys() - payload.keys())[:3]
+    extra = sorted(payload.keys() - fields.keys())[:3]
     if missing or extra:
         raise corrupt(
-            origin,
-            f"its fields should be those of {schema}: missing {missing[:3]}, unknown {extra[:3]}",
+            origin, f"its fields should be those of {schema}: missing {missing}, unknown {extra}"
         )
     for name, (is_right, expected) in fields.items():
         if not is_right(payload[name]):
@@ -260,8 +263,9 @@ def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
 
 def clients_of(table: ClientTable) -> dict[str, Any]:
     """The entry ``clients`` of the head."""
-    names = None if isinstance(table.names, NumberedNames) else list(table.names)
-    return {"count": len(table), "names": names}
+    if isinstance(table.names, NumberedNames):
+        return {"count": len(table), "names": None}
+    return {"count": len(table), "names": list(table.names)}
 
 
 def read_arrays(raw: memoryview, origin: str) -> tuple[Content, Arrays]:
@@ -295,8 +299,11 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
         or ("validation" in arrays) != (content["schema"] == WITH_VALIDATION)
         or ("validation_sizes" in arrays and "validation" not in arrays)
     ):
-        raise corrupt(origin, f"its arrays are {', '.join(sorted(arrays))[:80] or 'none'}")
-    called = NumberedNames(count) if names is None else NumberedNames.recognise(names)
+        found = ", ".join(sorted(arrays))[:80]
+        raise corrupt(origin, f"its arrays are {found or 'none'}")
+    called: Sequence[str] = NumberedNames(count)
+    if names is not None:
+        called = NumberedNames.recognise(names)
     train = _lists(arrays, "train", count, origin)
     test = _rows(arrays, "test", origin)
     validation = None
@@ -311,7 +318,9 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
             raise corrupt(origin, f"shares should be {count} numbers, 0 for clients with own rows")
         table = ClientTable(called, train, test, shares, own, validation)
     else:
-        rule = _matched(arrays, count, origin) if "order" in arrays else None
+        rule = None
+        if "order" in arrays:
+            rule = _matched(arrays, count, origin)
         table = ClientTable.dealt(called, train, test, rule, validation)
     return {**words_of(content), "clients": table, "test": test}
 
@@ -375,9 +384,13 @@ def canonical_parts(words: Mapping[str, Any], table: ClientTable) -> Iterator[by
     clients have the same.
     """
     held = table.validation
-    shared = ["validation"] if held is not None and held.own is None else []
-    for place, name in enumerate(sorted([*words, "clients", "test", *shared])):
-        yield f'{"," if place else "{"}"{name}":'.encode()
+    names = [*words, "clients", "test"]
+    if held is not None and held.own is None:
+        names.append("validation")
+    before = "{"
+    for name in sorted(names):
+        yield f'{before}"{name}":'.encode()
+        before = ","
         if name == "clients":
             yield from _clients_json(table)
         elif name == "test":
@@ -400,11 +413,13 @@ def _rows_json(rows: np.ndarray) -> Iterator[bytes]:
 def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
     """Where blocks begin and end that have at most ``PART`` clients and ``ROWS`` rows, or one client."""
     held = table.validation
-    own = 0 if held is None or held.own is None else held.own.sizes
-    rows = np.cumsum(table.train_sizes + table.tests.sizes + own)
+    sizes = table.train_sizes + table.tests.sizes
+    if held is not None and held.own is not None:
+        sizes = sizes + held.own.sizes
+    rows = np.cumsum(sizes)
     start = 0
     while start < len(table):
-        fits = int(np.searchsorted(rows, ROWS + (rows[start - 1] if start else 0), "right"))
+        fits = int(np.searchsorted(rows, ROWS + rows[start] - sizes[start], "right"))
         stop = min(start + PART, max(start + 1, fits))
         yield start, stop
         start = stop
@@ -458,20 +473,23 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
     """What makes these row lists no partition, in words; None when nothing does."""
     names = table.names
     if not isinstance(names, NumberedNames) and len(set(names)) < len(names):
-        return f"{len(names)} clients have {len(set(names))} names"
+        distinct = len(set(names))
+        return f"{len(names)} clients have {distinct} names"
     sizes = np.stack([table.train_sizes, table.test_sizes], 1)
     if len(empty := np.flatnonzero((sizes == 0).any(1))):
         train, tested = sizes[empty[0]].tolist()
-        return f"client {names[int(empty[0])]!r} has {train} training and {tested} test rows"
+        name = names[int(empty[0])]
+        return f"client {name!r} has {train} training and {tested} test rows"
     for what, lists in (("training rows of {!r}", table.train), ("test rows of {!r}", table.tests)):
         if isinstance(lists, RowLists) and (client := _out_of_order(lists)) is not None:
-            return f"{what.format(names[client])} are not ascending and non-negative"
+            named = what.format(names[client])
+            return f"{named} are not ascending and non-negative"
     if _out_of_order(RowLists.of([test])) is not None:
         return "the global test rows are not ascending and non-negative"
     tested = table.tested
     both = tested[is_among(tested, table.train.rows)]
     if len(both):
-        return f"row {both[0]} is trained and tested on ({len(both)} such rows)"
+        return f"row {both[0]} is trained and tested on"
     if table.validation is None:
         return None
     return _problem_of_validation(table, table.validation)
@@ -484,14 +502,14 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     if not len(rows):
         return "there is no row among its validation rows"
     if own is not None and len(own) != len(table):
-        return f"{len(table)} clients have {len(own)} lists of validation rows"
+        return "clients and lists of validation rows differ in number"
     if own is not None and (client := _out_of_order(own)) is not None:
         return f"validation rows of {table.names[client]!r} are not ascending and non-negative"
     if _out_of_order(RowLists.of([rows])) is not None:
         return "the validation rows are not ascending and non-negative"
     for what, others in (("trained", table.train.rows), ("tested", table.tested)):
         if len(both := rows[is_among(rows, others)]):
-            return f"row {both[0]} is {what} on and is a validation row ({len(both)} such rows)"
+            return f"row {both[0]} is {what} on and is a validation row"
     return None
 
 
@@ -514,17 +532,21 @@ def _out_of_order(lists: RowLists) -> int | None:
 
 def beyond(table: ClientTable, rows: int) -> str | None:
     """The first list that holds a row from ``rows`` on, and that row, in words; None when none does."""
-    if len(table.common) and table.common[-1] >= rows:
-        return f"test holds {table.common[-1]}"
-    if table.validation is not None and table.validation.rows[-1] >= rows:
-        return f"validation holds {table.validation.rows[-1]}"
+    shared = {"test": table.common}
+    if table.validation is not None:
+        shared["validation"] = table.validation.rows
+    for name, held in shared.items():
+        last = held[-1:].tolist()
+        if last and last[0] >= rows:
+            return f"{name} holds {last[0]}"
     for lists in (table.train, table.tests):
         held = _held(lists)
         far = np.flatnonzero(held >= rows)
         if not len(far):
             continue
         if isinstance(lists, MatchedLists):
-            return f"the clients' tests hold {held[far[0]]}"
-        client = int(np.searchsorted(lists.ends, far[0], "right")) - 1
-        return f"client {table.names[client]!r} holds {held[far[0]]}"
+            return f"the clients' tests hold {held[far].max()}"
+        client = table.names[int(np.searchsorted(lists.ends, far[0], "right")) - 1]
+        row = held[far[0]]
+        return f"client {client!r} holds {row}"
     return None

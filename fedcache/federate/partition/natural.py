@@ -15,7 +15,6 @@ from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.federate.partition.row_lists import RowLists, sorted_once
 from fedcache.federate.partition.scheme import (
     DOMAIN,
-    LARGEST_COUNT,
     Argument,
     Dealt,
     InfeasibleError,
@@ -24,8 +23,11 @@ from fedcache.federate.partition.scheme import (
     Streams,
     Value,
     Values,
+    alpha_argument,
+    clients_argument,
     count_of,
     number_of,
+    shots_argument,
 )
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.store.samples import held_out
@@ -55,7 +57,9 @@ def with_column(
         raise _two_test_sets(given["tests"])
     if scheme == NAME or all(given.get(key) is None for key in ("by", "hold_out")):
         return scheme, given
-    return NAME, given if scheme is None else {**given, "inside": scheme}
+    if scheme is not None:
+        given["inside"] = scheme
+    return NAME, given
 
 
 def _two_test_sets(tests: Value) -> UsageError:
@@ -78,9 +82,11 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """One client per value of the column ``by``, in the order of the values; see the module for the rest."""
     by = str(args["by"])
     if args["inside"] is None and (given := [key for key in OF_INSIDE if args[key] is not None]):
+        first = given[0]
+        schemes = " | ".join(SCHEMES)
         raise UsageError(
-            f"{given[0]} is an argument of the scheme inside every value of {by}, and none is named.",
-            f"--by {shell_word(by)} --scheme {' | '.join(SCHEMES)}; without {given[0]} every value is one client",
+            f"{first} is an argument of the scheme inside every value of {by}, and none is named.",
+            f"--by {shell_word(by)} --scheme {schemes}; without {first} every value is one client",
         )
     if args["hold_out"] is not None and args["tests"] != "within":
         # a default cannot be told from within here, see ``with_column``
@@ -93,10 +99,11 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             notes.append(f"{lost:,} rows without a label are left out")
         pool = replace(pool, train=pool.train[known[pool.train]], test=pool.test[known[pool.test]])
     everybody = np.sort(np.concatenate([pool.train, pool.test]))
-    trains_on_all = args["rows"] == "all" or (
-        args["rows"] == "auto" and args["hold_out"] is not None
-    )
-    rows, tests = (everybody, pool.test[:0]) if trains_on_all else (pool.train, pool.test)
+    rows = pool.train
+    tests = pool.test
+    if args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None):
+        rows = everybody
+        tests = pool.test[:0]
     if without := int((group.codes[rows] < 0).sum()):
         notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
     held = held_out_codes(group, by, args["hold_out"])
@@ -108,7 +115,8 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
                 f"Scheme natural: no row of {by} {args['hold_out']} has features.",
                 "fedcache inspect",
             )
-        rows, tests = (r[~np.isin(group.codes[r], held)] for r in (rows, tests))
+        rows = rows[~np.isin(group.codes[rows], held)]
+        tests = tests[~np.isin(group.codes[tests], held)]
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
         members, common, said = _without_some(members, everybody, group, args, streams)
@@ -121,16 +129,10 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     notes += left
     if args["inside"] is not None:
         return _divided(members, pool, args, streams, notes, common, within=within)
+    made = Dealt(members.train, None, members.words, notes, common=common, pool=rows)
     if within:
-        common = sorted_once(members.test.rows)
-    return Dealt(
-        members.train,
-        members.test if within else None,
-        members.words,
-        notes,
-        common=common,
-        pool=rows,
-    )
+        return replace(made, test=members.test, common=sorted_once(members.test.rows))
+    return made
 
 
 def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
@@ -236,7 +238,7 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
             )
     single = members.test.sizes == 0
     if single.any():
-        many = f"{int(single.sum()):,} of {len(single):,} clients"
+        many = f"{single.sum():,} of {len(single):,} clients"
         notes.append(f"{many} left out for a single row: nothing is there to test them on")
         members = _taken(members, np.flatnonzero(~single))
     return members, notes
@@ -248,7 +250,9 @@ def _large_enough(
     """Members with ``min_rows`` rows or more, and of these ``max_clients`` that are drawn."""
     notes = []
     least = count_of(args, "min_rows")
-    sizes = members.train.sizes + (members.test.sizes if within else 0)
+    sizes = members.train.sizes
+    if within:
+        sizes = sizes + members.test.sizes
     if not len(sizes):
         raise UsageError(
             f"Scheme natural: no value of {args['by']} has a row to train on and one to test on.",
@@ -261,15 +265,20 @@ def _large_enough(
         raise NATURAL.infeasible(args, why, {"min_rows": most})
     if len(enough) < len(sizes):
         small = [members.words[i] for i in np.flatnonzero(sizes < least)[:NAMED].tolist()]
-        more = len(sizes) - len(enough) - len(small)
-        named = f"{', '.join(small)}{f' and {more:,} more' if more else ''}"
-        many = f"{len(sizes) - len(enough):,} of {len(sizes):,} clients"
+        left_out = len(sizes) - len(enough)
+        named = ", ".join(small)
+        if left_out > len(small):
+            more = left_out - len(small)
+            named += f" and {more:,} more"
+        many = f"{left_out:,} of {len(sizes):,} clients"
         notes.append(f"{many} with less than {least:,} rows left out: {named}")
     most_clients = args["max_clients"]
     if isinstance(most_clients, int) and most_clients < len(enough):
         notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")
         enough = np.sort(streams("clients").permutation(enough)[:most_clients])
-    return (members if len(enough) == len(sizes) else _taken(members, enough)), notes
+    if len(enough) < len(sizes):
+        members = _taken(members, enough)
+    return members, notes
 
 
 def _divided(
@@ -292,13 +301,9 @@ def _divided(
     for word, own, tested in zip(members.words, members.train, members.test, strict=True):
         values = scheme.resolve({**given, "domain": None})
         # Every value has streams of its own, so that one more value moves no other draw.
-        sub = replace(
-            pool,
-            train=np.sort(own),
-            test=np.sort(tested) if within else pool.test,
-            dealt=own,
-            notes=[],
-        )
+        sub = replace(pool, train=np.sort(own), dealt=own, notes=[])
+        if within:
+            sub = replace(sub, test=np.sort(tested))
         try:
             dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
         except InfeasibleError as error:
@@ -314,23 +319,33 @@ def _divided(
         names += [f"{word}/{name}" for name in of]
         train += list(dealt.train)
         if within:
-            test += list(dealt.test) if dealt.test is not None else [sub.test] * count
+            test += dealt.test or [sub.test] * count
         notes += [f"{word}: {note}" for note in dealt.notes]
         if dealt.enough_shots is not None:
             enough.append(dealt.enough_shots)
-    if within:
-        common = sorted_once(np.concatenate([*test, members.test.rows[:0]]))
-    return Dealt(
+    made = Dealt(
         train,
-        test if within else None,
+        None,
         names,
         notes,
         common=common,
         pool=members.train.rows,
         enough_shots=min(enough, default=None),
     )
+    if within:
+        return replace(made, test=test, common=sorted_once(np.concatenate(test)))
+    return made
 
 
+_INSIDE = tuple(
+    replace(argument, default=None, help="of inside", named=False)
+    for argument in (
+        clients_argument(1),
+        alpha_argument(1.0),
+        SCHEMES["shards"].argument("shards"),
+        shots_argument(1, ""),
+    )
+)
 NATURAL = Scheme(
     NAME,
     "a client is a value of a column that came with the data: a hospital, a writer, a domain",
@@ -407,18 +422,7 @@ NATURAL = Scheme(
             choices=tuple(SCHEMES),
             tag="i",
         ),
-        Argument(
-            "clients",
-            "int",
-            None,
-            "of inside: clients of every value",
-            low=1,
-            high=LARGEST_COUNT,
-            tag="m",
-        ),
-        Argument("alpha", "float", None, "of inside", low=0.0, high=1e6, above=True, tag="a"),
-        Argument("shards", "int", None, "of inside", low=1, high=LARGEST_COUNT, tag="k"),
-        Argument("shots", "int", None, "of inside", low=1, high=LARGEST_COUNT, tag="n"),
+        *_INSIDE,
         DOMAIN,
     ),
     deal_natural,

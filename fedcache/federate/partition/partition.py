@@ -178,7 +178,7 @@ class Partition:
     def _words(self) -> dict[str, Any]:
         """Everything but clients, test rows and digest, as ``json_file`` describes it."""
         return {
-            "schema": json_file.SCHEMA if self.validation is None else json_file.WITH_VALIDATION,
+            "schema": json_file.SCHEMAS[self.validation is not None],
             "scheme": self.scheme,
             "args": {k: list(v) if isinstance(v, tuple) else v for k, v in self.args.items()},
             "seed": self.seed,
@@ -279,7 +279,8 @@ class Partition:
         scheme = SCHEMES.get(self.scheme)
         if scheme:
             return scheme.default_name(self.args, self.seed)
-        return f"{self.scheme}-{self.digest[:8]}"
+        short = self.digest[:8]
+        return f"{self.scheme}-{short}"
 
     def counts(self, columns: Columns, most: int | None = None) -> np.ndarray:
         """Training rows of each client and class, int64 [M, C]; rows without a label are not counted.
@@ -297,42 +298,39 @@ class Partition:
         t = self.table
         counts = self.counts(columns, most)
         described = len(counts)
-        chosen_by = (
-            np.zeros(len(t), np.int64) if t.for_validation is None else t.for_validation.test_sizes
-        )
-        train, test, held = (
-            sizes[:described].tolist() for sizes in (t.train_sizes, t.test_sizes, chosen_by)
-        )
-        owned = (counts > 0).sum(1).tolist()
-        each = zip(
-            t.names[:described], train, test, owned, map(tuple, counts.tolist()), held, strict=True
-        )
-        return [ClientRow(*line) for line in each]
+        validation = np.zeros(len(t), np.int64)
+        if t.for_validation is not None:
+            validation = t.for_validation.test_sizes
+        sizes = np.stack([t.train_sizes, t.test_sizes, validation], 1)[:described].tolist()
+        lines = []
+        for name, (train, test, held), own in zip(
+            t.names[:described], sizes, counts.tolist(), strict=True
+        ):
+            owned = len(own) - own.count(0)
+            lines.append(ClientRow(name, train, test, owned, tuple(own), held))
+        return lines
 
     def summary(self) -> str:
         """One line for a person."""
         sizes = self.table.train_sizes
-        return (
-            f"{self.scheme}, seed {self.seed}: {len(sizes)} clients with {sizes.min()} to {sizes.max()} training rows, "
-            f"{sizes.sum()} in all; {self.dropped} of {self.pool} rows left out; {self.test_protocol} tests, "
-            f"{len(self.test)} global test rows{self._validation_words()}"
-        )
-
-    def _validation_words(self) -> str:
-        """The end of the summary, where there are rows to choose by."""
+        low, high = sizes.min(), sizes.max()
+        parts = [
+            f"{len(sizes)} clients with {low} to {high} training rows, {sizes.sum()} in all",
+            f"{self.dropped} of {self.pool} rows left out",
+            f"{self.test_protocol} tests, {len(self.test)} global test rows",
+        ]
         held = self.table.validation
-        how = self.args.get("validation")
-        if held is None:
-            return ""
-        of = (
-            "of the dataset's own split"
-            if how == "split"
-            else f"taken from the training rows (share {how})"
-        )
-        none = 0 if held.own is None else int((held.own.sizes == 0).sum())
-        return f"; {len(held.rows)} validation rows {of}" + (
-            f", {none} clients have none" if none else ""
-        )
+        if held is not None:
+            how = self.args.get("validation")
+            of = f"taken from the training rows (share {how})"
+            if how == "split":
+                of = "of the dataset's own split"
+            parts.append(f"{len(held.rows)} validation rows {of}")
+            if held.own is not None and not held.own.sizes.all():
+                none = int((held.own.sizes == 0).sum())
+                parts[-1] += f", {none} clients have none"
+        listed = "; ".join(parts)
+        return f"{self.scheme}, seed {self.seed}: {listed}"
 
 
 def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Partition:
@@ -380,8 +378,7 @@ def _tried(
         except FedcacheError as other:
             return other
         else:
-            told = instead == error.instead and (not seed or SEED in error.hint)
-            if told:
+            if instead == error.instead and (not seed or SEED in error.hint):
                 return error
             return _advising(message, how, values, instead, seed)
     if how is NATURAL and values["inside"] is not None:
@@ -406,8 +403,7 @@ def _tried(
     else:
         simpler = SCHEMES["iid"]
         what = "Deal the rows evenly instead"
-        asked = values.get("clients")
-        given["clients"] = asked if isinstance(asked, int) else len(columns.domains)
+        given["clients"] = values.get("clients") or len(columns.domains)
     try:
         command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
     except FedcacheError as refused:
@@ -445,7 +441,8 @@ def _advising(
     message: str, how: Scheme, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
 ) -> InfeasibleError:
     """A refusal with the command of arguments that were tried."""
-    return InfeasibleError(message, f"{how.command({**values, **instead})} {SEED} {seed}", instead)
+    command = how.command({**values, **instead})
+    return InfeasibleError(message, f"{command} {SEED} {seed}", instead)
 
 
 def _with_remedy(
@@ -466,11 +463,12 @@ def _with_remedy(
         values: arguments of the scheme.
         seed: of the partition.
     """
-    inner = SCHEMES[str(values["inside"])] if how is NATURAL else how
-    fewer = (
-        ", or deal to fewer --clients" if any(a.name == "clients" for a in inner.arguments) else ""
-    )
-    remedy = f"extract more images{fewer}"
+    inner = how
+    if how is NATURAL:
+        inner = SCHEMES[str(values["inside"])]
+    remedy = "extract more images"
+    if any(a.name == "clients" for a in inner.arguments):
+        remedy += ", or deal to fewer --clients"
     # Validation rows are taken from what is dealt: they change neither the rows nor the notes.
     values = {**values, "validation": None}
     if enough:
@@ -499,15 +497,21 @@ def _deal(
     streams = Streams(seed, scheme)
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
-    split = TEST if values.get("pool") == "test" else TRAIN
+    split = TRAIN
+    if values.get("pool") == "test":
+        split = TEST
     pool = make_pool(columns, domain, split=split, needs_labels=how.needs_labels, scheme=scheme)
     dealt = how.deal(pool, values, streams)
     train = RowLists.of(dealt.train).ascending()
     trained = np.zeros(len(columns.label), bool)
     trained[train.rows] = True
-    # Label shift may train on the test split.
-    test = pool.test[~trained[pool.test]] if dealt.common is None else dealt.common
-    dealt_from = pool.dealt if dealt.pool is None else dealt.pool
+    test = dealt.common
+    if test is None:
+        # Label shift may train on the test split.
+        test = pool.test[~trained[pool.test]]
+    dealt_from = dealt.pool
+    if dealt_from is None:
+        dealt_from = pool.dealt
     notes = [*pool.notes, *dealt.notes]
     if advise and dealt.enough_shots is not None:
         notes = _with_remedy(notes, dealt.enough_shots, how, columns, values, seed)
@@ -523,20 +527,22 @@ def _deal(
     tests = _tests_of_clients(how, dealt, test, train, columns, streams, values)
     clients = ClientTable.dealt(names, train, test, tests)
     if len(bare := np.flatnonzero(clients.test_sizes == 0)):
+        name = names[int(bare[0])]
         raise UsageError(
-            f"Scheme {scheme}: no test row has a class of client {names[int(bare[0])]!r} ({len(bare)} of {len(names)} "
-            "clients are left without test rows).",
+            f"Scheme {scheme}: no test row has a class of client {name!r} ({len(bare)} clients are left without test "
+            "rows).",
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     held = trained
     held[clients.tests.distinct] = True
     held[test] |= bool(clients.shares.any())
-    chosen_by = values.get("validation")
+    if values.get("validation") is not None:
+        clients = _with_validation(clients, how, values, pool)
     return Partition(
         scheme=scheme,
         args=dict(values),
         seed=seed,
-        clients=clients if chosen_by is None else _with_validation(clients, how, values, pool),
+        clients=clients,
         test=test,
         dataset=columns.digest,
         notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
@@ -567,12 +573,11 @@ def _tests_of_clients(
         return None
     if (total := int(chosen.sizes.sum())) > MOST_TESTED:
         fit = MOST_TESTED // len(chosen.order)
-        raise how.infeasible(
-            values,
-            f"Scheme {how.name} with {values.get('test_protocol')} tests: {len(train):,} clients have {total:,} test "
-            f"rows in all, at most {MOST_TESTED:,} are listed for the digest; {fit:,} clients never have more.",
-            {"clients": fit},
+        why = (
+            f"Scheme {how.name}: {len(train)} clients have {total} test rows in all, at most {MOST_TESTED} are listed "
+            f"for the digest; {fit} clients never have more."
         )
+        raise how.infeasible(values, why, {"clients": fit})
     return chosen
 
 
@@ -614,7 +619,9 @@ def _with_validation(
     chosen_by = values["validation"]
     columns = pool.columns
     assert isinstance(chosen_by, float | str)
-    by = columns.sorted_by(str(values["by"])) if how is NATURAL else None
+    by = None
+    if how is NATURAL:
+        by = columns.sorted_by(str(values["by"]))
     own = by is not None and values["inside"] is None and not clients.shares.any()
     return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)
 
@@ -648,12 +655,11 @@ def _checked(
     if vouched:
         partition.__dict__["digest"] = digest
     elif partition.digest != digest:
-        raise json_file.corrupt(
-            origin, f"its content has digest {partition.digest[:12]}, it claims {digest[:12]}"
-        )
+        raise json_file.corrupt(origin, f"it does not have the digest it claims, {digest}")
     if dataset is not None and partition.dataset != dataset:
+        wanted = partition.dataset[:12]
         raise StoreError(
-            f"{origin} was made for the dataset with digest {partition.dataset[:12]}, the store holds {dataset[:12]}.",
+            f"{origin} was made for the dataset with digest {wanted}, and the store holds another one.",
             "Make it again for this store: fedcache partition --help",
         )
     # Only now: a sound file of a larger dataset has rows beyond this store, and what is wrong is the dataset.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -63,7 +64,9 @@ class Argument:
 
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
-        shown = shell_word(_shown(value)) if value is not None else "VALUE"
+        shown = "VALUE"
+        if value is not None:
+            shown = shell_word(_shown(value))
         if self.name in _FLAGS:
             return f"--{_FLAGS[self.name]} {shown}"
         return f"--option {self.name}={shown}"
@@ -82,19 +85,22 @@ class Argument:
                 return "one or several names"
             case "share":
                 return " or ".join(["a share above 0 and below 1", *self.choices])
-        kind = "an integer" if self.kind == "int" else "a number"
-        low = (
-            f"{'above' if self.above else 'from'} {self.low:,g}" if math.isfinite(self.low) else ""
-        )
-        high = f"up to {self.high:,.0f}" if math.isfinite(self.high) else ""
-        return " ".join(word for word in (kind, low, high) if word)
+        words = {"int": "an integer", "float": "a number"}[self.kind]
+        if self.above:
+            words += f" above {self.low:,g}"
+        elif math.isfinite(self.low):
+            words += f" from {self.low:,g}"
+        if math.isfinite(self.high):
+            words += f" up to {self.high:,.0f}"
+        return words
 
     def check(self, value: object) -> Value:
         """``value`` as this argument's type. Raises UsageError, naming the value found and the values allowed."""
         checked = self._typed(value)
         if checked is None:
-            near = closest(value, self.choices) if isinstance(value, str) and self.choices else None
-            guess = f" Did you mean {near!r}?" if near else ""
+            guess = ""
+            if isinstance(value, str) and (near := closest(value, self.choices)):
+                guess = f" Did you mean {near!r}?"
             raise UsageError(
                 f"{self.name} is {value!r}, expected {self.range}.{guess}",
                 f"{self.option()}: {self.help}.",
@@ -199,7 +205,7 @@ class Scheme:
             or args.get(a.name, a.default)
             != (a.default if a.default is not None else usual.get(a.name))
         ]
-        parts = [f"{a.tag}{_spelt(args.get(a.name))}" for a in sorted(shown, key=lambda a: a.tag)]
+        parts = [a.tag + _spelt(args.get(a.name)) for a in sorted(shown, key=lambda a: a.tag)]
         return "-".join([self.name, *parts, f"s{seed}"])
 
     def command(self, args: Values) -> str:
@@ -241,7 +247,8 @@ _FLAGS = {
 
 def option_names(arguments: Iterable[str]) -> list[str]:
     """What arguments are called on the command line: ``--min-rows``; ``--option by`` for those without a flag."""
-    return [f"--{_FLAGS[name]}" if name in _FLAGS else f"--option {name}" for name in arguments]
+    flags = {name: f"--{flag}" for name, flag in _FLAGS.items()}
+    return [flags.get(name, f"--option {name}") for name in arguments]
 
 
 def _shown(value: Value) -> str:
@@ -258,10 +265,10 @@ def _shown(value: Value) -> str:
 def _share(value: object) -> float | None:
     """A number above 0 and below 1, also as text; None for anything else."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
-    if 0.0 < number < 1.0:
+    if 0.0 < number < 1.0:  # so True and False are none
         return number
     return None
 
@@ -277,8 +284,9 @@ def _default(argument: Argument) -> str:
 
 def _spelt(value: Value) -> str:
     """A value as part of a file name."""
-    text = _shown(int(value) if isinstance(value, bool) else value)
-    return "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "_" for c in text)[:60]
+    if isinstance(value, bool):
+        value = int(value)
+    return re.sub(r"[^A-Za-z0-9._-]", "_", _shown(value))[:60]
 
 
 def checked_seed(seed: object) -> int:
@@ -431,9 +439,10 @@ class Columns:
             ("label", self.label, -1, self.classes),
             ("domain", self.domain, 0, self.domains),
         ):
-            if rows and not (low <= int(column.min()) and int(column.max()) < len(names)):
+            wrong = column[(column < low) | (column >= len(names))]
+            if len(wrong):
                 raise CorruptionError(
-                    f"Column {name} holds {column.min()}..{column.max()}, expected {low}..{len(names) - 1}.",
+                    f"Column {name} holds {wrong[0]}, expected numbers from {low} and below {len(names)}.",
                     "Check the store: fedcache verify",
                 )
 
@@ -508,7 +517,9 @@ def make_pool(
     without a label of the split that is dealt, ``TRAIN`` or ``TEST``, cannot be dealt. Raises UsageError, for an
     unknown or repeated domain, and for labels that a scheme needs and the dataset lacks.
     """
-    names = tuple(columns.domains) if domain is None else tuple(domain)
+    names = columns.domains
+    if domain is not None:
+        names = tuple(domain)
     for name in names:
         if name not in columns.domains:
             raise unknown("domain", name, columns.domains)
@@ -522,20 +533,20 @@ def make_pool(
     ok = columns.ok.astype(bool)
     notes = []
     if bad := int((chosen & ~ok).sum()):
-        notes.append(
-            f"{bad} of {int(chosen.sum())} rows are unreadable or gone (ok = 0) and left out"
-        )
+        every = chosen.sum()
+        notes.append(f"{bad} of {every} rows are unreadable or gone (ok = 0) and left out")
     rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
     dealt = rows[split]
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
         known = columns.label[rows[s]] >= 0
+        name = SPLITS[s]
         if needs_labels and s == split and len(known) and not known.any():
             raise UsageError(
-                f"Scheme {scheme} deals rows by class, but none of the {len(known)} {SPLITS[s]} rows has a label.",
+                f"Scheme {scheme} deals rows by class, but none of the {len(known)} {name} rows has a label.",
                 "A scheme that reads no labels: fedcache partition --scheme iid",
             )
         if is_needed and known.any() and not known.all():
-            notes.append(f"{int((~known).sum())} {SPLITS[s]} rows without a label are left out")
+            notes.append(f"{(~known).sum()} {name} rows without a label are left out")
             rows[s] = rows[s][known]
     return RowPool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
 

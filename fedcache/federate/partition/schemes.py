@@ -74,7 +74,9 @@ def lda_rule(quota: np.ndarray, args: Values) -> Rule:
     are renormalised. Without it this is the plain draw of the papers' text.
     """
     clients = count_of(args, "clients")
-    gate = float(quota.sum()) / clients if args["gate"] else None
+    gate = None
+    if args["gate"]:
+        gate = float(quota.sum()) / clients
     return Rule(
         quota, clients, number_of(args, "alpha"), minimum=count_of(args, "min_size"), gate=gate
     )
@@ -87,9 +89,11 @@ def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
 
 
 def _min_size(args: Values) -> Values:
-    if args["min_size"] is None:
-        return {**args, "min_size": 10 if args["gate"] else 1}
-    return args
+    if args["min_size"] is not None:
+        return args
+    if args["gate"]:
+        return {**args, "min_size": 10}
+    return {**args, "min_size": 1}
 
 
 DIRICHLET = Scheme(
@@ -188,27 +192,27 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
 def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:
     """What works instead: another number of shards for as many clients, else another number of clients."""
-    clients = count_of(args, "clients")
-    each = count_of(args, "shards")
-    asked = clients * each
-    few = asked < fewest
-    instead: dict[str, Value]
-    if -(-fewest // clients) <= most // clients:
-        s = -(-fewest // clients) if few else most // clients
-        instead = {"shards": s}
-        works = f"the {'smallest' if few else 'largest'} s that works is {s}"
-    elif -(-fewest // each) <= most // each:
-        m = -(-fewest // each) if few else most // each
-        instead = {"clients": m}
-        works = f"the {'smallest' if few else 'largest'} number of clients that works is {m}"
-    else:
-        instead = {"clients": 1, "shards": fewest}
-        works = f"1 client with s = {fewest} works"
+    given = {name: count_of(args, name) for name in ("clients", "shards")}
+    shards = given["clients"] * given["shards"]
+    instead: dict[str, Value] = {"clients": 1, "shards": fewest}
+    for change, kept in (("clients", "shards"), ("shards", "clients")):
+        # The least and the largest number whose product with the other one is a possible number of shards.
+        least = -(-fewest // given[kept])
+        largest = most // given[kept]
+        if least <= largest and shards < fewest:
+            instead = {change: least}
+        elif least <= largest:
+            instead = {change: largest}
+    works = _words(instead)
     why = (
-        f"Scheme shards with {clients} clients of s = {each}: {asked} shards, but the {fewest} classes, the smallest "
-        f"with {sizes.min()} rows, can be cut into {fewest} to {most} shards; {works}."
+        f"Scheme shards with {_words(given)}: {shards} shards, but the {fewest} classes, the smallest with "
+        f"{sizes.min()} rows, can be cut into {fewest} to {most} shards; {works} works."
     )
     return SHARDS.infeasible(args, why, instead)
+
+
+def _words(arguments: Values) -> str:
+    return " and ".join(f"{name} = {value}" for name, value in arguments.items())
 
 
 IID = Scheme(
@@ -347,11 +351,9 @@ def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Stream
 
 
 def _few_shot_infeasible(args: Values, why: str, instead: dict[str, Value]) -> InfeasibleError:
-    largest = " and ".join(f"{name} = {value}" for name, value in instead.items())
-    who = (
-        f"Scheme few-shot ({args['skew']}) with {args['clients']} clients of {args['shots']} shots"
-    )
-    return FEW_SHOT.infeasible(args, f"{who}: {why}; the largest that works is {largest}.", instead)
+    given = _words({name: args[name] for name in ("skew", "clients", "shots")})
+    problem = f"Scheme few-shot with {given}: {why}; the largest that works is {_words(instead)}."
+    return FEW_SHOT.infeasible(args, problem, instead)
 
 
 FEW_SHOT = Scheme(

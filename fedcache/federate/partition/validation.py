@@ -102,9 +102,9 @@ def hold_out(
     sizes = np.diff(first, append=len(order))
     client = group[order[first]] // classes
     before = first - train.ends[client]  # rows of the client in the classes before
-    up_to, earlier = (
-        np.floor(share * count + ROUNDING).astype(np.int64) for count in (before + sizes, before)
-    )
+    # A class gives what brings the classes up to it to their share, and keeps a row for training.
+    up_to = np.floor(share * (before + sizes) + ROUNDING).astype(np.int64)
+    earlier = np.floor(share * before + ROUNDING).astype(np.int64)
     given = np.minimum(up_to - earlier, sizes - 1)
     gives_none = np.bincount(client, given, minlength=len(train)) == 0
     gives_none &= train.sizes > 1
@@ -119,8 +119,8 @@ def hold_out(
     taken = np.bincount(train.owner[chosen], minlength=len(train))
     if len(bare := np.flatnonzero((taken == train.sizes) & (taken > 0))):
         raise UsageError(
-            f"Clients hold the same rows, and {len(bare):,} of {len(train):,} would have none left to train on beside "
-            "the validation rows of all.",
+            f"Clients hold the same rows, and {len(bare)} would have none left to train on beside the validation rows "
+            "of all.",
             "A smaller share, or clients that share no row:  --option sharing=false",
         )
     return RowLists.of_sizes(train.rows[~chosen], train.sizes - taken), RowLists.of_sizes(
@@ -137,16 +137,16 @@ def by_group_and_uid(group: np.ndarray, uid: np.ndarray) -> np.ndarray:
     # Eight bytes are ordered as the number that begins with the first.
     high, low = (half.astype(np.uint64) for half in np.ascontiguousarray(uid).view(">u8").T)
     bits = int(group.max(initial=0)).bit_length()
-    key = (group.astype(np.uint64) << np.uint64(64 - bits) if bits else np.uint64(0)) | (
-        high >> np.uint64(bits)
-    )
+    key = high >> np.uint64(bits)
+    if bits:  # a shift by 64 is undefined
+        key |= group.astype(np.uint64) << np.uint64(64 - bits)
     order = np.argsort(key)
     same = np.diff(key[order]) == 0
-    undecided = (
-        np.flatnonzero(np.concatenate([same, [False]]) | np.concatenate([[False], same]))
-        if len(order)
-        else order
-    )
+    # Places whose neighbour has the same key; of an empty order there is none.
+    alike = np.zeros(len(order), bool)
+    alike[:-1] = same
+    alike[1:] |= same
+    undecided = np.flatnonzero(alike)
     rows = order[undecided]
     order[undecided] = rows[np.lexsort((rows, low[rows], high[rows], group[rows]))]
     return order

@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.availability import read_trace
-from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse_sampling
+from fedcache.federate.engine.sampling import (
+    ClientSampler,
+    SamplingRule,
+    parse_sampling,
+    read_trace,
+)
 from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy

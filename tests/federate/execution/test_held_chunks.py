@@ -1,13 +1,16 @@
-"""What the clients of a chunk hold between rounds: stacked, until somebody reads a client."""
+"""What the clients of a chunk hold between rounds and what they upload: stacked, until somebody reads one client."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from federation import gap, go
+from federation import PER_ROUND, ROUNDS, difference, gap, go
 
+from fedcache.federate.execution import batched
 from fedcache.federate.execution.gram_states import Chunk, ClientStates
+from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.state_table import StateTable
+from fedcache.federate.trust.pipeline import UploadPipeline
 
 
 def chunk(clients, value):
@@ -96,3 +99,34 @@ def test_rounds_that_hold_chunks_are_those_that_read_every_client(method, partic
     kept, read = (go(method, eval_every=n, **how) for n in (4, 1))
     assert gap(kept.server, read.server) == 0.0
     assert gap(dict(kept.states), dict(read.states)) == 0.0
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Which of the two ways was taken, how often."""
+    calls = []
+    for owner, name in ((GridBatch, "weighted_sum"), (UploadPipeline, "add")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *a, real=real, name=name, **k: [calls.append(name), real(*a, **k)][1],
+        )
+    return calls
+
+
+def test_the_size_of_uploads_decides_and_both_ways_give_one_result(called, monkeypatch):
+    settings = {"head": "linear", "epochs": 1, "batch": 16}
+    summed = go("fedavg", settings, execution="batched")
+    assert set(called) == {"weighted_sum"}
+    called.clear()
+    monkeypatch.setattr(batched, "SMALL_HEAD", 6 * 11 * 8)  # W alone in float64: b comes on top
+    apart = go("fedavg", settings, execution="batched")
+    assert called == ["add"] * PER_ROUND * ROUNDS
+    assert difference(summed, apart) < 1e-12
+    assert summed.traffic == apart.traffic
+
+
+def test_what_a_client_keeps_stacked_is_added_client_by_client(called):
+    go("fedpcl", {"dim": 5, "batch": 16, "epochs": 1}, execution="batched")
+    assert called == ["add"] * PER_ROUND * ROUNDS

@@ -297,7 +297,7 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
     uid = np.zeros((2, 16), np.uint8)
     uid[1] = 1
     # the first gives row 0, which is all of the other
-    with pytest.raises(UsageError, match="1 of 2"):
+    with pytest.raises(UsageError, match="1 would have none"):
         hold_out(RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5)
 
 
