@@ -740,14 +740,14 @@ TABLE = (
     B(
         "runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed",
         "compare pairs seeds by position",
-        "report/paired_blocks.py",
+        "report/comparison.py",
         'zip(map(int, e.result["seeds"]), np',
         'zip(sorted(map(int, e.result["seeds"])), np',
     ),
     B(
         "a_lead_is_paired_over_seeds_and_else_over_test_rows",
         "the first screen pairs seeds by position",
-        "report/paired_seeds.py",
+        "report/comparison.py",
         'theirs = dict(zip(map(int, other.result["seeds"]), score',
         'theirs = dict(zip(sorted(map(int, other.result["seeds"])), score',
     ),

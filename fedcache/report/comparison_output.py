@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError
+from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Pair, compact
 from fedcache.report.drawing import plain, write_drawing
 from fedcache.report.held_out import HELD_OUT
-from fedcache.report.paired_rows import ROW_TESTS
-from fedcache.report.paired_seeds import compact
-from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
 from fedcache.report.statistics import constant, interval_words
 from fedcache.visible_text import visible
 

@@ -9,21 +9,53 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError
+from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
-from fedcache.report.drawing import need_matplotlib, short
-from fedcache.report.figures import data, grids
-from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
-from fedcache.report.galleries import ToShow, refuse_private
-from fedcache.report.held_out import held_out_groups
-from fedcache.report.held_out_section import held_out_section
+from fedcache.report.caution_words import caution_lines, drawn_clients
+from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
+from fedcache.report.comparison_output import caption, differences, sentences
+from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
+from fedcache.report.figures import data, grids, paired, runs
+from fedcache.report.figures.grids import hyperparameters
+from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.find_runs import (
+    CLAIMED,
+    Gathered,
+    RunQuery,
+    StoredRun,
+    by_setting,
+    differing,
+    facts,
+    gather,
+    labels,
+    need_finished,
+    setting_names,
+)
+from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
+from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.report.merge_seeds import merge_seeds
-from fedcache.report.render import Section, render_page
-from fedcache.report.run_names import by_setting, setting_names
-from fedcache.report.run_origin import RunStore, store_of_run
-from fedcache.report.sections import PRIVATE, Shown, section_of
-from fedcache.report.verdict import Verdict
-from fedcache.runs.score import check_score
+from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.run_origin import RunStore, command_of, store_of_run
+from fedcache.report.statistics import LEAST_BLOCKS
+from fedcache.report.verdict import (
+    Verdict,
+    price,
+    ranked,
+    seconds_of,
+    sent_bytes,
+    uncertainty,
+    verdict,
+)
+from fedcache.runs.score import (
+    WORDS,
+    check_score,
+    has_validation,
+    score_for,
+    score_of,
+    validation_value,
+)
 from fedcache.store.outputs import write_output
 
 
@@ -180,4 +212,544 @@ def _page(
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         recipes=recipes,
         trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
+    )
+
+
+MOST_SETTINGS = 12
+"""Settings that get figures; the others get their table."""
+MOST_PLANES = 3
+MOST_COMPARED = 20
+"""Runs that are tested against the first: a family for Holm's correction that a page can show."""
+MOST_NAMED = 4
+"""Runs of which a note says the names; of more it says how many."""
+MOST_VALUES = 24
+"""Values of a setting up to which rows can be kept by them."""
+PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page is asked to show: how features are embedded, the score, where images are, and which were found."""
+
+    embed: str
+    score: str | None
+    images: ImagePlaces | None
+    found: ToShow
+
+
+def section_of(
+    number: int, title: str, entries: list[StoredRun], source: RunStore | str, asked: Shown
+) -> tuple[Verdict, Section]:
+    """What is to be said of a setting first, and all there is to see of it."""
+    score = asked.score or score_for(e.result for e in entries)
+    entries = ranked(entries, score)
+    names = differing(entries)
+    named = list(zip(labels(entries), entries, strict=True))
+    said = verdict(title, named, score)
+    ident = f"s{number}"
+    plots: list[Plot] = []
+    details: list[Plot] = []
+    notes: list[str] = []
+    galleries: list[Gallery] = []
+    tables: list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = []
+    if number < MOST_SETTINGS:
+        tests = comparison_of(title, named, score)
+        plots = _first_plots(ident, named, score, tests)
+        tables += [] if tests is None else [_tests_table(tests)]
+        details, notes = _detail_plots(ident, named, source, asked.embed)
+        if asked.images is not None:
+            galleries, told = galleries_of(
+                ident, every_method_first(named), source, asked.images, asked.found
+            )
+            notes += told
+    else:
+        notes.append(
+            f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
+        )
+    columns, rows = table_of(entries, names, score, said.digest)
+    store = source.store.path.name if isinstance(source, RunStore) else ""
+    return said, Section(
+        ident,
+        title,
+        _says(entries, score),
+        columns,
+        rows,
+        plots,
+        notes,
+        commands=[(label, e.digest, command_of(e, store)) for label, e in named],
+        points=[(e.method, score_of(e.result, score).mean) for e in entries],
+        galleries=galleries,
+        runs=[(e.key, label) for label, e in named],
+        chosen=next((i for i, e in enumerate(entries) if e.digest == said.digest), None),
+        details=details,
+        tables=tables,
+        filters=_filters(entries, names),
+    )
+
+
+def _says(entries: Sequence[StoredRun], score: str) -> str:
+    """What the table is of, and how it is to be read."""
+    first = entries[0].result
+    holds = first["dataset"].get("holds", ROWS)  # features that were ingested may be of anything
+    says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable {holds}; partition "
+    says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
+    says += (
+        "; every seed has its own, the first is drawn."
+        if len(set(first["partition"]["digests"])) > 1
+        else "."
+    )
+    if score != "own":
+        says += f" Accuracy is {score}: {WORDS[score]}."
+    if has_validation(e.result for e in entries):
+        says += " Sorted by validation accuracy; the run that it chose is bold."
+    elif len(entries) > 1:
+        says += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
+    return says + (f" {CLAIMED}" if entries[0].claimed else "")
+
+
+def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Columns of settings with the values by which runs can be kept, in the order of a grid."""
+    made = []
+    for name in names:
+        values = sorted(
+            {f[name] for f in map(facts, entries) if name in f}, key=grids.order_of_value
+        )
+        if 1 < len(values) <= MOST_VALUES:
+            made.append((name.removeprefix("set."), values))
+    return made
+
+
+def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | None:
+    """The paired tests of the first runs with the one that stands first: over seeds and test rows, else over clients.
+
+    None where nothing pairs them.
+    """
+    first = [pair for pair in named if not pair[1].pooled_rows][:MOST_COMPARED]
+    names = [n for n, _ in first]
+    entries = [e for _, e in first]
+    if len(entries) < 2:
+        return None
+    seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
+    over = "seeds" if seeds else "clients"
+    if over == "clients" and (
+        score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)
+    ):
+        return None
+    metric = "accuracy" if score == "own" or over == "clients" else score.replace("-", "_")
+    try:
+        blocks = within(entries, title, metric, over, names)
+    except UsageError:
+        return None
+    against = names[0] if names[0] in blocks.names else None
+    found = compared(blocks, over=over, metric=metric, against=against)
+    if any(p.interval or p.p is not None or p.rows for p in found.pairs):
+        return found
+    return None
+
+
+def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
+    sheet = differences(c)
+    assert sheet is not None  # nosec B101
+    words = caption(c).partition(": ")[2].partition(" Bold:")[0]
+    said = sentences(c) if paired.enough_blocks(c) else c.notes
+    return (
+        f"Paired tests against {c.reference}",
+        " ".join([words, *said]),
+        sheet.columns,
+        sheet.rows,
+    )
+
+
+def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
+    """What one asks first: costs, curves, who is left behind, what the swept values did."""
+    shown = every_method_first(named)
+    made = [
+        runs.against_bytes(f"{ident}-bytes", named, score),
+        runs.against_seconds(f"{ident}-seconds", named, score),
+        runs.curves(f"{ident}-curves", shown),
+        runs.spread(f"{ident}-clients", shown),
+        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}, len(named))
+        if tests
+        else None,
+        paired.ranks(f"{ident}-ranks", tests) if tests else None,
+        *grids.sweeps(f"{ident}-grid", [e for _, e in named], score),
+        *hyperparameters(f"{ident}-settings", [e for _, e in named], score),
+    ]
+    return [p for p in made if p is not None]
+
+
+def _detail_plots(
+    ident: str, named: runs.Named, source: RunStore | str, embed: str
+) -> tuple[list[Plot], list[str]]:
+    """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
+    entries = [e for _, e in named]
+    firsts = first_of_each(named)
+    made: list[Plot | None] = []
+    notes: list[str] = []
+    if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
+        notes.append(
+            "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
+        )
+    for i, (label, entry) in enumerate(firsts[:1]):
+        made.append(runs.confusion(f"{ident}-confusion{i}", label, entry))
+        made += [
+            confusion_difference(f"{ident}-against{i}", (label, entry), second)
+            for second in firsts[1:2]
+        ]
+    if any("confusion" not in e.result for e in entries):
+        notes.append(
+            "Results of earlier versions hold no confusion matrix: `--fresh` makes them again."
+        )
+    notes += [
+        *caution_notes(named),
+        *drawn_notes(named),
+        *merged_notes({label: [e] for label, e in named}),
+    ]
+    made += runs.own_numbers(f"{ident}-own", named)
+    notes += runs.last_numbers(named)
+    if isinstance(source, RunStore):
+        made.append(data.dots(f"{ident}-dots", source))
+        made += [
+            data.plane(f"{ident}-plane{i}", source, k, embed)
+            for i, k in enumerate(source.keys[:MOST_PLANES])
+        ]
+        made += [
+            data.agreement(f"{ident}-fusion", source),
+            data.label_entropy(f"{ident}-entropy", source),
+        ]
+    else:
+        notes.append(f"Partition and features are not drawn: {source}.")
+    return [p for p in made if p is not None], notes
+
+
+def caution_notes(named: runs.Named) -> list[str]:
+    """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for label, entry in named:
+        if lines := caution_lines(entry.result):
+            kinds.setdefault(lines[0].partition(":")[0], []).append((label, " ".join(lines)))
+    notes = []
+    for found in kinds.values():
+        each = [f"{label}: {words}" for label, words in found]
+        notes += (
+            each
+            if len(each) <= MOST_NAMED
+            else [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+        )
+    return notes
+
+
+def drawn_notes(named: runs.Named) -> list[str]:
+    """Of which runs only some clients were scored, and how large the standard error of their mean is."""
+    found: dict[str, list[tuple[str, list[float]]]] = {}
+    for label, entry in named:
+        if (drawn := drawn_clients(entry.result)) is not None:
+            found.setdefault(drawn[0], []).append((label, drawn[1]))
+    notes = []
+    for who, of_runs in found.items():
+        names = (
+            ", ".join(label for label, _ in of_runs)
+            if len(of_runs) <= MOST_NAMED
+            else f"{len(of_runs)} runs"
+        )
+        errors = [e for _, each in of_runs for e in each]
+        if not errors:
+            notes.append(f"{names}: {who}; there is no standard error.")
+            continue
+        low = percent(min(errors))
+        high = percent(max(errors))
+        span = low if low == high else f"{low} to {high}"
+        notes.append(f"{names}: {who}; the standard error of their mean is {span} points.")
+    return notes
+
+
+def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
+    """The run of each method that stands first: the chosen one, or the highest."""
+    best: dict[str, tuple[str, StoredRun]] = {}
+    for label, entry in named:
+        best.setdefault(entry.method, (label, entry))
+    return list(best.values())
+
+
+def every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
+    """The first run of each method, then its variants."""
+    firsts = first_of_each(named)
+    known = {e.digest for _, e in firsts}
+    return [*firsts, *(pair for pair in named if pair[1].digest not in known)]
+
+
+MOST_SHOWN = 6
+"""Settings that differ and stand in the table from the start."""
+
+NOTHING = HtmlCell("", "")
+
+
+def table_of(
+    entries: Sequence[StoredRun], names: Sequence[str], score: str, chosen: str
+) -> tuple[list[Column], list[list[HtmlCell]]]:
+    """Columns and rows.
+
+    Args:
+        entries: runs of one setting, in the order of the rows.
+        names: of the facts that tell them apart.
+        score: what their accuracy is.
+        chosen: digest of the run that stands first of those that can be taken.
+    """
+    held = has_validation(e.result for e in entries)
+    made: list[tuple[Column, list[HtmlCell]]] = []
+
+    def put(name: str, cells: list[HtmlCell], *, numbers: bool = True, shown: bool = True) -> None:
+        made.append((Column(name, numbers, shown), cells))
+
+    said_by = " (claimed)" if entries[0].claimed else ""  # of a setting all are, or none
+    put("method", [HtmlCell(e.method, e.method) for e in entries], numbers=False)
+    put(f"accuracy %{said_by}", [_number(score_of(e.result, score).mean) for e in entries])
+    if any("validation" in e.result for e in entries):
+        put("validation %", [_number(validation_value(e.result, score)) for e in entries])
+    told = [facts(e) for e in entries]
+    differ = [n for n in names if n != "method"]
+    for place, name in enumerate(differ):
+        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in told]
+        put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
+    put("95 % interval", [_interval(e, score) for e in entries])
+    put("a client sends", [_sent(e) for e in entries])
+    put("seconds a seed", [_seconds(seconds_of(e)) for e in entries])
+    if any(e.result["fairness"].get("worst10") is not None for e in entries):
+        put(
+            f"worst 10 %{said_by}",
+            [_number(e.result["fairness"].get("worst10")) for e in entries],
+            shown=len({e.method for e in entries}) > 1 and len(differ) < 3,
+        )
+    if any("privacy" in e.result.get("trust", {}) for e in entries):
+        put(
+            "privacy",
+            [_privacy(e.result.get("trust", {}).get("privacy")) for e in entries],
+            numbers=False,
+        )
+    _rest(put, entries, score, said_by)
+    columns = [c for c, _ in made]
+    rows = [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
+    for place, column in enumerate(columns):
+        if column.name.removesuffix(said_by) in MARKED:
+            _mark(rows, place, [e.digest == chosen for e in entries] if held else None)
+    return columns, rows
+
+
+MARKED = (
+    "accuracy %",
+    "validation %",
+    "worst 10 %",
+    "headline %",
+    "client mean %",
+    "pooled %",
+    "macro F1 %",
+)
+
+
+def _rest(put: Any, entries: Sequence[StoredRun], score: str, said_by: str) -> None:
+    """Columns that are hidden at first."""
+    results = [e.result for e in entries]
+    if any("zero_shot" in r["accuracy"] for r in results):
+        put("zero-shot %", [_number(r["accuracy"].get("zero_shot")) for r in results], shown=False)
+    stds = [score_of(r, score).std or None for r in results]
+    if any(stds):
+        put("± seeds", [_number(s) for s in stds], shown=False)
+    put(
+        "seeds",
+        [HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))) for r in results],
+        shown=False,
+    )
+    others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
+    for name, other in others.items():
+        if other != score:
+            put(
+                f"{name} %{said_by}",
+                [_number(score_of(r, other).mean) for r in results],
+                shown=False,
+            )
+    put(f"macro F1 %{said_by}", [_number(r["macro_f1"]["mean"]) for r in results], shown=False)
+    sent = [r["traffic"]["exact"]["per_client_round"]["up"] for r in results]
+    put("scalars a round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
+    exact = [r["traffic"]["exact"] for r in results]
+    megabytes = [(x["up_bytes"] + x["down_bytes"]) / 1e6 for x in exact]
+    put("MB in all", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
+    put(
+        "fidelity",
+        [HtmlCell(str(r["fidelity"]), str(r["fidelity"])) for r in results],
+        numbers=False,
+        shown=False,
+    )
+    put("run", [HtmlCell(e.digest[:8], e.digest) for e in entries], numbers=False, shown=False)
+
+
+def _interval(entry: StoredRun, score: str) -> HtmlCell:
+    """The interval and what was sampled for it; sorted by its lower end."""
+    found = uncertainty(entry, score)
+    if found is None:
+        return NOTHING
+    over = (
+        found.over.removesuffix(" test rows") + " rows"
+        if found.over.endswith("rows")
+        else found.over
+    )
+    return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
+
+
+def _sent(entry: StoredRun) -> HtmlCell:
+    if entry.pooled_rows:
+        return HtmlCell("all rows", "", note="no federation")
+    sent = sent_bytes(entry)
+    return HtmlCell(f"{size(sent)}B" if sent >= 1000 else f"{sent:.0f} B", repr(sent))
+
+
+def _seconds(value: float | None) -> HtmlCell:
+    if value is None:
+        return HtmlCell("-", "")
+    return HtmlCell(f"{value:,.2f}" if value >= 1 else f"{value:.2g}", repr(value))
+
+
+def _privacy(cost: Mapping[str, Any] | None) -> HtmlCell:
+    said = "-" if cost is None else short_privacy(cost)
+    return HtmlCell(said, said)
+
+
+def _number(value: float | None) -> HtmlCell:
+    return HtmlCell(percent(value), "" if value is None else repr(value))
+
+
+def _mark(rows: list[list[HtmlCell]], place: int, chosen: Sequence[bool] | None) -> None:
+    """Make bold what validation chose; the highest of the column where there are no rows to choose by."""
+    known = [float(row[place].sort) for row in rows if row[place].sort]
+    for number, row in enumerate(rows):
+        cell = row[place]
+        best = bool(cell.sort) and (
+            float(cell.sort) == max(known) if chosen is None else chosen[number]
+        )
+        if len(rows) > 1 and best:
+            row[place] = HtmlCell(cell.text, cell.sort, best=True, note=cell.note)
+
+
+def held_out_section(
+    number: int, group: HeldOutGroup, score: str | None
+) -> tuple[Verdict, Section]:
+    """What is to be said of a group first, and its table: accuracy on each held-out value, and the mean."""
+    used = score or group.score
+    accuracies = group.accuracies(used)
+    means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
+    found = _comparison(group, used)
+    names = sorted(means, key=lambda name: _falling(means[name]))
+    validation = (
+        {}
+        if found is None
+        else {t.name: t.validation for t in found.treatments if t.validation is not None}
+    )
+    if found is not None and found.chosen is not None:
+        names.sort(key=lambda name: _falling(validation.get(name)))
+        names.sort(key=lambda name: name != found.chosen)
+    best = names[0]
+    columns = [Column("run"), Column("mean accuracy %", numbers=True)]
+    columns += [Column("validation %", numbers=True)] if validation else []
+    columns += [Column(f"{group.column} {value} %", numbers=True) for value in group.values]
+    rows = []
+    for name in names:
+        cells = [HtmlCell(name, name), _cell(means[name], best=name == best and len(names) > 1)]
+        cells += [_cell(validation.get(name))] if validation else []
+        rows.append(cells + [_cell(value) for value in accuracies[name].values()])
+    says = f"Accuracy on the rows of each {group.column} when the runs train on the others, and the unweighted mean."
+    says += f" Accuracy is {used}: {WORDS[used]}." if used != "own" else ""
+    says += f" {CLAIMED}" if group.entries[0].claimed else ""
+    notes = [] if found is None else sentences(found)
+    section = Section(
+        f"h{number}",
+        group.title,
+        says,
+        columns,
+        rows,
+        [],
+        notes,
+        commands=[],
+        points=[],
+        chosen=0,
+    )
+    return _verdict(group, best, means, found), section
+
+
+def _comparison(group: HeldOutGroup, score: str) -> Comparison | None:
+    """The tests over held-out values; None where no two methods have all of them."""
+    metric = "accuracy" if score == "own" else score.replace("-", "_")
+    try:
+        return compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
+    except UsageError:
+        return None
+
+
+def _falling(value: float | None) -> float:
+    """What sorts accuracies from the highest to the lowest, missing ones last."""
+    if value is None:
+        return 1.0
+    return -value
+
+
+def _cell(value: float | None, *, best: bool = False) -> HtmlCell:
+    return HtmlCell(percent(value), "" if value is None else repr(value), best=best)
+
+
+def _verdict(
+    group: HeldOutGroup, best: str, means: dict[str, float | None], found: Comparison | None
+) -> Verdict:
+    """The first lines of a group: the highest mean, how far above the second it is, and what the tests can say."""
+    count = len(group.values)
+    mean = means[best]
+    entry = next(iter(group.rows()[best].values()))
+    chosen = found is not None and found.chosen is not None
+    by = (
+        "is best by mean validation accuracy and reaches"
+        if chosen
+        else "has the highest mean test accuracy,"
+    )
+    headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
+    others = {name: value for name, value in means.items() if name != best and value is not None}
+    if others and mean is not None:
+        second = max(others, key=lambda name: others[name])
+        gap = 100 * (mean - others[second])
+        headline += (
+            f", {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the second, {second}"
+        )
+    word, sure = _sure(group, found)
+    if not chosen and others:
+        sure += " No rows were kept to choose by, so this is the highest of "
+        sure += f"{len(others) + 1} on the test rows themselves (`--validation 0.2` keeps some)."
+    cost = price(entry)
+    return Verdict(
+        group.title,
+        best,
+        entry.digest,
+        chosen,
+        f"{headline}.",
+        word,
+        sure,
+        f"{cost[:1].upper()}{cost[1:]}.",
+    )
+
+
+def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
+    """How sure the order is, in a word, and why."""
+    if found is None or not found.pairs:
+        return "Alone", f"No other method has a run for each {group.column}."
+    count = len(found.blocks)
+    if found.too_few:
+        return (
+            "Not known",
+            f"{count} held-out values are too few for a test, whatever the differences are.",
+        )
+    open_pairs = [p.one for p in found.pairs if p.holm is None or p.holm >= 1.0 - found.level]
+    if not open_pairs:
+        return (
+            "Sure",
+            f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
+        )
+    names = ", ".join(open_pairs[:MOST_NAMED]) + (", ..." if len(open_pairs) > MOST_NAMED else "")
+    return (
+        "Not sure",
+        f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",
     )

@@ -10,10 +10,15 @@ from statistics import NormalDist
 import numpy as np
 
 from fedcache.report.caution_words import unlike_tests
+from fedcache.report.comparison import (
+    common_seeds,
+    compact,
+    differences_of_seeds,
+    row_difference,
+    rows_of_run,
+)
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
-from fedcache.report.paired_rows import row_difference, rows_of_run
-from fedcache.report.paired_seeds import common_seeds, compact, differences_of_seeds
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
     Floats,

@@ -18,9 +18,8 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.errors import FedcacheError
+from fedcache.report.comparison import Comparison, PairedBlocks, across, compared, complete, within
 from fedcache.report.find_runs import gather
-from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
-from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import (
     critical_difference,
     friedman,

@@ -12,11 +12,10 @@ from command import ok
 from test_merge_seeds import run
 
 import fedcache as fc
+from fedcache.report.comparison import compared, over_held_out
+from fedcache.report.find_runs import by_setting, setting_name
 from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
-from fedcache.report.held_out_section import held_out_section
-from fedcache.report.paired_blocks import over_held_out
-from fedcache.report.paired_tests import compared
-from fedcache.report.run_names import by_setting, setting_name
+from fedcache.report.page import held_out_section
 from fedcache.ui.run_facts import read_run
 
 VALUES = ("zebra", "ant", "10", "9")

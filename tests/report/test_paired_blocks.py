@@ -7,7 +7,7 @@ from pathlib import Path
 from arrays import ingested
 from command import ok
 
-from fedcache.report.paired_blocks import _drawn_apart
+from fedcache.report.comparison import _drawn_apart
 
 
 def test_runs_that_are_scored_over_different_numbers_of_clients_are_named() -> None:

@@ -11,8 +11,8 @@ import pytest
 from command import ok
 from scipy import stats
 
+from fedcache.report.comparison import MOST_EXACT, row_difference, rows_of_run, sign_test
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.paired_rows import MOST_EXACT, row_difference, rows_of_run, sign_test
 from fedcache.runs.test_rows import TestRows
 
 

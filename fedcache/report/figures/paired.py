@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedcache.report.comparison import Comparison, compact
 from fedcache.report.comparison_output import (
     MOST_BARS,
     fill_ranks,
@@ -13,8 +14,6 @@ from fedcache.report.comparison_output import (
     show_p,
 )
 from fedcache.report.drawing import INK, MUTED, SERIES, Cell, Marks, Plot, settings_of, shortened
-from fedcache.report.paired_seeds import compact
-from fedcache.report.paired_tests import Comparison
 
 MOST_ROWS = 20
 MOST_NAMED = 4
