@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
-from fedcache.models.file_features import FileFeatures, features_of_file
 from fedcache.models.predictor import Predictor, array_keys
-from fedcache.models.sources import rows_of_split
+from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
 from fedcache.store.reader import Reader
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.visible_text import first_few
 
 # How right a model is about labelled rows, and how well its probabilities say so: plain figures,
 # without torch.
@@ -473,7 +473,7 @@ def matched(
             "A file has them as labels, label or y; `fedcache predict` says the classes of rows without.",
         )
     if not known.any():
-        own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+        own = first_few(classes, 5)
         raise StoreError(
             f"{name}: no row has a label that the model knows; its classes are {own}. "
             + " ".join(left.sentences()),

@@ -49,6 +49,7 @@ from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors
 from fedcache.store.outputs import write_output
 from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
+from fedcache.visible_text import first_few
 
 FORMAT = 2
 """Earlier ones are read too; of 1, tensors have other names (``client_stacks.of_format_1``)."""
@@ -286,7 +287,7 @@ class SavedModel:
             return None
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
-        few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
+        few = first_few(self.clients, 5)
         if client is None:
             raise UsageError(
                 f"{facts.method} trained a model for each client, and no client is named.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -193,12 +193,15 @@ class Comparison:
         if self.too_few:
             return ()
         alpha = 1.0 - self.level
-        undecided = [p for p in self.pairs if p.holm is not None and p.holm >= alpha]
-        return tuple(
-            p.one if p.other == self.reference else p.other
-            for p in undecided
-            if self.reference in (p.one, p.other)
-        )
+        names = []
+        for pair in self.pairs:
+            if pair.holm is None or pair.holm < alpha:
+                continue
+            if pair.other == self.reference:
+                names.append(pair.one)
+            elif pair.one == self.reference:
+                names.append(pair.other)
+        return tuple(names)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -239,39 +242,40 @@ def compared(
         level: of intervals; tests decide at 1 - level.
     """
     test = test or USUAL_TEST[over]
-    means = np.nanmean(found.values, axis=1)
-    order = sorted(
-        range(len(means)), key=lambda i: (-round(float(means[i]), DIGITS), *_place(found, i))
-    )
+    order = _falling(found, np.nanmean(found.values, axis=1).tolist())
     names = [found.names[i] for i in order]
     values = found.values[order]
     known = ~np.isnan(values)
-    whole = values[:, known.all(0)]  # what ranks are of: blocks of which all have a value
-    ranks = list(map(float, mean_ranks(whole))) if whole.size else [None] * len(names)
-    held = (
-        None if found.validation is None else dict(zip(found.names, found.validation, strict=True))
-    )
-    rows = (
-        _test_rows(found, metric, level)
-        if over == "seeds" and metric in ("accuracy", *SCORE_WORDS)
-        else {}
-    )
+    # Ranks are over the blocks of which all treatments have a value.
+    whole = values[:, known.all(0)]
+    ranks: list[float | None] = [None] * len(names)
+    if whole.size:
+        ranks = list(map(float, mean_ranks(whole)))
+    validation: dict[str, float] = {}
+    picked = None
+    if found.validation is not None:
+        validation = dict(zip(found.names, found.validation, strict=True))
+        picked = found.names[_falling(found, found.validation)[0]]
+    rows: dict[str, tuple[int, float, float]] = {}
+    if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
+        rows = _test_rows(found, metric, level)
     treatments = tuple(
-        _treatment(n, v, r, level, None if held is None else held[n], rows.get(n))
-        for n, v, r in zip(names, values, ranks, strict=True)
+        _treatment(name, row, rank, level, validation.get(name), rows.get(name))
+        for name, row, rank in zip(names, values, ranks, strict=True)
     )
-    picked = None if found.validation is None else found.names[_chosen(found, found.validation)]
     reference = against or picked or names[0]
     place = names.index(reference)
-    chosen = (
-        list(itertools.combinations(range(len(names)), 2))
-        if pairs == "all"
-        else [(i, place) for i in range(len(names)) if i != place]
-    )
-    apart = [(names[i], names[j]) for i, j in chosen if not (known[i] & known[j]).any()]
-    chosen = [(i, j) for i, j in chosen if (known[i] & known[j]).any()]
-    made = _pairs_of(found.blocks, names, values, chosen, test, over, level)
-    made = _with_rows(made, found, metric, level) if over == "seeds" else made
+    if pairs == "all":
+        wanted = list(itertools.combinations(range(len(names)), 2))
+    else:
+        wanted = [(i, place) for i in range(len(names)) if i != place]
+    paired = [(i, j) for i, j in wanted if (known[i] & known[j]).any()]
+    made = _pairs_of(found.blocks, names, values, paired, test, over, level)
+    if over == "seeds":
+        made = _with_rows(made, found, metric, level)
+    ranked = None
+    if not _repeated(whole, over):
+        ranked = ranking(whole, level)
     done = Comparison(
         setting=found.setting,
         over=over,
@@ -282,16 +286,22 @@ def compared(
         treatments=treatments,
         reference=reference,
         pairs=made,
-        ranking=None if _repeated(whole, over) else ranking(whole, level),
+        ranking=ranked,
         notes=found.notes,
         chosen=picked,
     )
+    notes = list(found.notes)
+    for i, j in wanted:
+        if (i, j) not in paired:
+            notes.append(
+                f"{names[i]} and {names[j]} have no seed in common, so they are not compared."
+            )
+    if picked is not None:
+        falling = sorted(validation.values(), reverse=True)
+        tie = tie_sentence(falling, picked, "runs", "a validation accuracy of ")
+        notes += [tie] if tie is not None else []
     chose = against is None and pairs == "best" and picked is None
-    unpaired = [
-        f"{one} and {other} have no seed in common, so they are not compared."
-        for one, other in apart
-    ]
-    return replace(done, notes=(*found.notes, *unpaired, *_tied(done), *_notes(done, chose=chose)))
+    return replace(done, notes=(*notes, *_notes(done, chose=chose)))
 
 
 def _pairs_of(
@@ -320,51 +330,35 @@ def _pairs_of(
     return tuple(made)
 
 
+def _falling(found: PairedBlocks, values: Sequence[float]) -> list[int]:
+    """Numbers of the treatments by falling values; equal ones as points of a grid, then in the order of the runs."""
+
+    def place(number: int) -> tuple[float, Order, int]:
+        order: Order = ()
+        row = found.runs.get(found.names[number])
+        if row:
+            order = order_of_run(row[0].result)
+        return -round(values[number], DIGITS), order, number
+
+    return sorted(range(len(values)), key=place)
+
+
 def _with_rows(
     pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float
 ) -> tuple[Pair, ...]:
     """The pairs with their differences over test rows, where these add up to what is compared."""
-    runs = found.runs
-    made = [
-        row_difference(runs[p.one][0], runs[p.other][0], metric, level)
-        if {p.one, p.other} <= runs.keys()
-        else None
-        for p in pairs
-    ]
-    made = [
-        r if r is not None and abs(r.difference - p.difference) < 1e-9 else None
-        for p, r in zip(pairs, made, strict=True)
-    ]
-    corrected = holm([None if r is None else r.p for r in made])
-    return tuple(
-        p if r is None else replace(p, rows=replace(r, holm=h))
-        for p, r, h in zip(pairs, made, corrected, strict=True)
-    )
-
-
-def _place(found: PairedBlocks, number: int) -> tuple[Order, int]:
-    """What treatments with equal figures are sorted by: as the points of a grid, then in the order of the runs."""
-    row = found.runs.get(found.names[number])
-    return (order_of_run(row[0].result) if row else ()), number
-
-
-def _chosen(found: PairedBlocks, validation: Sequence[float]) -> int:
-    """The number of the treatment that validation chooses."""
-    return min(
-        range(len(validation)), key=lambda i: (-round(validation[i], DIGITS), *_place(found, i))
-    )
-
-
-def _tied(c: Comparison) -> list[str]:
-    """A sentence where the treatment that validation chose has equals."""
-    held = {t.name: t.validation for t in c.treatments if t.validation is not None}
-    if c.chosen is None or c.chosen not in held:
-        return []
-    highest_first = sorted(held.values(), reverse=True)
-    told = tie_sentence(highest_first, c.chosen, "runs", "a validation accuracy of ")
-    if told is None:
-        return []
-    return [told]
+    over_rows: dict[int, RowDifference] = {}
+    for number, pair in enumerate(pairs):
+        if pair.one not in found.runs or pair.other not in found.runs:
+            continue
+        made = row_difference(found.runs[pair.one][0], found.runs[pair.other][0], metric, level)
+        if made is not None and abs(made.difference - pair.difference) < 1e-9:
+            over_rows[number] = made
+    corrected = holm([rows.p for rows in over_rows.values()])
+    done = list(pairs)
+    for (number, rows), p in zip(over_rows.items(), corrected, strict=True):
+        done[number] = replace(pairs[number], rows=replace(rows, holm=p))
+    return tuple(done)
 
 
 def _test_rows(
@@ -373,15 +367,15 @@ def _test_rows(
     """Rows and interval of the treatments that do not vary, where these are the values that are compared."""
     made = {}
     for name, row in zip(found.names, found.values, strict=True):
-        run = found.runs[name][0] if name in found.runs else None
         values = row[~np.isnan(row)]
-        if run is None or not constant(values):
+        if name not in found.runs or not constant(values):
             continue
-        told = rows_interval(run.result, level)
-        if told is not None and constant(np.append(values, run.result["accuracy"]["mean"])):
-            made[name] = told
-        elif (clients := rows_of_run(run, metric, level, list(map(int, found.blocks)))) is not None:
-            made[name] = clients
+        run = found.runs[name][0]
+        rows = rows_interval(run.result, level)
+        if rows is None or not constant(np.append(values, run.result["accuracy"]["mean"])):
+            rows = rows_of_run(run, metric, level, list(map(int, found.blocks)))
+        if rows is not None:
+            made[name] = rows
     return made
 
 
@@ -394,11 +388,12 @@ def _treatment(
     rows: tuple[int, float, float] | None,
 ) -> Treatment:
     values = row[~np.isnan(row)]
-    std = float(values.std(ddof=1)) if len(values) > 1 else None
-    told = tuple(None if np.isnan(value) else float(value) for value in row)
-    return Treatment(
-        name, told, float(values.mean()), std, interval(values, level), rank, validation, rows
-    )
+    std = None
+    if len(values) > 1:
+        std = float(values.std(ddof=1))
+    each = tuple(None if np.isnan(value) else float(value) for value in row)
+    reach = interval(values, level)
+    return Treatment(name, each, float(values.mean()), std, reach, rank, validation, rows)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
@@ -427,30 +422,13 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
     count = len(c.blocks)
     alpha = 1.0 - c.level
     if count == 1:
-        more = {
-            "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
-            "clients": "More clients or --over seeds give both.",
-            "settings": "More datasets or partitions give both.",
-            HELD_OUT: "More held-out values give both.",
-        }
-        by_rows = any(t.test_rows is not None for t in c.treatments)
-        over_rows = (
-            " Intervals are over test rows: Wilson's of one model, normal of clients' models."
-            if by_rows
-            else ""
-        )
-        lacks = f"no interval over {c.over}" if by_rows else "no interval"
-        untested = f"no test over {c.over}" if any(p.rows for p in c.pairs) else "no test"
-        return [
-            f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}.{over_rows} {more[c.over]}"
-        ]
+        return [_one_block(c)]
     notes = []
     if count < 3:
         notes.append(f"Two {c.over}: no interval, which takes three.")
     notes += _spreadless(c)
-    common = sum(
-        None not in column for column in zip(*(t.values for t in c.treatments), strict=True)
-    )
+    columns = zip(*(t.values for t in c.treatments), strict=True)
+    common = sum(None not in column for column in columns)
     if len(c.treatments) > 2 and common < 2:
         notes.append(f"No test of ranks: fewer than two {c.over} are common to all runs.")
     elif c.ranking is None and len(c.treatments) > 2:
@@ -461,7 +439,9 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         notes.append(f"Ranks are over the {c.ranking.blocks} {c.over} that all runs have.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
-        times = f", {tested} times that after Holm" if tested > 1 else ""
+        times = ""
+        if tested > 1:
+            times = f", {tested} times that after Holm"
         notes.append(
             f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {c.lowest / tested:.3g}{times}, "
             f"and it would have to be below {alpha:.2g}."
@@ -478,55 +458,72 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
     return notes
 
 
+def _one_block(c: Comparison) -> str:
+    """That one block has no interval and no test, and what would give both."""
+    more = {
+        "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
+        "clients": "More clients or --over seeds give both.",
+        "settings": "More datasets or partitions give both.",
+        HELD_OUT: "More held-out values give both.",
+    }[c.over]
+    lacks = "no interval"
+    if any(t.test_rows is not None for t in c.treatments):
+        more = f"Intervals are over test rows: Wilson's of one model, normal of clients' models. {more}"
+        lacks = f"no interval over {c.over}"
+    untested = "no test"
+    if any(p.rows for p in c.pairs):
+        untested = f"no test over {c.over}"
+    return f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}. {more}"
+
+
 def _spreadless(c: Comparison) -> list[str]:
     """Sentences on treatments and differences that do not vary, and so have no interval and no test."""
-    single = [t for t in c.treatments if len(t.known) == 1]
-    same = [t.name for t in c.treatments if t not in single and constant(t.known)]
-    by_rows = [t for t in c.treatments if t.name in same and t.test_rows is not None]
     why = {
         "seeds": "does not depend on the seed",
         "clients": "is the same for every client, as where all are scored on the same rows",
         "settings": "is the same in every setting",
         HELD_OUT: "is the same for every held-out value",
     }[c.over]
-    without = [name for name in same if name not in [t.name for t in by_rows]]
-    notes = [
-        f"{t.name} has one of the {c.over} ({', '.join(t.blocks(c.blocks))}): no interval."
-        for t in single
-    ]
-    notes += (
-        [f"Without an interval, because its value {why}: {', '.join(without)}."] if without else []
-    )
+    notes = []
+    same: list[str] = []
+    by_rows: dict[str, int] = {}
+    for t in c.treatments:
+        if len(t.known) == 1:
+            (block,) = t.blocks(c.blocks)
+            notes.append(f"{t.name} has one of the {c.over} ({block}): no interval.")
+        elif constant(t.known):
+            same.append(t.name)
+            if t.test_rows is not None:
+                by_rows[t.name] = t.test_rows[0]
+    without = [name for name in same if name not in by_rows]
+    if without:
+        notes.append(f"Without an interval, because its value {why}: {', '.join(without)}.")
     if by_rows:
-        counts = ", ".join(
-            dict.fromkeys(f"{t.test_rows[0]:,}" for t in by_rows if t.test_rows is not None)
-        )
+        counts = ", ".join(dict.fromkeys(f"{rows:,}" for rows in by_rows.values()))
         notes.append(
-            f"The value {why}, and the interval is over {counts} test rows: {', '.join(t.name for t in by_rows)}."
+            f"The value {why}, and the interval is over {counts} test rows: {', '.join(by_rows)}."
         )
-    once = [p for p in c.pairs if len(p.blocks) == 1]
-    notes += [
-        f"{_pairs([p])} share one of the {c.over} ({p.blocks[0]}): no test over {c.over}."
-        for p in once
-    ]
-    untested = [p for p in c.pairs if p.p is None and p not in once]
-    among = [
-        p
-        for p in untested
-        if {p.one, p.other} <= set(same) and c.over not in ("settings", HELD_OUT)
-    ]
+    among = []
+    others = []
+    for pair in c.pairs:
+        words = f"{pair.one} and {pair.other}"
+        if len(pair.blocks) == 1:
+            notes.append(
+                f"{words} share one of the {c.over} ({pair.blocks[0]}): no test over {c.over}."
+            )
+        elif (
+            pair.p is None and c.over in ("seeds", "clients") and {pair.one, pair.other} <= {*same}
+        ):
+            among.append(words)
+        elif pair.p is None:
+            others.append(words)
     if among:
-        notes.append(f"{_pairs(among)} not tested: neither of the two varies over {c.over}.")
-    others = [p for p in untested if p not in among]
+        notes.append(f"{'; '.join(among)} not tested: neither of the two varies over {c.over}.")
     if others:
         notes.append(
-            f"{_pairs(others)} not tested: the differences are all equal, without a spread to test by."
+            f"{'; '.join(others)} not tested: the differences are all equal, without a spread to test by."
         )
     return notes
-
-
-def _pairs(pairs: Sequence[Pair]) -> str:
-    return "; ".join(f"{p.one} and {p.other}" for p in pairs)
 
 
 OVER = ("seeds", "clients", "settings")
@@ -627,7 +624,6 @@ def within(
     """
     check_metric(metric, over)
     take = METRICS[over][metric]
-    one = over.removesuffix("s")
     runs = dict(zip(names or labels(entries), entries, strict=True))
     rows: Mapping[str, tuple[Sequence[str], Floats]]
     if over == "clients":
@@ -635,51 +631,56 @@ def within(
     else:
         rows = values_of_seeds(runs, take)
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
-    cells = [name for name in runs if name not in empty]
-    if len(cells) < 2:
+    kept = {name: [run] for name, run in runs.items() if name not in empty}
+    if len(kept) < 2:
+        count = "one run has"
+        if not kept:
+            count = "no run has"
         raise UsageError(
-            f"{where}: {'one run has' if cells else 'no run has'} values of {metric}, and a comparison takes two.",
+            f"{where}: {count} values of {metric}, and a comparison takes two.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
-    blocks, values = _aligned([rows[name] for name in cells])
+    blocks, values = _aligned([rows[name] for name in kept])
     known = ~np.isnan(values)
-    # Two runs that share a seed have a difference; clients count where every run scored them.
-    least = len(cells) if over == "clients" else 2
-    if not (known.sum(0) >= least).any():
-        held = "; ".join(
-            f"{name}: {_some([blocks[i] for i in np.flatnonzero(row).tolist()])}"
-            for name, row in zip(cells[:MOST_NAMED], known, strict=False)
-        ) + ("; .." if len(cells) > MOST_NAMED else "")
+    notes = _not_alike(kept, metric)
+    if empty:
+        notes.append(f"Left out, because nothing of it could be scored: {_some(empty)}.")
+    if over == "clients":
+        # Clients count where every run scored them.
+        shared = common = known.all(0)
+        for lack, left in _lacking([*kept], blocks, known).items():
+            notes.append(f"Left out of the clients: {_some(left)}, without a value in {lack}.")
+        notes += _seeds_differ(kept)
+    else:
+        # Two runs that share a seed have a difference.
+        shared = known.sum(0) >= 2
+        common = known.any(0)
+        notes += merged_notes(kept)
+    if not shared.any():
+        held = [
+            f"{name}: {_some(_names_at(blocks, row))}"
+            for name, row in zip(kept, known, strict=True)
+        ]
+        if len(held) > MOST_NAMED:
+            held[MOST_NAMED:] = [".."]
         raise UsageError(
-            f"{where}: the runs have no {one} in common ({held}).",
+            f"{where}: the runs have no {over.removesuffix('s')} in common ({'; '.join(held)}).",
             "Train all of them with the same --seeds, or name runs that share some.",
         )
-    kept = {name: [runs[name]] for name in cells}
-    notes = _not_alike(kept, metric)
-    notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
-    if over == "clients":
-        lacking = _lacking(cells, blocks, known)
-        notes += [
-            f"Left out of the clients: {_some(left)}, without a value in {lack}."
-            for lack, left in lacking.items()
-        ]
-        notes += _seeds_differ(kept)
-        common = known.all(0)
-    else:
-        notes += merged_notes(kept)
-        common = known.any(0)
-    shared = (
-        tuple(blocks) if common.all() else tuple(blocks[i] for i in np.flatnonzero(common).tolist())
-    )
     return PairedBlocks(
         where,
-        tuple(cells),
-        shared,
+        tuple(kept),
+        tuple(_names_at(blocks, common)),
         values[:, common],
         tuple(notes),
         kept,
         _validation(kept, metric, over),
     )
+
+
+def by_seed(run: StoredRun, values: Iterable[Any]) -> dict[int, Any]:
+    """The values of a run, which are in the order of its seeds, by the number of the seed."""
+    return dict(zip(map(int, run.result["seeds"]), values, strict=False))
 
 
 def values_of_seeds(
@@ -691,21 +692,12 @@ def values_of_seeds(
         runs: of one setting, by name.
         take: the values of a result by seed, in the order of its seeds.
     """
-    of_run = {
-        name: dict(
-            zip(map(int, e.result["seeds"]), np.array(take(e.result), float).tolist(), strict=True)
-        )
-        for name, e in runs.items()
-    }
+    of_run = {name: by_seed(run, take(run.result)) for name, run in runs.items()}
     fixed = fixed_runs(runs)
-    seeds = list(
-        dict.fromkeys(
-            seed for name, values in of_run.items() if name not in fixed for seed in values
-        )
-    )
-    for name in fixed if seeds else ():
-        first = next(iter(of_run[name].values()))
-        of_run[name] = dict.fromkeys(seeds, first)
+    seeds = [seed for name, values in of_run.items() if name not in fixed for seed in values]
+    for name in fixed:
+        if seeds:
+            of_run[name] = dict.fromkeys(seeds, next(iter(of_run[name].values())))
     return {
         name: ([*map(str, values)], np.array(list(values.values()), float))
         for name, values in of_run.items()
@@ -772,8 +764,8 @@ def _lacking(
     )
     found = {}
     for kind in np.argsort(first).tolist():
-        without = [name for name, there in zip(names, kinds[:, kind], strict=True) if not there]
-        found[_some(without)] = [blocks[i] for i in lost[kind_of == kind].tolist()]
+        without = _some(_names_at(names, ~kinds[:, kind]))
+        found[without] = [blocks[i] for i in lost[kind_of == kind].tolist()]
     return found
 
 
@@ -789,54 +781,41 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     taken: dict[str, dict[str, StoredRun]] = {}
     for where, group in zip(wheres, groups, strict=True):
         for entry in group:
-            row = taken.setdefault(label_of(entry, facts), {})
-            before = row.setdefault(where, entry)
+            label = label_of(entry, facts)
+            before = taken.setdefault(label, {}).setdefault(where, entry)
             if before is not entry:
+                both = [
+                    f"{e.digest[:8]} (seeds {','.join(map(str, e.result['seeds']))})"
+                    for e in (before, entry)
+                ]
                 raise UsageError(
-                    f"{label_of(entry, facts)} is there twice on {where}: {_seeded(before)} and {_seeded(entry)}.",
+                    f"{label} is there twice on {where}: {' and '.join(both)}.",
                     "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
                 )
-    cells = {
-        name: {where: _PER_RUN[metric](e.result) for where, e in row.items()}
-        for name, row in taken.items()
-    }
-    names, blocks = complete(cells, wheres)
-    if len(names) < 2 or len(blocks) < 2:
+    runs, blocks, lost = _without_holes(taken, wheres, metric)
+    if len(runs) < 2 or len(blocks) < 2:
         raise UsageError(
-            f"Of {_count(len(cells), 'method')} in {_count(len(wheres), 'setting')}, no two have {metric} in the same "
+            f"Of {_count(len(taken), 'method')} in {_count(len(wheres), 'setting')}, no two have {metric} in the same "
             "two settings.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",
         )
-    runs = {name: [taken[name][where] for where in blocks] for name in names}
     kept = [e for row in runs.values() for e in row]
     # Of those that are left, fewer facts may differ: shorter names.
     facts = differing(kept)
-    short = [label_of(row[0], facts) for row in runs.values()]
-    runs = dict(zip(short, runs.values(), strict=True)) if len(set(short)) == len(short) else runs
-    lost = [*(w for w in wheres if w not in blocks), *(n for n in cells if n not in names)]
+    short = {label_of(row[0], facts): row for row in runs.values()}
+    if len(short) == len(runs):
+        runs = short
     notes = _not_alike(runs, metric)
-    notes += (
-        [f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."]
-        if lost
-        else []
-    )
+    if lost:
+        notes.append(
+            f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."
+        )
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
-    if sets < len(blocks):
-        notes.append(
-            f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small."
-        )
     where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
-    table = _table({name: cells[name] for name in names}, blocks)
-    return PairedBlocks(
-        where,
-        tuple(runs),
-        tuple(blocks),
-        table,
-        tuple(notes),
-        runs,
-        _validation(runs, metric, "settings"),
-    )
+    if sets < len(blocks):
+        notes.append(f"{where} are not independent: p is too small.")
+    return _one_value_each(where, runs, blocks, metric, notes)
 
 
 def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
@@ -844,37 +823,20 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
 
     Raises UsageError, for fewer than two treatments that have all of two values.
     """
-    runs = group.rows()
-    cells = {
-        name: {value: _PER_RUN[metric](e.result) for value, e in row.items()}
-        for name, row in runs.items()
-    }
-    names, values = complete(cells, group.values)
-    if len(names) < 2 or len(values) < 2:
+    runs, values, lost = _without_holes(group.rows(), group.values, metric)
+    if len(runs) < 2 or len(values) < 2:
         raise UsageError(
             f"{group.title}: no two methods have {metric} for the same two values of {group.column}.",
             "Train the same methods with --hold-out each.",
         )
-    kept = {name: [runs[name][value] for value in values] for name in names}
-    lost = [*(v for v in group.values if v not in values), *(n for n in cells if n not in names)]
-    notes = _not_alike(kept, metric)
-    notes += (
-        [f"Left out, so that every method has every value: {_some(lost, '; ')}."] if lost else []
-    )
-    notes += _seeds_differ(kept) + merged_notes(kept)
+    notes = _not_alike(runs, metric)
+    if lost:
+        notes.append(f"Left out, so that every method has every value: {_some(lost, '; ')}.")
+    notes += _seeds_differ(runs) + merged_notes(runs)
     notes.append(
         f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small."
     )
-    table = _table({name: cells[name] for name in names}, values)
-    return PairedBlocks(
-        group.title,
-        tuple(names),
-        tuple(values),
-        table,
-        tuple(notes),
-        kept,
-        _validation(kept, metric, "settings"),
-    )
+    return _one_value_each(group.title, runs, values, metric, notes)
 
 
 def _validation(
@@ -882,12 +844,10 @@ def _validation(
 ) -> tuple[float, ...] | None:
     """What treatments are chosen by, where all of their runs have it: by the score by which they are compared."""
     score = metric.replace("_", "-")
-    if score not in SCORES:
-        score = (
-            "client-mean"
-            if over == "clients"
-            else score_for(e.result for row in runs.values() for e in row)
-        )
+    if score not in SCORES and over == "clients":
+        score = "client-mean"
+    elif score not in SCORES:
+        score = score_for(e.result for row in runs.values() for e in row)
     made = []
     for row in runs.values():
         found = [value for e in row if (value := validation_value(e.result, score)) is not None]
@@ -917,47 +877,70 @@ def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]
     return names, left
 
 
-def _table(cells: Cells, blocks: Sequence[str]) -> Floats:
-    return np.array([[row[b] for b in blocks] for row in cells.values()], np.float64)
+def _without_holes(
+    taken: Mapping[str, Mapping[str, StoredRun]], blocks: Sequence[str], metric: str
+) -> tuple[dict[str, list[StoredRun]], list[str], list[str]]:
+    """Runs [T][B] of the treatments and blocks that have all values, these blocks, and the names that are left out."""
+    cells = {
+        name: {block: _PER_RUN[metric](run.result) for block, run in row.items()}
+        for name, row in taken.items()
+    }
+    names, kept = complete(cells, blocks)
+    lost = [b for b in blocks if b not in kept] + [n for n in cells if n not in names]
+    return {name: [taken[name][block] for block in kept] for name in names}, kept, lost
+
+
+def _one_value_each(
+    where: str,
+    runs: Mapping[str, Sequence[StoredRun]],
+    blocks: Sequence[str],
+    metric: str,
+    notes: Sequence[str],
+) -> PairedBlocks:
+    """Runs [T][B] with the mean of each over its seeds."""
+    values = [[_PER_RUN[metric](run.result) for run in row] for row in runs.values()]
+    chosen_by = _validation(runs, metric, "settings")
+    table = np.array(values, np.float64)
+    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs, chosen_by)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names of clients; those that come again get a number, so that none takes the place of another."""
-    if len(set(names)) == len(names):
-        return list(names)
     seen: Counter[str] = Counter()
     made = []
     for name in names:
         seen[name] += 1
-        made.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+        if seen[name] > 1:
+            name = f"{name} #{seen[name]}"
+        made.append(name)
     return made
 
 
 def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str]:
     """Sentences on treatments that sites scored, that were scored in another way, or that approximate their method."""
+    every = [e for row in runs.values() for e in row]
+    notes = []
+    if any(e.claimed for e in every):
+        notes.append(CLAIMED)
     kinds: dict[str, list[str]] = {}
-    for name, (entry, *_) in runs.items():
-        kinds.setdefault(str(entry.result.get("protocol")), []).append(name)
-    notes = [CLAIMED] if any(e.claimed for row in runs.values() for e in row) else []
+    rough = []
+    for name, row in runs.items():
+        kinds.setdefault(str(row[0].result.get("protocol")), []).append(name)
+        if any(e.result.get("fidelity") not in (None, "exact") for e in row):
+            rough.append(name)
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
-        told = "; ".join(
+        parts = [
             f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual
-        )
-        head = (
-            "Models of different kinds"
-            if metric in ("client_mean", "pooled")
-            else "Not scored alike"
-        )
-        notes.append(f"{head}. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
-    notes += _drawn_apart({name: entry.result["accuracy"] for name, (entry, *_) in runs.items()})
-    if (unlike := unlike_tests(e.result for row in runs.values() for e in row)) is not None:
+        ]
+        head = "Not scored alike"
+        if metric in ("client_mean", "pooled"):
+            head = "Models of different kinds"
+        notes.append(f"{head}. {'; '.join(parts)}; all others: {_PROTOCOL.get(usual, usual)}.")
+    notes += _drawn_apart({name: row[0].result["accuracy"] for name, row in runs.items()})
+    unlike = unlike_tests(e.result for e in every)
+    if unlike is not None:
         notes.append(unlike)
-    rough = [
-        name
-        for name, row in runs.items()
-        if any(e.result.get("fidelity") not in (None, "exact") for e in row)
-    ]
     if rough:
         notes.append(f"Approximations of their method: {_some(rough)}.")
     return notes
@@ -967,34 +950,37 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """That runs were scored over different numbers of clients (``--eval-clients``), of the accuracy in each result."""
     kinds: dict[str, list[str]] = {}
     for name, accuracy in accuracies.items():
-        drawn = accuracy.get("eval_clients")
-        kinds.setdefault(f"{drawn[0]['scored']:,} drawn" if drawn else "all", []).append(name)
-    told = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
-    if len(kinds) > 1:
-        return [f"Scored over different numbers of clients. {told}."]
-    return []
+        kind = "all"
+        if accuracy.get("eval_clients"):
+            kind = f"{accuracy['eval_clients'][0]['scored']:,} drawn"
+        kinds.setdefault(kind, []).append(name)
+    if len(kinds) < 2:
+        return []
+    parts = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
+    return [f"Scored over different numbers of clients. {parts}."]
 
 
 def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
-    counts = sorted({len(seeds) for seeds in held})
-    spread = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if len(held) < 2:
         return []
+    # One number where all have as many seeds.
+    counts = sorted({len(seeds) for seeds in held})
+    spread = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return [f"Values are means over seeds that differ between runs ({spread} of them)."]
 
 
-def _seeded(entry: StoredRun) -> str:
-    return f"{entry.digest[:8]} (seeds {','.join(map(str, entry.result['seeds']))})"
-
-
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what}s"
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:
-    rest = len(names) - MOST_NAMED
-    return between.join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    words = between.join(names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        words += f" and {len(names) - MOST_NAMED} more"
+    return words
 
 
 ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"}
@@ -1048,9 +1034,11 @@ def row_difference(
     Raises:
         DamagedRunError for test rows that are not what was written.
     """
-    kinds = {one.result.get("protocol") in PERSONAL, other.result.get("protocol") in PERSONAL}
-    if metric == "accuracy" and len(kinds) == 1:
-        metric = "client_mean" if kinds == {True} else "once"
+    personal = [run.result.get("protocol") in PERSONAL for run in (one, other)]
+    if metric == "accuracy" and all(personal):
+        metric = "client_mean"
+    elif metric == "accuracy" and not any(personal):
+        metric = "once"
     if metric not in ("client_mean", "pooled", "once"):
         return None
     ours = one.test_rows or {}
@@ -1090,18 +1078,22 @@ def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
     """What each image adds, and its weight, means over seeds: an image that several seeds test is one image."""
     if len(seeds) == 1:
         return seeds[0][1:]
-    rows, place = np.unique(np.concatenate([r for r, _, _ in seeds]), return_inverse=True)
-    adds, weights = (
-        np.bincount(place, np.concatenate([seed[i] for seed in seeds]), len(rows)) / len(seeds)
-        for i in (1, 2)
-    )
-    return adds, weights
+    numbers, adds, weights = (np.concatenate(column) for column in zip(*seeds, strict=True))
+    rows, place = np.unique(numbers, return_inverse=True)
+    mean_adds = np.bincount(place, adds, len(rows)) / len(seeds)
+    mean_weights = np.bincount(place, weights, len(rows)) / len(seeds)
+    return mean_adds, mean_weights
 
 
 def _spread(adds: Floats, weights: Floats) -> float:
     """Standard error of a sum over R rows of a sample: sqrt(R / (R - 1) sum_r e_r^2), e_r = adds_r - sum weights_r."""
     count = len(adds)
     return float(np.sqrt(count / (count - 1) * ((adds - adds.sum() * weights) ** 2).sum()))
+
+
+def _half(adds: Floats, weights: Floats, level: float) -> float:
+    """Half of the normal interval of a sum over rows of a sample."""
+    return NormalDist().inv_cdf(0.5 + level / 2.0) * _spread(adds, weights)
 
 
 def rows_of_run(
@@ -1120,23 +1112,25 @@ def rows_of_run(
     Raises:
         DamagedRunError for test rows that are not what was written.
     """
-    if run.result.get("protocol") not in PERSONAL or metric not in (
-        "accuracy",
-        "client_mean",
-        "pooled",
-    ):
+    if run.result.get("protocol") not in PERSONAL:
+        return None
+    if metric not in ("accuracy", "client_mean", "pooled"):
         return None
     made: list[Rows] = []
     for seed, found in (run.test_rows or {}).items():
         if seeds is not None and seed not in seeds:
             continue
-        total = float(found.scored.sum())
-        pooled = (found.rows, found.right / total, found.scored / total)
-        made.append(pooled if metric == "pooled" else (found.rows, found.share, found.weight))
-    adds, weights = _joined(made) if made else (np.empty(0), np.empty(0))
+        if metric == "pooled":
+            total = float(found.scored.sum())
+            made.append((found.rows, found.right / total, found.scored / total))
+        else:
+            made.append((found.rows, found.share, found.weight))
+    if not made:
+        return None
+    adds, weights = _joined(made)
     if len(adds) < 2:
         return None
-    half = NormalDist().inv_cdf(0.5 + level / 2.0) * _spread(adds, weights)
+    half = _half(adds, weights, level)
     mean = float(adds.sum())
     return len(adds), max(0.0, mean - half), min(1.0, mean + half)
 
@@ -1157,22 +1151,24 @@ def sign_test(gained: int, lost: int) -> float:
 def _tested(seeds: list[Rows], level: float) -> RowDifference:
     adds, weights = _joined(seeds)
     count = len(adds)
+    # What rounding alone leaves of a row is no difference.
     adds = np.where(np.abs(adds) < 10.0**-DIGITS / count, 0.0, adds)
     difference = float(adds.sum())
     gained = int((adds > 0).sum())
     lost = int((adds < 0).sum())
-    sizes = np.abs(adds[adds != 0])
     if count < 2:
         return RowDifference(count, gained, lost, difference, None, 1.0, "mcnemar")
-    spread = _spread(adds, weights)
-    half = NormalDist().inv_cdf(0.5 + level / 2.0) * spread
-    exact = not len(sizes) or bool(np.ptp(sizes) <= 1e-9 * sizes.max())
-    if exact:
+    half = _half(adds, weights, level)
+    reach = (difference - half, difference + half)
+    sizes = np.abs(adds[adds != 0])
+    if not len(sizes) or np.ptp(sizes) <= 1e-9 * sizes.max():
         p = sign_test(gained, lost)
-    else:
-        p = math.erfc(abs(difference) / spread / math.sqrt(2.0)) if spread > 0 else 0.0
-    interval = (difference - half, difference + half)
-    return RowDifference(count, gained, lost, difference, interval, p, "mcnemar" if exact else "z")
+        return RowDifference(count, gained, lost, difference, reach, p, "mcnemar")
+    p = 0.0
+    spread = _spread(adds, weights)
+    if spread > 0:
+        p = math.erfc(abs(difference) / spread / math.sqrt(2.0))
+    return RowDifference(count, gained, lost, difference, reach, p, "z")
 
 
 MOST_SEEDS = 10
@@ -1202,12 +1198,8 @@ def paired_seeds(one: StoredRun, other: StoredRun) -> list[tuple[int, int]]:
 
 def differences_of_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats:
     """[S] one score of a run minus that of another, of every pair of seeds; seeds without a score are left out."""
-    ours = dict(
-        zip(map(int, one.result["seeds"]), score_of(one.result, score).per_seed, strict=False)
-    )
-    theirs = dict(
-        zip(map(int, other.result["seeds"]), score_of(other.result, score).per_seed, strict=False)
-    )
+    ours = by_seed(one, score_of(one.result, score).per_seed)
+    theirs = by_seed(other, score_of(other.result, score).per_seed)
     gaps = []
     for mine, its in paired_seeds(one, other):
         value = ours.get(mine)
@@ -1251,10 +1243,9 @@ def _partitions(run: StoredRun) -> set[str]:
 
 def _partition_of_seed(run: StoredRun) -> dict[int, str]:
     """Digest of the partition of each seed; {} where a result does not hold one for each."""
-    seeds = run.result["seeds"]
     digests = run.result.get("partition", {}).get("digests", ())
-    if len(seeds) == len(digests):
-        return dict(zip(map(int, seeds), map(str, digests), strict=True))
+    if len(run.result["seeds"]) == len(digests):
+        return by_seed(run, map(str, digests))
     return {}
 
 
@@ -1270,7 +1261,11 @@ def _draws_nothing(result: Mapping[str, Any]) -> bool:
 
 def compact(seeds: Sequence[object]) -> str:
     """Seeds in words: their numbers, and of many how many they are."""
-    many = len(seeds) > MOST_SEEDS
-    if many:
+    if len(seeds) > MOST_SEEDS:
         return f"{len(seeds)} seeds"
     return ", ".join(map(str, seeds))
+
+
+def _names_at(names: Sequence[str], there: NDArray[np.bool_]) -> list[str]:
+    """The names at the places that are true."""
+    return [names[i] for i in np.flatnonzero(there).tolist()]

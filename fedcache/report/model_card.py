@@ -44,6 +44,7 @@ from fedcache.runs.predict_run import (
 )
 from fedcache.runs.privacy_ledger import describe_trust
 from fedcache.runs.score import values_held_out
+from fedcache.visible_text import first_few
 
 LEVEL = 0.95
 SHOWN = 20
@@ -65,7 +66,7 @@ def model_card(
         if predictor.client is None
         else f"that of client {predictor.client} alone"
     )
-    few = ", ".join(facts.classes[:SHOWN]) + (", ..." if len(facts.classes) > SHOWN else "")
+    few = first_few(facts.classes, SHOWN)
     lines = [
         "# Model card",
         "",

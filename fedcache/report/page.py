@@ -57,6 +57,7 @@ from fedcache.runs.score import (
     validation_value,
 )
 from fedcache.store.outputs import write_output
+from fedcache.visible_text import first_few
 
 
 @dataclass(frozen=True)
@@ -748,7 +749,7 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
             "Sure",
             f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
         )
-    names = ", ".join(open_pairs[:MOST_NAMED]) + (", ..." if len(open_pairs) > MOST_NAMED else "")
+    names = first_few(open_pairs, MOST_NAMED)
     return (
         "Not sure",
         f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",

@@ -25,8 +25,7 @@ from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import Range, SearchPlan, search_of
 from fedcache.store.lock import this_process
 from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
-from fedcache.ui.grids import GridIndex
-from fedcache.ui.run_index import RunIndex
+from fedcache.ui.index import GridIndex, RunIndex
 
 RUN = (
     "--scheme",

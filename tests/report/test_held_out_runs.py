@@ -16,7 +16,7 @@ from fedcache.report.comparison import compared, over_held_out
 from fedcache.report.find_runs import by_setting, setting_name
 from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.report.page import held_out_section
-from fedcache.ui.run_facts import read_run
+from fedcache.ui.index import read_run
 
 VALUES = ("zebra", "ant", "10", "9")
 

@@ -21,9 +21,7 @@ def drawn(monkeypatch, partition, columns, tmp_path):
     """The axes that ``draw`` fills."""
     seen = []
     fill = data._fill
-    monkeypatch.setattr(
-        data, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest))
-    )
+    monkeypatch.setattr(data, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest)))
     draw(partition, columns, tmp_path / "p.svg")
     return seen[0]
 

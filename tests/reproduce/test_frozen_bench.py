@@ -14,9 +14,8 @@ from pictures import folder
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
-from fedcache.reproduce.frozen_bench.page import as_json, markdown, study_data
+from fedcache.reproduce.frozen_bench.page import as_json, markdown, rankings, study_data
 from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
-from fedcache.reproduce.frozen_bench.table import rankings
 
 TINY = {
     "title": "Which?",
