@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,79 +59,76 @@ def model_card(
     clients: ClientColumns | None = None,
 ) -> str:
     """Markdown; ``result`` and ``clients`` are the run's, None for a model file whose run is not at hand."""
-    accuracy = [] if result is None else accuracy_lines(result, predictor.client, clients)
     saved = predictor.members[0]
     facts = saved.facts
-    whose = (
-        "the one for all clients"
-        if predictor.client is None
-        else f"that of client {predictor.client} alone"
-    )
-    few = first_few(facts.classes, SHOWN)
+    client = predictor.client
+    whose = "the one for all clients"
+    if client is not None:
+        whose = f"that of client {client} alone"
+    unknown_run = ["Not known: the run is not at hand."]
+    accuracy = unknown_run
+    privacy = unknown_run
+    if result is not None:
+        accuracy = accuracy_lines(result, client, clients)
+        privacy = _privacy(result)
+    parts = {
+        "Trained on": [
+            *_data(saved, result),
+            *_backbones(saved, home),
+            f"Features: feat_post {facts.feat_post}, computed with in {facts.dtype}.",
+            _temperature(predictor),
+        ],
+        "Accuracy": accuracy,
+        "What left the clients": left_lines(saved, result),
+        "Privacy spent": privacy,
+    }
+    personal = predictor.deployed[0].personal
+    if client is not None and personal:
+        own = ", ".join(f"{k} [{', '.join(map(str, t.shape))}]" for k, t in personal.items())
+        parts["What it tells of a client"] = [
+            f"It holds tensors of {client} alone ({own}), made of that client's rows. Give it to nobody who "
+            "may not know them.",
+            *_held_rows(predictor),
+        ]
     lines = [
         "# Model card",
         "",
         f"Method {facts.method}, {whose}; seed {facts.seed} of run {facts.run[:16]}, {facts.rounds} rounds over "
         f"{facts.clients:,} clients.",
-        f"{len(facts.classes):,} classes: {few}.",
-        "",
-        "## Trained on",
-        "",
-        *_data(saved, result),
-        *_backbones(saved, home),
-        f"Features: feat_post {facts.feat_post}, computed with in {facts.dtype}.",
-        *_temperature(predictor),
-        "",
-        "## Accuracy",
-        "",
-        *(accuracy or ["Not known: the run is not at hand."]),
-        "",
-        "## What left the clients",
-        "",
-        *left_lines(saved, result),
-        "",
-        "## Privacy spent",
-        "",
-        *_privacy(result),
+        f"{len(facts.classes):,} classes: {first_few(facts.classes, SHOWN)}.",
     ]
-    if predictor.client is not None and predictor.deployed[0].personal:
-        own = ", ".join(
-            f"{k} [{', '.join(map(str, t.shape))}]"
-            for k, t in predictor.deployed[0].personal.items()
-        )
-        lines += [
-            "",
-            "## What it tells of a client",
-            "",
-            f"It holds tensors of {predictor.client} alone ({own}), made of that client's rows. Give it to nobody who "
-            "may not know them.",
-            *_held_rows(predictor),
-        ]
+    for title, sentences in parts.items():
+        lines += ["", f"## {title}", "", *sentences]
     return "\n".join(lines) + "\n"
 
 
-def _temperature(predictor: Predictor) -> list[str]:
+def _temperature(predictor: Predictor) -> str:
     """Whether probabilities are calibrated, and by what."""
     if not predictor.calibrated:
-        return [
+        return (
             "Outputs called probabilities are the softmax of the scores. They are not calibrated."
-        ]
+        )
     words = f"Probabilities: softmax of the scores divided by {predictor.softmax_temperature:g}"
     if predictor.temperature is not None:
-        return [f"{words}, as --temperature asked for."]
-    return [
+        return f"{words}, as --temperature asked for."
+    return (
         f"{words}, the temperature fitted when training ended to rows that the model had not seen."
-    ]
+    )
 
 
 def _held_rows(predictor: Predictor) -> list[str]:
     """A warning where a client's model holds its training rows one by one."""
     method = predictor.method or METHODS.get(predictor.members[0].facts.method)
-    held = () if method is None else rows_in_models(method)
+    if method is None:
+        return []
+    held = rows_in_models(method)
     if not held:
         return []
+    verb = "hold"
+    if len(held) == 1:
+        verb = "holds"
     return [
-        f"{' and '.join(held)} hold{'s' * (len(held) == 1)} every training row of {predictor.client} one by one: "
+        f"{' and '.join(held)} {verb} every training row of {predictor.client} one by one: "
         "features and class of each, not a sum over them. Whoever has this file has that client's features."
     ]
 
@@ -140,15 +138,18 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
         return [f"Dataset {saved.facts.dataset}."]
     data = result["dataset"]
     part = result["partition"]
-    args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
+    lines = []
     held = values_held_out(result)
-    column = part["args"].get("by") or "domain"
-    first = (
-        f"Held out: {column} {', '.join(held)}. Its rows were not trained on and are the test set."
-    )
+    if held:
+        column = part["args"].get("by") or "domain"
+        lines.append(
+            f"Held out: {column} {', '.join(held)}. Its rows were not trained on and are the test set."
+        )
+    holds = data.get("holds", IMAGES)
+    args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
     return [
-        *([first] if held else []),
-        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {data.get('holds', IMAGES)}.",
+        *lines,
+        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {holds}.",
         f"Partition {part['scheme']} ({args}), seed {part['seed']}: {part['clients']:,} clients, "
         f"{part['dropped']:,} rows left out; digest {part['digest']}.",
     ]
@@ -164,24 +165,21 @@ def _words(value: object) -> str:
 def _backbones(saved: SavedModel, home: Home) -> list[str]:
     """Each recipe on a line, with the licence of its weights."""
     lines = []
-    for key, told in zip(saved.facts.keys, saved.facts.recipes, strict=False):
-        if "size" not in told:  # embeddings of somebody's own
-            lines.append(
-                f"Embeddings {told.get('backbone', key)}, made elsewhere; licence of the weights: not known."
-            )
+    for key, facts in zip(saved.facts.keys, saved.facts.recipes, strict=False):
+        if "size" not in facts:  # embeddings of somebody's own
+            name = facts.get("backbone", key)
+            lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
             continue
-        recipe = Recipe.from_dict(told)
-        try:
+        recipe = Recipe.from_dict(facts)
+        licence = ""
+        with suppress(FedcacheError):  # a backbone of another installation
             licence = lookup_recorded(recipe, home=home.root).licence
-        except FedcacheError:  # a backbone of another installation
-            licence = ""
         kind = reads_of(recipe)
-        side = (
-            f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
-            if recipe.size
-            else f"{kind} as they are"
-        )
-        side = f"{recipe.size} tokens of a text" if recipe.size and kind != IMAGES else side
+        side = f"{kind} as they are"
+        if recipe.size and kind == IMAGES:
+            side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
+        elif recipe.size:
+            side = f"{recipe.size} tokens of a text"
         lines.append(
             f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
             f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
@@ -194,33 +192,31 @@ def accuracy_lines(
 ) -> list[str]:
     """Accuracy of every seed, with a Wilson interval where one model met a known number of rows."""
     a = result["accuracy"]
-    protocol = result["protocol"]
     over = {
         "global": "one model on the global test rows",
         "personalised": "each client's model on its own test rows",
         "everywhere": "each client's model on all test rows",
-    }[protocol]
+    }[result["protocol"]]
     lines = []
     rows = test_rows(result)
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
         if value is None:
             continue
-        correct = None if rows is None else value * rows
-        if correct is None or rows is None or abs(correct - round(correct)) > 1e-6:
-            lines.append(f"Seed {seed}: {100 * value:.2f} %, {over}.")
-            continue
-        ci = scipy.stats.binomtest(round(correct), rows).proportion_ci(LEVEL, method="wilson")
-        lines.append(
-            f"Seed {seed}: {100 * value:.2f} %, {over} ({rows:,}); 95 % Wilson interval {100 * ci.low:.2f} to "
-            f"{100 * ci.high:.2f} %."
-        )
+        line = f"Seed {seed}: {100 * value:.2f} %, {over}"
+        if rows is not None and abs(value * rows - round(value * rows)) <= 1e-6:
+            right = scipy.stats.binomtest(round(value * rows), rows)
+            ci = right.proportion_ci(LEVEL, method="wilson")
+            line += f" ({rows:,}); 95 % Wilson interval {100 * ci.low:.2f} to {100 * ci.high:.2f} %"
+        lines.append(f"{line}.")
     if len(a["per_seed"]) > 1 and a["mean"] is not None:
+        deviation = 100 * (a["std"] or 0.0)
         lines.append(
-            f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation "
-            f"{100 * (a['std'] or 0.0):.2f} points."
+            f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation {deviation:.2f} points."
         )
-    own = None if client is None or clients is None else clients.accuracy_of(client)
-    lines += [] if own is None else [f"Client {client}: {100 * own:.2f} %, mean over seeds."]
+    if client is not None and clients is not None:
+        own = clients.accuracy_of(client)
+        if own is not None:
+            lines.append(f"Client {client}: {100 * own:.2f} %, mean over seeds.")
     return lines or ["No row was scored."]
 
 
@@ -249,22 +245,20 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
     facts = saved.facts
     method = METHODS.get(facts.method)
     if method is None:
-        return [
-            *lines,
-            f"{facts.method} is a method of somebody's own; see its code for what it sends.",
-        ]
-    parts = (
-        leaving(method, Sizes(facts.width, facts.width, len(facts.classes)))
-        if facts.image is None
-        else leaving(method)
-    )
-    lines += [f"Sent: {part.what} ({part.tells})." for part in parts] or ["Nothing is sent."]
-    return lines
+        lines.append(
+            f"{facts.method} is a method of somebody's own; see its code for what it sends."
+        )
+        return lines
+    sizes = None
+    if facts.image is None:
+        sizes = Sizes(facts.width, facts.width, len(facts.classes))
+    parts = leaving(method, sizes)
+    if not parts:
+        lines.append("Nothing is sent.")
+    return lines + [f"Sent: {part.what} ({part.tells})." for part in parts]
 
 
-def _privacy(result: Mapping[str, Any] | None) -> list[str]:
-    if result is None:
-        return ["Not known: the run is not at hand."]
+def _privacy(result: Mapping[str, Any]) -> list[str]:
     trust = result.get("trust", {})
     lines = describe_trust(trust)
     if trust.get("privacy"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -290,22 +291,23 @@ def section_of(
 
 def _says(entries: Sequence[StoredRun], score: str) -> str:
     """What the table is of, and how it is to be read."""
-    first = entries[0].result
-    holds = first["dataset"].get("holds", ROWS)  # features that were ingested may be of anything
-    says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable {holds}; partition "
-    says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
-    says += (
-        "; every seed has its own, the first is drawn."
-        if len(set(first["partition"]["digests"])) > 1
-        else "."
-    )
+    data_of = entries[0].result["dataset"]
+    part = entries[0].result["partition"]
+    holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
+    says = f"Dataset {str(data_of['digest'])[:16]}, {data_of['ok']:,} readable {holds}; partition "
+    says += f"{str(part['digest'])[:16]}, {part['clients']} clients"
+    if len(set(part["digests"])) > 1:
+        says += "; every seed has its own, the first is drawn"
+    says += "."
     if score != "own":
         says += f" Accuracy is {score}: {WORDS[score]}."
     if has_validation(e.result for e in entries):
         says += " Sorted by validation accuracy; the run that it chose is bold."
     elif len(entries) > 1:
         says += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
-    return says + (f" {CLAIMED}" if entries[0].claimed else "")
+    if entries[0].claimed:
+        says += f" {CLAIMED}"
+    return says
 
 
 def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -330,52 +332,60 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
     entries = [e for _, e in first]
     if len(entries) < 2:
         return None
-    seeds = all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries)
-    over = "seeds" if seeds else "clients"
-    if over == "clients" and (
-        score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries)
-    ):
-        return None
-    metric = "accuracy" if score == "own" or over == "clients" else score.replace("-", "_")
+    over = "seeds"
+    metric = _metric(score)
+    if not all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries):
+        over = "clients"
+        metric = "accuracy"
+        if score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries):
+            return None
     try:
         blocks = within(entries, title, metric, over, names)
     except UsageError:
         return None
-    against = names[0] if names[0] in blocks.names else None
+    against = None
+    if names[0] in blocks.names:
+        against = names[0]
     found = compared(blocks, over=over, metric=metric, against=against)
     if any(p.interval or p.p is not None or p.rows for p in found.pairs):
         return found
     return None
 
 
+def _metric(score: str) -> str:
+    """What a score is called among the metrics of a comparison."""
+    if score == "own":
+        return "accuracy"
+    return score.replace("-", "_")
+
+
 def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
     sheet = differences(c)
     assert sheet is not None  # nosec B101
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]
-    said = sentences(c) if paired.enough_blocks(c) else c.notes
-    return (
-        f"Paired tests against {c.reference}",
-        " ".join([words, *said]),
-        sheet.columns,
-        sheet.rows,
-    )
+    notes: Sequence[str] = c.notes
+    if paired.enough_blocks(c):
+        notes = sentences(c)
+    title = f"Paired tests against {c.reference}"
+    return title, " ".join([words, *notes]), sheet.columns, sheet.rows
 
 
 def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
     """What one asks first: costs, curves, who is left behind, what the swept values did."""
     shown = every_method_first(named)
+    entries = [e for _, e in named]
     made = [
         runs.against_bytes(f"{ident}-bytes", named, score),
         runs.against_seconds(f"{ident}-seconds", named, score),
         runs.curves(f"{ident}-curves", shown),
         runs.spread(f"{ident}-clients", shown),
-        paired.differences(f"{ident}-differences", tests, {n: e.key for n, e in named}, len(named))
-        if tests
-        else None,
-        paired.ranks(f"{ident}-ranks", tests) if tests else None,
-        *grids.sweeps(f"{ident}-grid", [e for _, e in named], score),
-        *hyperparameters(f"{ident}-settings", [e for _, e in named], score),
     ]
+    if tests is not None:
+        keys = {n: e.key for n, e in named}
+        made.append(paired.differences(f"{ident}-differences", tests, keys, len(named)))
+        made.append(paired.ranks(f"{ident}-ranks", tests))
+    made += grids.sweeps(f"{ident}-grid", entries, score)
+    made += hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
 
 
@@ -384,40 +394,29 @@ def _detail_plots(
 ) -> tuple[list[Plot], list[str]]:
     """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
     entries = [e for _, e in named]
-    firsts = first_of_each(named)
-    made: list[Plot | None] = []
     notes: list[str] = []
     if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
         notes.append(
             "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
         )
-    for i, (label, entry) in enumerate(firsts[:1]):
-        made.append(runs.confusion(f"{ident}-confusion{i}", label, entry))
-        made += [
-            confusion_difference(f"{ident}-against{i}", (label, entry), second)
-            for second in firsts[1:2]
-        ]
+    first, *others = first_of_each(named)
+    made: list[Plot | None] = [runs.confusion(f"{ident}-confusion0", *first)]
+    if others:
+        made.append(confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
         notes.append(
             "Results of earlier versions hold no confusion matrix: `--fresh` makes them again."
         )
-    notes += [
-        *caution_notes(named),
-        *drawn_notes(named),
-        *merged_notes({label: [e] for label, e in named}),
-    ]
+    notes += caution_notes(named) + drawn_notes(named)
+    notes += merged_notes({label: [e] for label, e in named})
     made += runs.own_numbers(f"{ident}-own", named)
     notes += runs.last_numbers(named)
     if isinstance(source, RunStore):
         made.append(data.dots(f"{ident}-dots", source))
-        made += [
-            data.plane(f"{ident}-plane{i}", source, k, embed)
-            for i, k in enumerate(source.keys[:MOST_PLANES])
-        ]
-        made += [
-            data.agreement(f"{ident}-fusion", source),
-            data.label_entropy(f"{ident}-entropy", source),
-        ]
+        for i, key in enumerate(source.keys[:MOST_PLANES]):
+            made.append(data.plane(f"{ident}-plane{i}", source, key, embed))
+        made.append(data.agreement(f"{ident}-fusion", source))
+        made.append(data.label_entropy(f"{ident}-entropy", source))
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
@@ -425,42 +424,39 @@ def _detail_plots(
 
 def caution_notes(named: runs.Named) -> list[str]:
     """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
-    kinds: dict[str, list[tuple[str, str]]] = {}
+    kinds: dict[str, list[str]] = {}
     for label, entry in named:
         if lines := caution_lines(entry.result):
-            kinds.setdefault(lines[0].partition(":")[0], []).append((label, " ".join(lines)))
+            kind = lines[0].partition(":")[0]
+            kinds.setdefault(kind, []).append(f"{label}: {' '.join(lines)}")
     notes = []
-    for found in kinds.values():
-        each = [f"{label}: {words}" for label, words in found]
-        notes += (
-            each
-            if len(each) <= MOST_NAMED
-            else [f"{len(each)} runs; the lowest of them is {each[-1]}"]
-        )
+    for each in kinds.values():
+        if len(each) > MOST_NAMED:
+            each = [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+        notes += each
     return notes
 
 
 def drawn_notes(named: runs.Named) -> list[str]:
     """Of which runs only some clients were scored, and how large the standard error of their mean is."""
-    found: dict[str, list[tuple[str, list[float]]]] = {}
+    labels_of: dict[str, list[str]] = {}
+    errors_of: dict[str, list[float]] = {}
     for label, entry in named:
         if (drawn := drawn_clients(entry.result)) is not None:
-            found.setdefault(drawn[0], []).append((label, drawn[1]))
+            labels_of.setdefault(drawn[0], []).append(label)
+            errors_of.setdefault(drawn[0], []).extend(drawn[1])
     notes = []
-    for who, of_runs in found.items():
-        names = (
-            ", ".join(label for label, _ in of_runs)
-            if len(of_runs) <= MOST_NAMED
-            else f"{len(of_runs)} runs"
-        )
-        errors = [e for _, each in of_runs for e in each]
-        if not errors:
-            notes.append(f"{names}: {who}; there is no standard error.")
-            continue
-        low = percent(min(errors))
-        high = percent(max(errors))
-        span = low if low == high else f"{low} to {high}"
-        notes.append(f"{names}: {who}; the standard error of their mean is {span} points.")
+    for who, names in labels_of.items():
+        words = ", ".join(names)
+        if len(names) > MOST_NAMED:
+            words = f"{len(names)} runs"
+        errors = "there is no standard error"
+        if errors_of[who]:
+            # One number where the smallest and the largest are the same.
+            ends = [percent(min(errors_of[who])), percent(max(errors_of[who]))]
+            span = " to ".join(dict.fromkeys(ends))
+            errors = f"the standard error of their mean is {span} points"
+        notes.append(f"{words}: {who}; {errors}.")
     return notes
 
 
@@ -482,8 +478,6 @@ def every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
 MOST_SHOWN = 6
 """Settings that differ and stand in the table from the start."""
 
-NOTHING = HtmlCell("", "")
-
 
 def table_of(
     entries: Sequence[StoredRun], names: Sequence[str], score: str, chosen: str
@@ -496,103 +490,72 @@ def table_of(
         score: what their accuracy is.
         chosen: digest of the run that stands first of those that can be taken.
     """
-    held = has_validation(e.result for e in entries)
+    results = [e.result for e in entries]
     made: list[tuple[Column, list[HtmlCell]]] = []
 
     def put(name: str, cells: list[HtmlCell], *, numbers: bool = True, shown: bool = True) -> None:
         made.append((Column(name, numbers, shown), cells))
 
-    said_by = " (claimed)" if entries[0].claimed else ""  # of a setting all are, or none
-    put("method", [HtmlCell(e.method, e.method) for e in entries], numbers=False)
-    put(f"accuracy %{said_by}", [_number(score_of(e.result, score).mean) for e in entries])
-    if any("validation" in e.result for e in entries):
-        put("validation %", [_number(validation_value(e.result, score)) for e in entries])
-    told = [facts(e) for e in entries]
+    def put_fractions(name: str, values: Iterable[float | None], *, shown: bool = True) -> None:
+        """Percent, of which the best is bold."""
+        cells = [_number(value) for value in values]
+        marked = None
+        if has_validation(results):
+            marked = [e.digest == chosen for e in entries]
+        put(name, _marked(cells, marked), shown=shown)
+
+    claimed = ""
+    if entries[0].claimed:  # of a setting all are, or none
+        claimed = " (claimed)"
+    put("method", [_word(e.method) for e in entries], numbers=False)
+    put_fractions(f"accuracy %{claimed}", [score_of(r, score).mean for r in results])
+    if any("validation" in r for r in results):
+        put_fractions("validation %", [validation_value(r, score) for r in results])
     differ = [n for n in names if n != "method"]
     for place, name in enumerate(differ):
-        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in told]
+        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
         put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
     put("95 % interval", [_interval(e, score) for e in entries])
     put("a client sends", [_sent(e) for e in entries])
     put("seconds a seed", [_seconds(seconds_of(e)) for e in entries])
-    if any(e.result["fairness"].get("worst10") is not None for e in entries):
-        put(
-            f"worst 10 %{said_by}",
-            [_number(e.result["fairness"].get("worst10")) for e in entries],
-            shown=len({e.method for e in entries}) > 1 and len(differ) < 3,
-        )
-    if any("privacy" in e.result.get("trust", {}) for e in entries):
-        put(
-            "privacy",
-            [_privacy(e.result.get("trust", {}).get("privacy")) for e in entries],
-            numbers=False,
-        )
-    _rest(put, entries, score, said_by)
-    columns = [c for c, _ in made]
-    rows = [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
-    for place, column in enumerate(columns):
-        if column.name.removesuffix(said_by) in MARKED:
-            _mark(rows, place, [e.digest == chosen for e in entries] if held else None)
-    return columns, rows
-
-
-MARKED = (
-    "accuracy %",
-    "validation %",
-    "worst 10 %",
-    "headline %",
-    "client mean %",
-    "pooled %",
-    "macro F1 %",
-)
-
-
-def _rest(put: Any, entries: Sequence[StoredRun], score: str, said_by: str) -> None:
-    """Columns that are hidden at first."""
-    results = [e.result for e in entries]
+    worst = [r["fairness"].get("worst10") for r in results]
+    if any(value is not None for value in worst):
+        several = len({e.method for e in entries}) > 1 and len(differ) < 3
+        put_fractions(f"worst 10 %{claimed}", worst, shown=several)
+    costs = [r.get("trust", {}).get("privacy") for r in results]
+    if any("privacy" in r.get("trust", {}) for r in results):
+        words = ["-" if cost is None else short_privacy(cost) for cost in costs]
+        put("privacy", [_word(w) for w in words], numbers=False)
+    # What follows is hidden at first.
     if any("zero_shot" in r["accuracy"] for r in results):
         put("zero-shot %", [_number(r["accuracy"].get("zero_shot")) for r in results], shown=False)
     stds = [score_of(r, score).std or None for r in results]
     if any(stds):
         put("± seeds", [_number(s) for s in stds], shown=False)
-    put(
-        "seeds",
-        [HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))) for r in results],
-        shown=False,
-    )
+    put("seeds", [_word(len(r["seeds"])) for r in results], shown=False)
     others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
     for name, other in others.items():
         if other != score:
-            put(
-                f"{name} %{said_by}",
-                [_number(score_of(r, other).mean) for r in results],
-                shown=False,
-            )
-    put(f"macro F1 %{said_by}", [_number(r["macro_f1"]["mean"]) for r in results], shown=False)
-    sent = [r["traffic"]["exact"]["per_client_round"]["up"] for r in results]
-    put("scalars a round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
+            means = [score_of(r, other).mean for r in results]
+            put_fractions(f"{name} %{claimed}", means, shown=False)
+    put_fractions(f"macro F1 %{claimed}", [r["macro_f1"]["mean"] for r in results], shown=False)
     exact = [r["traffic"]["exact"] for r in results]
+    sent = [x["per_client_round"]["up"] for x in exact]
+    put("scalars a round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
     megabytes = [(x["up_bytes"] + x["down_bytes"]) / 1e6 for x in exact]
     put("MB in all", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
-    put(
-        "fidelity",
-        [HtmlCell(str(r["fidelity"]), str(r["fidelity"])) for r in results],
-        numbers=False,
-        shown=False,
-    )
+    put("fidelity", [_word(r["fidelity"]) for r in results], numbers=False, shown=False)
     put("run", [HtmlCell(e.digest[:8], e.digest) for e in entries], numbers=False, shown=False)
+    columns = [c for c, _ in made]
+    return columns, [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
 
 
 def _interval(entry: StoredRun, score: str) -> HtmlCell:
     """The interval and what was sampled for it; sorted by its lower end."""
     found = uncertainty(entry, score)
     if found is None:
-        return NOTHING
-    over = (
-        found.over.removesuffix(" test rows") + " rows"
-        if found.over.endswith("rows")
-        else found.over
-    )
+        return HtmlCell("", "")
+    over = found.over.replace(" test rows", " rows")
     return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
 
 
@@ -600,34 +563,43 @@ def _sent(entry: StoredRun) -> HtmlCell:
     if entry.pooled_rows:
         return HtmlCell("all rows", "", note="no federation")
     sent = sent_bytes(entry)
-    return HtmlCell(f"{size(sent)}B" if sent >= 1000 else f"{sent:.0f} B", repr(sent))
+    words = f"{sent:.0f} B"
+    if sent >= 1000:
+        words = f"{size(sent)}B"
+    return HtmlCell(words, repr(sent))
 
 
 def _seconds(value: float | None) -> HtmlCell:
     if value is None:
         return HtmlCell("-", "")
-    return HtmlCell(f"{value:,.2f}" if value >= 1 else f"{value:.2g}", repr(value))
+    words = f"{value:.2g}"
+    if value >= 1:
+        words = f"{value:,.2f}"
+    return HtmlCell(words, repr(value))
 
 
-def _privacy(cost: Mapping[str, Any] | None) -> HtmlCell:
-    said = "-" if cost is None else short_privacy(cost)
-    return HtmlCell(said, said)
+def _word(value: object) -> HtmlCell:
+    return HtmlCell(str(value), str(value))
 
 
 def _number(value: float | None) -> HtmlCell:
-    return HtmlCell(percent(value), "" if value is None else repr(value))
+    """A fraction in percent; a dash without."""
+    if value is None:
+        return HtmlCell(percent(None), "")
+    return HtmlCell(percent(value), repr(value))
 
 
-def _mark(rows: list[list[HtmlCell]], place: int, chosen: Sequence[bool] | None) -> None:
-    """Make bold what validation chose; the highest of the column where there are no rows to choose by."""
-    known = [float(row[place].sort) for row in rows if row[place].sort]
-    for number, row in enumerate(rows):
-        cell = row[place]
-        best = bool(cell.sort) and (
-            float(cell.sort) == max(known) if chosen is None else chosen[number]
-        )
-        if len(rows) > 1 and best:
-            row[place] = HtmlCell(cell.text, cell.sort, best=True, note=cell.note)
+def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
+    """Bold is what validation chose; the highest of the column where there are no rows to choose by."""
+    known = [float(cell.sort) for cell in cells if cell.sort]
+    if len(cells) < 2 or not known:
+        return cells
+    if chosen is None:
+        chosen = [cell.sort != "" and float(cell.sort) == max(known) for cell in cells]
+    return [
+        replace(cell, best=best and cell.sort != "")
+        for cell, best in zip(cells, chosen, strict=True)
+    ]
 
 
 def held_out_section(
@@ -637,51 +609,40 @@ def held_out_section(
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
-    found = _comparison(group, used)
+    metric = _metric(used)
+    # No tests where no two methods have all values.
+    found = None
+    with suppress(UsageError):
+        found = compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
     names = sorted(means, key=lambda name: _falling(means[name]))
-    validation = (
-        {}
-        if found is None
-        else {t.name: t.validation for t in found.treatments if t.validation is not None}
-    )
-    if found is not None and found.chosen is not None:
-        names.sort(key=lambda name: _falling(validation.get(name)))
-        names.sort(key=lambda name: name != found.chosen)
+    validation: dict[str, float] = {}
+    notes: list[str] = []
+    if found is not None:
+        notes = sentences(found)
+        validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
+        if found.chosen is not None:
+            names.sort(key=lambda name: _falling(validation.get(name)))
+            names.sort(key=lambda name: name != found.chosen)
     best = names[0]
     columns = [Column("run"), Column("mean accuracy %", numbers=True)]
-    columns += [Column("validation %", numbers=True)] if validation else []
+    if validation:
+        columns.append(Column("validation %", numbers=True))
     columns += [Column(f"{group.column} {value} %", numbers=True) for value in group.values]
     rows = []
     for name in names:
-        cells = [HtmlCell(name, name), _cell(means[name], best=name == best and len(names) > 1)]
-        cells += [_cell(validation.get(name))] if validation else []
-        rows.append(cells + [_cell(value) for value in accuracies[name].values()])
+        mean = replace(_number(means[name]), best=name == best and len(names) > 1)
+        cells = [_word(name), mean]
+        if validation:
+            cells.append(_number(validation.get(name)))
+        rows.append(cells + [_number(value) for value in accuracies[name].values()])
     says = f"Accuracy on the rows of each {group.column} when the runs train on the others, and the unweighted mean."
-    says += f" Accuracy is {used}: {WORDS[used]}." if used != "own" else ""
-    says += f" {CLAIMED}" if group.entries[0].claimed else ""
-    notes = [] if found is None else sentences(found)
-    section = Section(
-        f"h{number}",
-        group.title,
-        says,
-        columns,
-        rows,
-        [],
-        notes,
-        commands=[],
-        points=[],
-        chosen=0,
-    )
+    if used != "own":
+        says += f" Accuracy is {used}: {WORDS[used]}."
+    if group.entries[0].claimed:
+        says += f" {CLAIMED}"
+    ident = f"h{number}"
+    section = Section(ident, group.title, says, columns, rows, [], notes, [], [], chosen=0)
     return _verdict(group, best, means, found), section
-
-
-def _comparison(group: HeldOutGroup, score: str) -> Comparison | None:
-    """The tests over held-out values; None where no two methods have all of them."""
-    metric = "accuracy" if score == "own" else score.replace("-", "_")
-    try:
-        return compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
-    except UsageError:
-        return None
 
 
 def _falling(value: float | None) -> float:
@@ -689,10 +650,6 @@ def _falling(value: float | None) -> float:
     if value is None:
         return 1.0
     return -value
-
-
-def _cell(value: float | None, *, best: bool = False) -> HtmlCell:
-    return HtmlCell(percent(value), "" if value is None else repr(value), best=best)
 
 
 def _verdict(

@@ -41,9 +41,7 @@ def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
 def trained(place: Path) -> Path:
     np.savez(place / "e.npz", **columns())
     ok("ingest", place / "e.npz", "--name", "e")
-    return Path(
-        ok("train", "--method", "fed3r", "-d", "e", "--scheme", "iid", "--clients", 2).data["path"]
-    )
+    return Path(ok("train --method fed3r -d e --scheme iid --clients 2").data["path"])
 
 
 @pytest.fixture

@@ -173,9 +173,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(
     only = [f"--only=treatment={name}" for name in ("fed3r", "fedncm", "solo linear")]
     only += [f"--only=partition={name}" for name in ("iid", "domains")]
     words = (
-        "reproduce",
-        "frozen-bench",
-        "--on",
+        "reproduce frozen-bench --on",
         images,
         "--backbones",
         "random-projection:16",

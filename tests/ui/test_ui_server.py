@@ -337,25 +337,25 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
         (own_home / "runs" / f"{i:016x}").mkdir(parents=True)
     monkeypatch.setattr(index, "read_run", lambda path: {"name": path.name, "state": "finished"})
     monkeypatch.setattr(index, "RECENT", 0)
-    index = index.RunIndex(own_home / "runs")
-    index.look()
-    while index.waiting:
-        index.look()
-    assert index.reads == count
-    version = index.version
+    runs = index.RunIndex(own_home / "runs")
+    runs.look()
+    while runs.waiting:
+        runs.look()
+    assert runs.reads == count
+    version = runs.version
     for _ in range(3):
-        stats, reads = index.stats, index.reads
-        index.look()
-        assert index.stats - stats <= 1 + -(-count // index.SHARE)
-        assert index.reads == reads
-    assert index.version == version
+        stats, reads = runs.stats, runs.reads
+        runs.look()
+        assert runs.stats - stats <= 1 + -(-count // index.SHARE)
+        assert runs.reads == reads
+    assert runs.version == version
     # Within so many looks every run that was written anew is found, and it alone is read.
     changed = own_home / "runs" / f"{77:016x}"
     os.utime(changed, ns=(1, 1))
     for _ in range(index.SHARE):
-        index.look()
-    assert index.reads == count + 1
-    assert len(index.every()) == count
+        runs.look()
+    assert runs.reads == count + 1
+    assert len(runs.every()) == count
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
