@@ -17,7 +17,7 @@ from fedcache.reproduce.metrics import (
     show_printed,
     unit,
 )
-from fedcache.reproduce.registry import PaperCell, PaperTable
+from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 
 PROXY = "PROXY"
@@ -26,74 +26,73 @@ PLAIN = "reproduced"
 
 def title(report: Reproduction) -> str:
     """One line that says what this is."""
+    words = f"{report.entry.name}: {report.entry.title}"
     if report.proxy:
-        where = f" on {report.on}" if report.on else ""
-        return f"{PROXY} of {report.entry.name}{where}: {report.entry.title}"
-    departs = (
-        ", with departures"
-        if report.departures or any(line.departures for line in report.lines)
-        else ""
-    )
-    return f"{report.entry.name}: {report.entry.title}{departs}"
+        where = report.entry.name
+        if report.on:
+            where += f" on {report.on}"
+        return f"{PROXY} of {where}: {report.entry.title}"
+    if report.departures or any(line.departures for line in report.lines):
+        words += ", with departures"
+    return words
 
 
 def columns(report: Reproduction) -> tuple[str, ...]:
     """The columns of ``rows``. On other data a difference from a printed number says nothing, a rank may."""
     last: tuple[str, ...] = ("difference", "standard errors")
     if report.proxy:
-        last = ("rank printed", "rank got") if orders(report) else ()
+        last = ()
+        if orders(report):
+            last = ("rank printed", "rank got")
     return ("row", *report.entry.labels, "metric", "printed", "got", *last)
 
 
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
-    made = []
-    ranks = {
-        (p.line.cell.at, p.metric): (p, len(o.places)) for o in orders(report) for p in o.places
-    }
-    width = len(columns(report))
+    made: list[tuple[str, ...]] = []
+    ranks = {}
+    for one in orders(report):
+        for place in one.places:
+            of = len(one.places)
+            ranks[place.line.cell.at, place.metric] = (
+                f"{place.rank_printed} of {of}",
+                f"{place.rank_got} of {of}",
+            )
     for line in report.lines:
         first = label(report, line)
         if line.why_not:
-            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", "")[:width])
+            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", ""))
             continue
         for i, metric in enumerate(line.cell.metrics):
-            measured = line.measured[metric]
-            printed = line.cell.printed[i]
-            if report.proxy:
-                place, of = ranks.get((line.cell.at, metric), (None, 0))
-                last = (
-                    (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}")
-                    if place
-                    else ("", "")
-                )
-            else:
+            last = ranks.get((line.cell.at, metric), ("", ""))
+            if not report.proxy:
                 last = show_compared(report.compared(line, i), metric)
-            values = (show_printed(printed, metric), show_measured(measured, metric), *last)
-            made.append((first, *line.cell.at, name(metric), *values)[:width])
+            printed = show_printed(line.cell.printed[i], metric)
+            got = show_measured(line.measured[metric], metric)
+            made.append((first, *line.cell.at, name(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
     for wanted in report.entry.differences:
         measured = report.difference(wanted)
         if measured.mean is None:
             continue
         what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
-        last = (
-            ("", "")
-            if report.proxy
-            else show_compared(compare(wanted.printed, 0, measured), wanted.metric)
-        )
-        first = PROXY if report.proxy else PLAIN
-        numbers = (
-            show_printed(wanted.printed, wanted.metric),
-            show_measured(measured, wanted.metric),
-        )
-        made.append((first, what, *blank, name(wanted.metric), *numbers, *last)[:width])
-    return made
+        first = PLAIN
+        last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
+        if report.proxy:
+            first = PROXY
+            last = ("", "")
+        printed = show_printed(wanted.printed, wanted.metric)
+        got = show_measured(measured, wanted.metric)
+        made.append((first, what, *blank, name(wanted.metric), printed, got, *last))
+    width = len(columns(report))
+    return [row[:width] for row in made]
 
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
     """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
-    words = [PROXY] if report.proxy else []
+    words = []
+    if report.proxy:
+        words.append(PROXY)
     if line.why_not:
         return " ".join([*words, "not run"])
     if line.fidelity not in ("", "exact"):
@@ -105,32 +104,31 @@ def label(report: Reproduction, line: ReproducedCell) -> str:
 
 def sentences(report: Reproduction) -> list[str]:
     """What must be read with the numbers: departures, how differences are counted, what the paper leaves open."""
-    said = []
+    made = []
     if report.proxy:
-        said.append(
+        made.append(
             f"{PROXY}: the paper's protocol on other data or backbones. A difference from a printed number would say "
             "nothing about the paper, so none is shown; the order of rows may."
         )
-        said += [one.sentence() for one in orders(report)]
+        made += [one.sentence() for one in orders(report)]
     if report.departures:
-        said.append("Departures of every row: " + "; ".join(report.departures) + ".")
+        made.append(f"Departures of every row: {'; '.join(report.departures)}.")
     for departure, where in of_rows(report).items():
-        said.append(f"Departure of {'; '.join(where)}: {departure}.")
+        made.append(f"Departure of {'; '.join(where)}: {departure}.")
     if report.proxy:
-        said += [
-            f"The same measurement: {'; '.join(', '.join(at) for at in rows)}."
-            for rows in repeated(report)
-        ]
-    else:
-        said.append(
+        for same in repeated(report):
+            labels = "; ".join(", ".join(at) for at in same)
+            made.append(f"The same measurement: {labels}.")
+    elif report.entry.printed_seeds:
+        made.append(
             f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
             "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
-            if report.entry.printed_seeds
-            else "Difference is got minus printed."
         )
-    said += [f"Not given: {text}." for text in report.entry.not_given]
-    said += [f"Note: {text}" for text in report.entry.notes]
-    return said
+    else:
+        made.append("Difference is got minus printed.")
+    made += [f"Not given: {text}." for text in report.entry.not_given]
+    made += [f"Note: {text}" for text in report.entry.notes]
+    return made
 
 
 def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
@@ -144,7 +142,9 @@ def of_rows(report: Reproduction) -> dict[str, list[str]]:
     """Departures that not every row has -> the rows that have them."""
     found: dict[str, list[str]] = {}
     for line in report.lines:
-        for departure in line.departures if not line.why_not else ():
+        if line.why_not:
+            continue
+        for departure in line.departures:
             found.setdefault(departure, []).append(", ".join(line.cell.at))
     return found
 
@@ -164,6 +164,13 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 def report_data(report: Reproduction) -> dict[str, Any]:
     """The ``data`` of the envelope."""
+    ranked = {}
+    if report.proxy:
+        ranked = {"orders": [one.to_dict() for one in orders(report)]}
+    differences = []
+    for wanted in report.entry.differences:
+        got = report.difference(wanted).__dict__
+        differences.append({"proxy": report.proxy, **_statement(wanted), "got": got})
     return {
         "name": report.entry.name,
         "title": title(report),
@@ -175,45 +182,51 @@ def report_data(report: Reproduction) -> dict[str, Any]:
         "not_given": list(report.entry.not_given),
         "notes": list(report.entry.notes),
         "cells": [_line_data(report, line) for line in report.lines],
-        **({"orders": [one.to_dict() for one in orders(report)]} if report.proxy else {}),
-        "differences": [
-            {
-                "proxy": report.proxy,
-                "of": list(d.of),
-                "minus": list(d.minus),
-                "metric": d.metric,
-                "printed": d.printed.__dict__,
-                "got": report.difference(d).__dict__,
-            }
-            for d in report.entry.differences
-        ],
+        **ranked,
+        "differences": differences,
+    }
+
+
+def _statement(wanted: Difference) -> dict[str, Any]:
+    """A statement about two cells as plain values."""
+    return {
+        "of": list(wanted.of),
+        "minus": list(wanted.minus),
+        "metric": wanted.metric,
+        "printed": wanted.printed.__dict__,
     }
 
 
 def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     values = {}
     for i, metric in enumerate(line.cell.metrics):
-        printed = line.cell.printed[i]
+        measured = line.measured.get(metric)
         values[metric] = {
             "unit": unit(metric),
-            "printed": printed.__dict__ if printed is not None else None,
-            "got": line.measured[metric].__dict__ if metric in line.measured else None,
-            **({} if report.proxy else report.compared(line, i).__dict__),
+            "printed": _plain(line.cell.printed[i]),
+            "got": _plain(measured),
         }
-    return {
+        if not report.proxy:
+            values[metric] |= report.compared(line, i).__dict__
+    departures: list[str] = []
+    if not line.why_not:
+        departures = [*report.departures, *line.departures]
+    made = {
         "proxy": report.proxy,
         "row": label(report, line),
         "labels": dict(line.cell.labels),
         "run": not line.why_not,
         "why_not": line.why_not,
         "fidelity": line.fidelity,
-        "departures": [*report.departures, *line.departures] if not line.why_not else [],
+        "departures": departures,
         "values": values,
         "protocol": cell_data(line.planned.cell),
         "runs": [str(path) for path in line.runs],
         "reused": line.reused,
-        **({"same_as": list(line.same_as)} if report.proxy else {}),
     }
+    if report.proxy:
+        made["same_as"] = list(line.same_as)
+    return made
 
 
 def cell_data(cell: PaperCell) -> dict[str, Any]:
@@ -226,8 +239,20 @@ def cell_data(cell: PaperCell) -> dict[str, Any]:
     }
 
 
+def _plain(value: Printed | Measurement | None) -> dict[str, Any] | None:
+    """A number with its spread as plain values; None for none."""
+    if value is None:
+        return None
+    return value.__dict__
+
+
 def entry_data(entry: PaperTable) -> dict[str, Any]:
     """An entry as plain values: the protocol and every printed number."""
+    cells = []
+    for cell in entry.cells:
+        printed = {m: _plain(p) for m, p in zip(cell.metrics, cell.printed, strict=True)}
+        labels = dict(cell.labels)
+        cells.append({"labels": labels, "printed": printed, "protocol": cell_data(cell)})
     return {
         **{key: getattr(entry, key) for key in ("name", "title", "paper", "kind", "setting")},
         "labels": list(entry.labels),
@@ -235,26 +260,8 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
         "printed_seeds": entry.printed_seeds,
         "not_given": list(entry.not_given),
         "notes": list(entry.notes),
-        "cells": [
-            {
-                "labels": dict(cell.labels),
-                "printed": {
-                    m: p.__dict__ if p is not None else None
-                    for m, p in zip(cell.metrics, cell.printed, strict=True)
-                },
-                "protocol": cell_data(cell),
-            }
-            for cell in entry.cells
-        ],
-        "differences": [
-            {
-                "of": list(d.of),
-                "minus": list(d.minus),
-                "metric": d.metric,
-                "printed": d.printed.mean,
-            }
-            for d in entry.differences
-        ],
+        "cells": cells,
+        "differences": [{**_statement(d), "printed": d.printed.mean} for d in entry.differences],
     }
 
 
