@@ -748,8 +748,8 @@ TABLE = (
         "a_lead_is_paired_over_seeds_and_else_over_test_rows",
         "the first screen pairs seeds by position",
         "report/comparison.py",
-        'theirs = by_seed(other, score_of(other.result, score).per_seed)',
-        'theirs = dict(zip(ours, score_of(other.result, score).per_seed, strict=False))',
+        "theirs = by_seed(other, score_of(other.result, score).per_seed)",
+        "theirs = dict(zip(ours, score_of(other.result, score).per_seed, strict=False))",
     ),
     B(
         "every_stream_of_a_method_is_another_with_another_seed",
