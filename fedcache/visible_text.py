@@ -7,7 +7,6 @@ of what follows. Where text leaves fedcache for a person they are shown by numbe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 # C0 but not newline and tab, DEL, C1, Arabic letter mark, the marks, embeddings, overrides and isolates of
 # bidirectional text, the separators of lines and paragraphs, and surrogates, which no encoding can write.
@@ -66,15 +65,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def first_few(names: Sequence[str], most: int) -> str:
-    """The first names, and dots where there are more.
-
-    >>> first_few(["a", "b", "c"], 2)
-    'a, b, ...'
-    """
-    few = list(names[:most])
-    if len(names) > most:
-        few.append("...")
-    return ", ".join(few)

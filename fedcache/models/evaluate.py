@@ -22,7 +22,6 @@ from fedcache.store.reader import Reader
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
-from fedcache.visible_text import first_few
 
 # How right a model is about labelled rows, and how well its probabilities say so: plain figures,
 # without torch.
@@ -482,7 +481,7 @@ def matched(
             "A file has them as labels, label or y; `fedcache predict` says the classes of rows without.",
         )
     if not known.any():
-        own = first_few(classes, 5)
+        own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
         raise StoreError(
             f"{name}: no row has a label that the model knows; its classes are {own}. "
             + " ".join(left.sentences()),

@@ -28,7 +28,6 @@ from fedcache.notebooks import html_facts
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.torch_state import usual_torch_state
-from fedcache.visible_text import first_few
 
 Features = Any
 """Float features [N, D], those of several backbones side by side or as one array each; or, for a method that trains on
@@ -208,7 +207,7 @@ class Model:
             "method": f.method,
             "dataset": f.dataset,
             "reads": " + ".join(f.backbones) or f"{f.width} features",
-            "classes": first_few(f.classes, 8),
+            "classes": ", ".join(f.classes[:8]) + (", ..." if len(f.classes) > 8 else ""),
             "client": self.predictor.client,
             "seeds": ", ".join(str(m.facts.seed) for m in members),
             "run": f.run[:12],

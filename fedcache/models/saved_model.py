@@ -49,7 +49,6 @@ from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors
 from fedcache.store.outputs import write_output
 from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
-from fedcache.visible_text import first_few
 
 FORMAT = 2
 """Earlier ones are read too; of 1, tensors have other names (``client_stacks.of_format_1``)."""
@@ -287,7 +286,7 @@ class SavedModel:
             return None
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
-        few = first_few(self.clients, 5)
+        few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
         if client is None:
             raise UsageError(
                 f"{facts.method} trained a model for each client, and no client is named.",

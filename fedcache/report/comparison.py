@@ -647,7 +647,8 @@ def within(
         notes.append(f"Left out, because nothing of it could be scored: {_some(empty)}.")
     if over == "clients":
         # Clients count where every run scored them.
-        shared = common = known.all(0)
+        common = known.all(0)
+        shared = common
         for lack, left in _lacking([*kept], blocks, known).items():
             notes.append(f"Left out of the clients: {_some(left)}, without a value in {lack}.")
         notes += _seeds_differ(kept)
@@ -1266,6 +1267,6 @@ def compact(seeds: Sequence[object]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _names_at(names: Sequence[str], there: NDArray[np.bool_]) -> list[str]:
+def _names_at(names: Sequence[str], there: Any) -> list[str]:
     """The names at the places that are true."""
     return [names[i] for i in np.flatnonzero(there).tolist()]

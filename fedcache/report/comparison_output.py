@@ -145,8 +145,8 @@ def differences(c: Comparison) -> Sheet | None:
             (f"{_level(c)} interval", [_interval(p.interval) for p in c.pairs]),
             ("p", [show_p(p.p) for p in c.pairs]),
             ("p (Holm)", [show_p(p.holm) for p in c.pairs]),
-            (f"{_level(c)} over rows", [_interval(r and r.interval) for r in rows]),
-            ("p over rows (Holm)", [show_p(r and r.holm) for r in rows]),
+            (f"{_level(c)} over rows", [_interval(r.interval if r else None) for r in rows]),
+            ("p over rows (Holm)", [show_p(r.holm if r else None) for r in rows]),
         ]
     )
 

@@ -32,6 +32,7 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
+from fedcache.report.drawing import first_few
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.client_columns import ClientColumns, client_columns
@@ -45,7 +46,6 @@ from fedcache.runs.predict_run import (
 )
 from fedcache.runs.privacy_ledger import describe_trust
 from fedcache.runs.score import values_held_out
-from fedcache.visible_text import first_few
 
 LEVEL = 0.95
 SHOWN = 20

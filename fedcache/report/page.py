@@ -17,7 +17,7 @@ from fedcache.progress import Observer, Silent
 from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
+from fedcache.report.drawing import Plot, first_few, need_matplotlib, percent, short, size
 from fedcache.report.figures import data, grids, paired, runs
 from fedcache.report.figures.grids import hyperparameters
 from fedcache.report.figures.runs import confusion_difference
@@ -58,7 +58,6 @@ from fedcache.runs.score import (
     validation_value,
 )
 from fedcache.store.outputs import write_output
-from fedcache.visible_text import first_few
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.drawing import percent, size
+from fedcache.report.drawing import first_few, percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
@@ -35,7 +35,6 @@ from fedcache.runs.score import (
     score_of,
     validation_value,
 )
-from fedcache.visible_text import first_few
 
 MOST_NAMED = 4
 MOST_LETTERS = 90

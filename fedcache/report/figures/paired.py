@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcache.report.comparison import Comparison, Pair, compact
@@ -34,6 +34,7 @@ def differences(
         runs: that there are, where ``c`` compares the first of them.
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
+    shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
     shown = [(p, p.interval, p.holm) for p in pairs]
     over = f"{len(c.blocks)} {c.over}"
     own_seeds = not same_blocks(c)

@@ -466,7 +466,7 @@ def _pareto(
         keys = np.array([e.key for _, e, _, _ in points], object)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
-        ticks = (1.0,)
+        ticks: tuple[float, ...] = (1.0,)
         if x.max() < 30 * x.min():
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
