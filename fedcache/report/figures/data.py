@@ -115,7 +115,7 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
     names = []
     for n in sorted({most, max(1, most // 4), 1}, reverse=True):
         size = max(1.0, 0.95 * cell * (n / most) ** 0.5)
-        style = {"linestyle": "", "marker": "o", "color": SERIES[0], "alpha": 0.8}
+        style: dict[str, Any] = {"linestyle": "", "marker": "o", "color": SERIES[0], "alpha": 0.8}
         handles.append(Line2D([], [], markersize=size, **style))
         names.append("1 row" if n == 1 else f"{n:,} rows")
     axes.figure.legend(
