@@ -57,8 +57,10 @@ from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
 from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop, results  # noqa: E402
-from fedcache.ui.grids import GridIndex  # noqa: E402
-from fedcache.ui.run_index import RunIndex  # noqa: E402
+from fedcache.ui.index import (
+    GridIndex,
+    RunIndex,
+)
 
 HANG = 120.0
 DETECTED = {

@@ -740,16 +740,16 @@ TABLE = (
     B(
         "runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed",
         "compare pairs seeds by position",
-        "report/paired_blocks.py",
-        'zip(map(int, e.result["seeds"]), np',
-        'zip(sorted(map(int, e.result["seeds"])), np',
+        "report/comparison.py",
+        'zip(map(int, run.result["seeds"]), values',
+        'zip(sorted(map(int, run.result["seeds"])), values',
     ),
     B(
         "a_lead_is_paired_over_seeds_and_else_over_test_rows",
         "the first screen pairs seeds by position",
-        "report/paired_seeds.py",
-        'theirs = dict(zip(map(int, other.result["seeds"]), score',
-        'theirs = dict(zip(sorted(map(int, other.result["seeds"])), score',
+        "report/comparison.py",
+        "theirs = by_seed(other, score_of(other.result, score).per_seed)",
+        "theirs = dict(zip(ours, score_of(other.result, score).per_seed, strict=False))",
     ),
     B(
         "every_stream_of_a_method_is_another_with_another_seed",

@@ -12,10 +12,10 @@ from fedcache.commands.options import command, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
+from fedcache.report.comparison import Comparison
 from fedcache.report.comparison_output import caption, differences, sentences, values
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
-from fedcache.report.paired_tests import Comparison
 from fedcache.store.outputs import write_output
 
 FORMATS = ("table", "markdown", "latex")

@@ -25,7 +25,7 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     wanted = resolve(ExportOptions, {}, flags_of(ExportOptions, given))
     place = find_model(run, model)
     check_apart(None if wanted.out is None else Path(wanted.out), place, model)
-    from fedcache.report.export_model import export_model as write_model
+    from fedcache.report.model_card import export_model as write_model
 
     done = write_model(place, model, wanted, Home.from_environment(), observer)
     data: dict[str, Any] = {

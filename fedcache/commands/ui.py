@@ -55,7 +55,7 @@ def ui(
             f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME."
         )
     # it imports the extra, which was not known to be there before
-    serve = import_module("fedcache.ui.serve").serve
+    serve = import_module("fedcache.ui.server").serve
 
     def say(address: str) -> None:
         observer.note(f"The page of {shown.root}; Ctrl-C ends it.")

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
-from fedcache.models.file_features import FileFeatures, features_of_file
 from fedcache.models.predictor import Predictor, array_keys
-from fedcache.models.sources import rows_of_split
+from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
 from fedcache.store.reader import Reader
 from fedcache.store.samples import SPLITS
@@ -184,21 +183,18 @@ class LeftOutRows:
 
     def sentences(self) -> list[str]:
         """For a person."""
-        said = []
+        made = []
         if self.unknown:
-            few = [f"{name} ({rows:,})" for name, rows in list(self.unknown.items())[:8]]
-            more = ""
+            few = ", ".join(f"{name} ({rows:,})" for name, rows in list(self.unknown.items())[:8])
             if len(self.unknown) > 8:
-                more = f" and {len(self.unknown) - 8} more"
-            said.append(
-                _not_scored(sum(self.unknown.values()), "of classes that the model does not know")
-                + f": {', '.join(few)}{more}."
-            )
+                few += f" and {len(self.unknown) - 8} more"
+            rows = sum(self.unknown.values())
+            made.append(f"{_not_scored(rows, 'of classes that the model does not know')}: {few}.")
         if self.unlabelled:
-            said.append(_not_scored(self.unlabelled, "without a label") + ".")
+            made.append(f"{_not_scored(self.unlabelled, 'without a label')}.")
         if self.unreadable:
-            said.append(_not_scored(self.unreadable, "without features that can be read") + ".")
-        return said
+            made.append(f"{_not_scored(self.unreadable, 'without features that can be read')}.")
+        return made
 
 
 def _not_scored(rows: int, which: str) -> str:
@@ -275,6 +271,9 @@ class RunEvaluation:
         interval = None
         if m.all.interval is not None:
             interval = " to ".join(str(percent(v)) for v in m.all.interval)
+        temperature = None
+        if m.temperature is not None:
+            temperature = f"{m.temperature.value:.4g}"
         facts = {
             "rows": f"{m.all.rows:,}",
             "accuracy": percent(self.accuracy),
@@ -282,7 +281,7 @@ class RunEvaluation:
             "macro-F1": percent(m.macro_f1),
             "ECE": percent(m.ece),
             "NLL": f"{m.nll:.4f}",
-            "best temperature": None if m.temperature is None else f"{m.temperature.value:.4g}",
+            "best temperature": temperature,
         }
         return html_facts(f"{self.label}, {self.model}, on {self.rows}", facts)
 
@@ -344,10 +343,9 @@ def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
 
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
-    """Rows, mean confidence and accuracy of each bin."""
-    return tuple(
-        (int(n), float(c / n) if n else 0.0, float(r / n) if n else 0.0) for n, c, r in sums
-    )
+    """Rows, mean confidence and accuracy of each bin; 0 in a bin without rows."""
+    means = sums[:, 1:] / np.maximum(sums[:, :1], 1)
+    return tuple((int(n), float(c), float(r)) for n, (c, r) in zip(sums[:, 0], means, strict=True))
 
 
 def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures, ...]:
@@ -409,9 +407,17 @@ def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> La
     """
     s = store.samples
     rows = rows_of_split(store, split)
-    name = f"{store.path.name}, " + (f"split {split}" if split is not None else "all rows")
-    codes = (np.asarray(column, np.int64)[rows] for column in (s.label, s.domain))
-    return matched(name, rows, (*codes,), s.ok[rows] == 1, (s.classes, s.domains), classes, store)
+    codes = (np.asarray(s.label, np.int64)[rows], np.asarray(s.domain, np.int64)[rows])
+    names = (s.classes, s.domains)
+    return matched(
+        _rows_words(store.path, split), rows, codes, s.ok[rows] == 1, names, classes, store
+    )
+
+
+def _rows_words(path: Path, split: str | None) -> str:
+    if split is None:
+        return f"{path.name}, all rows"
+    return f"{path.name}, split {split}"
 
 
 def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> LabelledRows:
@@ -428,16 +434,16 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
         if held.splits is None or not (held.splits == SPLITS.index(split)).any():
             raise StoreError(f"{path} has no rows of split {split}.", "Leave --split out.")
         rows = np.flatnonzero(held.splits == SPLITS.index(split))
-    name = f"{path.name}, " + (f"split {split}" if split is not None else "all rows")
-    each = (
+    # A row has features where all of its arrays are finite.
+    finite = [
         np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])
         for arrays in features.blocks()
-    )
-    readable = np.concatenate([*each])[rows]
+    ]
+    readable = np.concatenate(finite)[rows]
     codes = (np.asarray(held.labels, np.int64)[rows], np.asarray(held.domains, np.int64)[rows])
-    return matched(
-        name, rows, codes, readable, (held.classes, held.domain_names), predictor.classes, features
-    )
+    names = (held.classes, held.domain_names)
+    words = _rows_words(path, split)
+    return matched(words, rows, codes, readable, names, predictor.classes, features)
 
 
 def matched(
@@ -619,12 +625,14 @@ def measure_clients(
 ) -> tuple[Measures, ClientSpread]:
     """Every client's model on all rows: counts of all together, means of the rest, and the spread of accuracies."""
     accuracy: dict[str, float] = {}
-    whole: list[Measures] = []
+    means: list[tuple[float, float, float]] = []
     total: Measures | None = None
     for name, predictor in models:
         one = measure(predictor, rows, fit=False)
-        accuracy[name] = float("nan") if one.all.accuracy is None else one.all.accuracy
-        whole.append(replace(one, by_class=(), by_domain={}, confusion=(), bins=()))
+        accuracy[name] = float("nan")
+        if one.all.accuracy is not None:
+            accuracy[name] = one.all.accuracy
+        means.append((one.macro_f1, one.ece, one.nll))
         if total is None:
             total = one
         else:
@@ -633,9 +641,7 @@ def measure_clients(
         raise StoreError(
             "The run saved no client's model.", "Train again with --fresh --save-clients all"
         )
-    f1, ece, nll = (
-        float(np.nanmean([getattr(m, k) for m in whole])) for k in ("macro_f1", "ece", "nll")
-    )
+    f1, ece, nll = (float(np.nanmean(column)) for column in zip(*means, strict=True))
     together = replace(total, all=replace(total.all, interval=None), macro_f1=f1, ece=ece, nll=nll)
     return together, ClientSpread(accuracy)
 

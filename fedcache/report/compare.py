@@ -8,20 +8,27 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_output
-from fedcache.report.drawing import percent
-from fedcache.report.find_runs import Gathered, LeftOut, StoredRun, measured_alone
-from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
-from fedcache.report.merge_seeds import MergedRun, merge_seeds
-from fedcache.report.paired_blocks import (
+from fedcache.report.comparison import (
+    Comparison,
     PairedBlocks,
     across,
     check_metric,
+    compared,
     over_held_out,
     scored_by,
     within,
 )
-from fedcache.report.paired_tests import Comparison, compared
-from fedcache.report.run_names import by_setting, setting_names
+from fedcache.report.drawing import percent
+from fedcache.report.find_runs import (
+    Gathered,
+    LeftOut,
+    StoredRun,
+    by_setting,
+    measured_alone,
+    setting_names,
+)
+from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
+from fedcache.report.merge_seeds import MergedRun, merge_seeds
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
 from fedcache.visible_text import visible

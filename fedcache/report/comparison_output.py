@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError
+from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
 from fedcache.report.drawing import plain, write_drawing
 from fedcache.report.held_out import HELD_OUT
-from fedcache.report.paired_rows import ROW_TESTS
-from fedcache.report.paired_seeds import compact
-from fedcache.report.paired_tests import SCORE_WORDS, Comparison, Pair
-from fedcache.report.statistics import constant, interval_words
+from fedcache.report.statistics import Ranking, constant, interval_words
 from fedcache.visible_text import visible
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
@@ -55,65 +53,51 @@ class Sheet:
     best: frozenset[int] = frozenset()
     alike: frozenset[int] = frozenset()
 
-    def without_empty(self) -> Sheet:
-        """Without columns in which nothing stands."""
-        kept = [i for i in range(len(self.columns)) if i < 2 or any(row[i] for row in self.rows)]
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return Sheet(tuple(self.columns[i] for i in kept), rows, self.best, self.alike)
+    @classmethod
+    def of(
+        cls,
+        columns: Sequence[tuple[str, Sequence[str]]],
+        best: frozenset[int] = frozenset(),
+        alike: frozenset[int] = frozenset(),
+    ) -> Sheet:
+        """Named columns as a sheet; without those in which nothing stands, except for the first two."""
+        kept = [pair for place, pair in enumerate(columns) if place < 2 or any(pair[1])]
+        rows = tuple(zip(*(cells for _, cells in kept), strict=True))
+        return cls(tuple(name for name, _ in kept), rows, best, alike)
 
 
 def values(c: Comparison) -> Sheet:
     """Run, mean with deviation, interval and over what it is where that differs, mean rank."""
-    several = len(c.blocks) > 1
-    own_seeds = not same_blocks(c)
+    runs = c.treatments
+    seeds = [""] * len(runs)
+    if not same_blocks(c):
+        seeds = [compact(t.blocks(c.blocks)) for t in runs]
+    over = ["rows" if t.test_rows is not None else c.over * (t.interval is not None) for t in runs]
+    if len(set(over) - {""}) < 2:
+        over = [""] * len(runs)
+    ranks = [""] * len(runs)
+    if len(c.blocks) > 1:
+        ranks = [_two(t.rank) for t in runs]
+    metric = c.metric
+    if metric in SCORE_WORDS:
+        metric = metric.replace("_", " ")
+    columns = [
+        ("run", [t.name for t in runs]),
+        (f"{metric} %", [_mean(t) for t in runs]),
+        (c.over, seeds),
+        (f"{_level(c)} interval", [_interval(_reach(t)) for t in runs]),
+        ("over", over),
+        ("rank", ranks),
+        ("validation %", [_two(t.validation, 100) for t in runs]),
+    ]
     if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS:
-        each = c.blocks
-    else:
-        each = ()
-    kinds = {
-        t.test_rows is None
-        for t in c.treatments
-        if t.test_rows is not None or t.interval is not None
-    }
-    rows = tuple(
-        (
-            t.name,
-            f"{100 * t.mean:.2f}"
-            + ("" if t.std is None or constant(t.known) else f" ± {100 * t.std:.2f}"),
-            compact(t.blocks(c.blocks)) if own_seeds else "",
-            _interval(t.interval if t.test_rows is None else t.test_rows[1:]),
-            ""
-            if len(kinds) < 2
-            else "rows"
-            if t.test_rows is not None
-            else c.over
-            if t.interval
-            else "",
-            f"{t.rank:.2f}" if several and t.rank is not None else "",
-            "" if t.validation is None else f"{100 * t.validation:.2f}",
-            *("" if value is None else f"{100 * value:.2f}" for value in t.values[: len(each)]),
-        )
-        for t in c.treatments
-    )
-    if c.metric in SCORE_WORDS:
-        metric = c.metric.replace("_", " ")
-    else:
-        metric = c.metric
-    columns = (
-        "run",
-        f"{metric} %",
-        c.over,
-        f"{_level(c)} interval",
-        "over",
-        "rank",
-        "validation %",
-        *each,
-    )
-    if c.chosen is None:
-        stands_out = c.best
-    else:
+        each = zip(*(t.values for t in runs), strict=True)
+        for block, accuracies in zip(c.blocks, each, strict=True):
+            columns.append((block, [_two(value, 100) for value in accuracies]))
+    stands_out = c.best
+    if c.chosen is not None:
         stands_out = (c.chosen,)
-    return Sheet(columns, rows, _places(c, stands_out), _places(c, c.alike)).without_empty()
+    return Sheet.of(columns, _places(c, stands_out), _places(c, c.alike))
 
 
 def same_blocks(c: Comparison) -> bool:
@@ -121,90 +105,98 @@ def same_blocks(c: Comparison) -> bool:
     return all(None not in t.values for t in c.treatments)
 
 
+def _two(value: float | None, times: float = 1) -> str:
+    """A number with two decimals; nothing for none."""
+    if value is None:
+        return ""
+    return f"{times * value:.2f}"
+
+
+def _mean(t: Treatment) -> str:
+    """Mean in percent, with its deviation where its values differ."""
+    if t.std is None or constant(t.known):
+        return _two(t.mean, 100)
+    return f"{_two(t.mean, 100)} ± {_two(t.std, 100)}"
+
+
+def _reach(t: Treatment) -> tuple[float, float] | None:
+    """The interval that is shown: over test rows where there is one."""
+    if t.test_rows is None:
+        return t.interval
+    return t.test_rows[1:]
+
+
 def differences(c: Comparison) -> Sheet | None:
     """Pair, mean difference with interval, p; the same over test rows. None for one block without test rows."""
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
-    against = all(p.other == c.reference for p in c.pairs)
-    first = "pair"
-    if against:
-        first = "run"
-    columns = (
-        first,
-        "difference, pp",
-        f"over {c.over}",
-        f"{_level(c)} interval",
-        "p",
-        "p (Holm)",
-        *_over_rows(c),
+    first = ("pair", [f"{p.one} - {p.other}" for p in c.pairs])
+    if _against_one(c):
+        first = ("run", [p.one for p in c.pairs])
+    over = [""] * len(c.pairs)
+    if not same_blocks(c):
+        over = [compact(p.blocks) for p in c.pairs]
+    rows = [p.rows for p in c.pairs]
+    return Sheet.of(
+        [
+            first,
+            ("difference, pp", [points(p.difference) for p in c.pairs]),
+            (f"over {c.over}", over),
+            (f"{_level(c)} interval", [_interval(p.interval) for p in c.pairs]),
+            ("p", [show_p(p.p) for p in c.pairs]),
+            ("p (Holm)", [show_p(p.holm) for p in c.pairs]),
+            (f"{_level(c)} over rows", [_interval(r.interval if r else None) for r in rows]),
+            ("p over rows (Holm)", [show_p(r.holm if r else None) for r in rows]),
+        ]
     )
-    of_all = same_blocks(c)
-    rows = tuple(
-        (
-            p.one if against else f"{p.one} - {p.other}",
-            points(p.difference),
-            "" if of_all else compact(p.blocks),
-            *_tested(p),
-        )
-        for p in c.pairs
-    )
-    return Sheet(columns, rows).without_empty()
 
 
-def _over_rows(c: Comparison) -> tuple[str, str]:
-    return f"{_level(c)} over rows", "p over rows (Holm)"
-
-
-def one_sheet(c: Comparison) -> Sheet:
-    """``values`` and, when all pairs are with the reference, ``differences`` beside them."""
-    left = values(c)
-    right = differences(c)
-    if right is None or right.columns[0] == "pair":
-        return left
-    beside = {row[0]: row[1:] for row in right.rows}
-    blank = ("",) * (len(right.columns) - 1)
-    rows = tuple((*row, *beside.get(row[0], blank)) for row in left.rows)
-    return Sheet((*left.columns, *right.columns[1:]), rows, left.best, left.alike)
+def _against_one(c: Comparison) -> bool:
+    """Whether all pairs are with the reference."""
+    return all(p.other == c.reference for p in c.pairs)
 
 
 def sheets(c: Comparison) -> list[Sheet]:
-    """All that a document shows."""
-    pairs = differences(c)
-    return [one_sheet(c), *([pairs] if pairs is not None and pairs.columns[0] == "pair" else [])]
+    """All that a document shows: ``values``, with ``differences`` beside them or, of all pairs, below."""
+    left = values(c)
+    right = differences(c)
+    if right is None:
+        return [left]
+    if not _against_one(c):
+        return [left, right]
+    beside = {row[0]: row[1:] for row in right.rows}
+    blank = ("",) * (len(right.columns) - 1)
+    rows = tuple((*row, *beside.get(row[0], blank)) for row in left.rows)
+    return [Sheet((*left.columns, *right.columns[1:]), rows, left.best, left.alike)]
 
 
 def caption(c: Comparison) -> str:
     """What the numbers are."""
-    named = ""
-    if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS:
-        named = f" ({', '.join(c.blocks)})"
     metric = SCORE_WORDS.get(c.metric, c.metric)
+    what = f"{c.setting}: {metric} in %"
+    bold = f"{_rows_words(c)}. Bold: {c.chosen_by}."
     if len(c.blocks) == 1:
-        what = (
-            f"{c.setting}: {metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}{_rows_words(c)}"
-        )
-        return f"{what}. Bold: {c.chosen_by}."
-    tests = sum(p.p is not None for p in c.pairs)
+        return f"{what}, {c.over.removesuffix('s')} {c.blocks[0]}{bold}"
+    over = f"over the {c.over} that each run has"
+    shared = f", over the {c.over} that both have"
     if same_blocks(c):
-        over = f"over {len(c.blocks)} {c.over}{named}"
-    else:
-        over = f"over the {c.over} that each run has"
-    parts = [f"{c.setting}: {metric} in %, mean ± standard deviation {over}"]
-    counts = [len(t.known) for t in c.treatments if t.interval]
-    if counts:
-        parts.append(f"{_level(c)} {' or '.join(dict.fromkeys(map(interval_words, counts)))}")
-    if len(c.blocks) > 1 and all(p.other == c.reference for p in c.pairs):
-        if same_blocks(c):
-            shared = ""
-        else:
-            shared = f", over the {c.over} that both have"
+        over = f"over {len(c.blocks)} {c.over}"
+        shared = ""
+        if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS:
+            over += f" ({', '.join(c.blocks)})"
+    parts = [f"{what}, mean ± standard deviation {over}"]
+    kinds = dict.fromkeys(interval_words(len(t.known)) for t in c.treatments if t.interval)
+    if kinds:
+        parts.append(f"{_level(c)} {' or '.join(kinds)}")
+    if _against_one(c):
         parts.append(f"differences from {c.reference}{shared}")
+    tests = sum(p.p is not None for p in c.pairs)
     if tests:
         parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
-    words = "; ".join(parts) + f"{_rows_words(c)}. Bold: {c.chosen_by}."
-    return words + (
-        f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}." if c.alike else ""
-    )
+    words = "; ".join(parts) + bold
+    if c.alike:
+        words += f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}."
+    return words
 
 
 def _rows_words(c: Comparison) -> str:
@@ -212,14 +204,10 @@ def _rows_words(c: Comparison) -> str:
     found = [p.rows for p in c.pairs if p.rows is not None]
     if not found:
         return ""
-    tests = " or ".join(
-        words for name, words in ROW_TESTS.items() if name in {r.test for r in found}
-    )
+    used = {r.test for r in found}
+    tests = " or ".join(words for name, words in ROW_TESTS.items() if name in used)
     counts = sorted({r.rows for r in found})
-    if len(counts) == 1:
-        rows = f"{counts[0]:,}"
-    else:
-        rows = f"{counts[0]:,} to {counts[-1]:,}"
+    rows = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1])))
     return f"; over rows: {tests} on {rows} test rows, p corrected for {len(found)} (Holm)"
 
 
@@ -230,23 +218,25 @@ def ranking_words(c: Comparison) -> str | None:
     names = [t.name for t in c.treatments]
     apart = ", ".join(f"{{{', '.join(names[i] for i in group)}}}" for group in c.ranking.groups)
     if c.ranking.too_few:
-        told = f"{c.ranking.blocks} {c.over} are too few for it to tell any two apart"
+        result = f"{c.ranking.blocks} {c.over} are too few for it to tell any two apart"
     elif any(len(group) == len(names) for group in c.ranking.groups):
-        told = "none is told from another"
+        result = "none is told from another"
+    elif apart:
+        result = f"not told apart: {apart}"
     else:
-        told = "all are told apart"
-        if apart:
-            told = f"not told apart: {apart}"
+        result = "all are told apart"
     return (
         f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {show_p(c.ranking.p)}. Nemenyi: critical "
-        f"difference of mean ranks {c.ranking.cd:.2f} at {1 - c.level:.2g}; {told}."
+        f"difference of mean ranks {c.ranking.cd:.2f} at {1 - c.level:.2g}; {result}."
     )
 
 
 def sentences(c: Comparison) -> list[str]:
     """What must be read with the numbers."""
     ranked = ranking_words(c)
-    return [*([ranked] if ranked else []), *c.notes]
+    if ranked is None:
+        return list(c.notes)
+    return [ranked, *c.notes]
 
 
 def markdown(c: Comparison) -> str:
@@ -307,14 +297,6 @@ def show_p(p: float | None) -> str:
     return f"{p:.3g}"
 
 
-def _tested(pair: Pair) -> tuple[str, ...]:
-    if pair.rows is None:
-        over_rows = ("", "")
-    else:
-        over_rows = (_interval(pair.rows.interval), show_p(pair.rows.holm))
-    return _interval(pair.interval), show_p(pair.p), show_p(pair.holm), *over_rows
-
-
 def points(difference: float) -> str:
     """A difference of fractions in percentage points, with its sign."""
     return f"{100 * difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
@@ -343,9 +325,11 @@ def _marked(
     """The rows, escaped, with the best in bold and daggers."""
     made = []
     for i, row in enumerate(sheet.rows):
-        cells = [words(row[0]), *(numbers(cell) for cell in row[1:])]
-        cells[1] = bold(cells[1]) if i in sheet.best else cells[1]
-        cells[1] += words(f" {DAGGER}") if i in sheet.alike else ""
+        cells = [words(row[0]), *map(numbers, row[1:])]
+        if i in sheet.best:
+            cells[1] = bold(cells[1])
+        if i in sheet.alike:
+            cells[1] += words(f" {DAGGER}")
         made.append(cells)
     return made
 
@@ -376,6 +360,10 @@ LETTER = 0.062
 """Inches of a letter."""
 
 
+STEP = 0.55
+"""Lines from a bar to the next."""
+
+
 def draw_ranks(c: Comparison, path: Path) -> None:
     """Draw the diagram; equal comparisons give equal files.
 
@@ -387,27 +375,25 @@ def draw_ranks(c: Comparison, path: Path) -> None:
         UsageError for another ending, a missing directory, or a comparison without a ranking; MachineError
             without matplotlib.
     """
-    if c.ranking is None:
-        few = len(c.treatments) < 3 or len(c.blocks) < 2
-        raise UsageError(
-            f"A critical-difference diagram takes three runs or more and two {c.over} or more"
-            + (
-                f"; there are {len(c.treatments)} and {len(c.blocks)}."
-                if few
-                else f", and at most one run without a spread over {c.over}."
-            ),
-            f"Leave --plot out, or name {'more' if few else 'other'} runs.",
-        )
-    ranking = c.ranking
     count = len(c.treatments)
-    bars = stacked([_span(ranking.ranks, group) for group in ranking.groups])
-    names = [f"{plain(t.name, LONGEST)}  {t.rank:.2f}" for t in c.treatments]
-    lines = -(-count // 2) + 0.55 * (max((level for *_, level in bars), default=-1) + 1)
-    width = 3.2 + 2 * LETTER * max(map(len, names)) + 0.12 * count
+    if c.ranking is None:
+        lacks = f", and at most one run without a spread over {c.over}"
+        kind = "other"
+        if count < 3 or len(c.blocks) < 2:
+            lacks = f"; there are {count} and {len(c.blocks)}"
+            kind = "more"
+        raise UsageError(
+            f"A critical-difference diagram takes three runs or more and two {c.over} or more{lacks}.",
+            f"Leave --plot out, or name {kind} runs.",
+        )
+    _, levels = _bars(c.ranking)
+    lines = -(-count // 2) + STEP * levels
+    longest = max(map(len, _rank_labels(c, LONGEST)))
+    width = 3.2 + 2 * LETTER * longest + 0.12 * count
     alpha = 1.0 - c.level
-    says = f"{c.metric} over {ranking.blocks} {c.over}; Friedman p {show_p(ranking.p)}" + (
-        f": no difference at {alpha:.2g}" if ranking.p >= alpha else ""
-    )
+    says = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {show_p(c.ranking.p)}"
+    if c.ranking.p >= alpha:
+        says += f": no difference at {alpha:.2g}"
 
     def fill(axes: Any) -> None:
         fill_ranks(axes, c)
@@ -423,22 +409,14 @@ def fill_ranks(
     assert c.ranking is not None  # nosec B101
     ranks = c.ranking.ranks
     count = len(c.treatments)
-    bars = stacked([_span(ranks, group) for group in c.ranking.groups])
+    spans, levels = _bars(c.ranking)
     _scale(axes, count, c.ranking.cd, ink)
-    for low, high, level in bars:
-        y = 0.55 * (level + 1)
-        axes.plot(
-            [low - 0.04, high + 0.04],
-            [y, y],
-            color=ink,
-            linewidth=3.2,
-            solid_capstyle="butt",
-            gid="group",
-        )
-    top = 0.55 * (max((level for *_, level in bars), default=-1) + 1) + 0.8
-    _labels(
-        axes, ranks, [f"{plain(t.name, longest)}  {t.rank:.2f}" for t in c.treatments], top, muted
-    )
+    thick = {"color": ink, "linewidth": 3.2, "solid_capstyle": "butt", "gid": "group"}
+    for low, high, level in spans:
+        y = STEP * (level + 1)
+        axes.plot([low - 0.04, high + 0.04], [y, y], **thick)
+    top = STEP * levels + 0.8
+    _labels(axes, ranks, _rank_labels(c, longest), top, muted)
     axes.set(xlim=(0.9, count + 0.1), ylim=(top + -(-count // 2) - 0.4, -2.3))
     axes.axis("off")
 
@@ -452,11 +430,6 @@ def stacked(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float, in
         ends[level : level + 1] = [high]
         made.append((low, high, level))
     return made
-
-
-def _span(ranks: Sequence[float], group: Sequence[int]) -> tuple[float, float]:
-    inside = [ranks[i] for i in group]
-    return min(inside), max(inside)
 
 
 def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
@@ -478,6 +451,20 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
     axes.text(1 + shown / 2, -1.6, f"CD {cd:.2f}{beyond}", ha="center", va="bottom")
 
 
+def _rank_labels(c: Comparison, longest: int) -> list[str]:
+    return [f"{plain(t.name, longest)}  {t.rank:.2f}" for t in c.treatments]
+
+
+def _bars(ranking: Ranking) -> tuple[list[tuple[float, float, int]], int]:
+    """(low, high, level) of the bar of each group, and the number of levels."""
+    spans = []
+    for group in ranking.groups:
+        inside = [ranking.ranks[i] for i in group]
+        spans.append((min(inside), max(inside)))
+    made = stacked(spans)
+    return made, max((level + 1 for *_, level in made), default=0)
+
+
 def _labels(
     axes: Any, ranks: Sequence[float], names: Sequence[str], top: float, muted: str
 ) -> None:
@@ -486,19 +473,14 @@ def _labels(
     order = sorted(range(count), key=lambda i: (ranks[i], i))
     half = -(-count // 2)
     for place, i in enumerate(order):
-        left = place < half
         # The extremes come first on both sides, so that no line crosses another.
-        y = top + (place if left else count - 1 - place)
-        if left:
+        if place < half:
+            y = top + place
             end = 0.9
+            text = {"x": end - 0.04, "ha": "right"}
         else:
+            y = top + count - 1 - place
             end = count + 0.1
+            text = {"x": end + 0.04, "ha": "left"}
         axes.plot([ranks[i], ranks[i], end], [0, y, y], color=muted, linewidth=0.8)
-        axes.text(
-            end + (-0.04 if left else 0.04),
-            y,
-            names[i],
-            ha="right" if left else "left",
-            va="center",
-            parse_math=False,
-        )
+        axes.text(y=y, s=names[i], va="center", parse_math=False, **text)

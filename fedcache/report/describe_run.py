@@ -12,10 +12,17 @@ from typing import Any
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.report.caution_words import drawn_clients
-from fedcache.report.find_runs import Gathered, LeftOut, StoredRun, every_run, facts
+from fedcache.report.find_runs import (
+    Gathered,
+    LeftOut,
+    StoredRun,
+    every_run,
+    facts,
+    labels,
+    setting_name,
+)
 from fedcache.report.held_out import HeldOutGroup, held_out_groups
 from fedcache.report.merge_seeds import merge_seeds
-from fedcache.report.run_names import labels, setting_name
 from fedcache.runs.directory import PLACES, bytes_of_models, train_table
 from fedcache.runs.method_facts import usual_run, usual_settings
 from fedcache.runs.running import is_running

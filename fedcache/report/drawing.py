@@ -497,3 +497,31 @@ def plain(name: str, longest: int = 24) -> str:
     if len(text) <= longest:
         return text
     return text[: longest - 3] + "..."
+
+
+def bars(
+    axes: Any,
+    marks: Marks,
+    values: Sequence[float],
+    words: Sequence[str],
+    names: Sequence[str],
+    colours: str | Sequence[str] = SERIES[0],
+) -> None:
+    """Named bars, the first on top, with words behind each."""
+    drawn = axes.barh(range(len(values)), values, color=colours, height=0.7)
+    for bar, sentence in zip(drawn, words, strict=True):
+        marks(bar, [sentence])
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """The first names, and dots where there are more.
+
+    >>> first_few(["a", "b", "c"], 2)
+    'a, b, ...'
+    """
+    few = list(names[:most])
+    if len(names) > most:
+        few.append("...")
+    return ", ".join(few)

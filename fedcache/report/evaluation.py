@@ -22,6 +22,7 @@ from fedcache.report.drawing import (
     Cell,
     Marks,
     Plot,
+    bars,
     legend_below,
     need_matplotlib,
     percent,
@@ -61,9 +62,11 @@ def check_asked(out: Path | None, *, with_images: bool) -> None:
     if out is not None:
         check_out(out)
     if with_images and (out is None or out.suffix.lower() != ".html"):
+        written = f"{out} is none"
+        if out is None:
+            written = "none is written"
         raise UsageError(
-            f"--with-images shows images on a page, and {'none is written' if out is None else f'{out} is none'}.",
-            "-o evaluation.html",
+            f"--with-images shows images on a page, and {written}.", "-o evaluation.html"
         )
 
 
@@ -175,39 +178,37 @@ def evaluation_page(
 ) -> str:
     """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
     sections = []
-    told = observer or Silent()
+    observer = observer or Silent()
+    says = (
+        f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
+        "models figures are means over clients."
+    )
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
         mine = [e for e in found if e.rows == rows]
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
-        for i, e in enumerate(mine[:MOST_DRAWN]):
-            plots += [
-                accuracy_of_classes(f"{ident}-classes{i}", e),
-                confusion(f"{ident}-confusion{i}", e),
-            ]
-        notes = [f"{e.label}: {said}" for e in mine for said in e.sentences()]
-        says = (
-            f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
-            "models figures are means over clients."
-        )
-        columns, cells = _cells(mine)
-        drawn = [p for p in plots if p is not None]
         galleries: list[Gallery] = []
+        notes = [f"{e.label}: {sentence}" for e in mine for sentence in e.sentences()]
         for i, e in enumerate(mine[:MOST_DRAWN]):
+            plots.append(accuracy_of_classes(f"{ident}-classes{i}", e))
+            plots.append(confusion(f"{ident}-confusion{i}", e))
             if images is None or e.mistakes is None:
                 continue
+            place = f"{ident}-mistakes{i}"
             try:
-                own = gallery(
-                    f"{ident}-mistakes{i}", e.label, e.mistakes, (rows, "all of them"), images
-                )
-                galleries += own
-                for sentence in lost_of(e.label, own):
-                    told.warn(sentence)
+                own = gallery(place, e.label, e.mistakes, (rows, "all of them"), images)
             except FedcacheError as error:
                 notes.append(f"Mistakes of {e.label} are not shown: {error.message} {error.hint}")
-                told.warn(notes[-1])
+                observer.warn(notes[-1])
+                continue
+            galleries += own
+            for sentence in lost_of(e.label, own):
+                observer.warn(sentence)
+        columns, cells = _cells(mine)
+        drawn = [p for p in plots if p is not None]
+        title = f"On {rows}"
         sections.append(
-            Section(ident, f"On {rows}", says, columns, cells, drawn, notes, [], [], galleries)
+            Section(ident, title, says, columns, cells, drawn, notes, [], [], galleries)
         )
     return render_page("Evaluation of models", sections, len(found))
 
@@ -219,33 +220,30 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
     rows = []
     for e in found:
         m = e.measures
-        best = e.measures.temperature
         interval = "-"
-        if m.all.interval is not None:
-            interval = " to ".join(percent(v) for v in m.all.interval)
         if e.clients is not None and e.clients.std is not None:
             interval = f"std over clients {percent(e.clients.std)}"
-        words = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
-        figures = [
-            (f"{m.all.rows:,}", m.all.rows),
-            (percent(e.accuracy), e.accuracy),
-            (percent(m.macro_f1), m.macro_f1),
-            (percent(m.ece), m.ece),
-            (f"{m.nll:.4f}", m.nll),
-        ]
-        figures += (
-            [("-", None)] * 2
-            if best is None
-            else [(f"{best.value:.4g}", best.value), (f"{best.nll:.4f}", best.nll)]
-        )
-        rows.append(
-            [
-                *words,
-                *(HtmlCell(t, "" if v is None else repr(v)) for t, v in figures),
-                HtmlCell(interval, ""),
-            ]
-        )
+        elif m.all.interval is not None:
+            interval = " to ".join(map(percent, m.all.interval))
+        cells = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
+        cells.append(HtmlCell(f"{m.all.rows:,}", repr(m.all.rows)))
+        for fraction in (e.accuracy, m.macro_f1, m.ece):
+            cells.append(_number(fraction, percent(fraction)))
+        cells.append(_number(m.nll, f"{m.nll:.4f}"))
+        if m.temperature is None:
+            cells += [_number(None, "-")] * 2
+        else:
+            cells.append(_number(m.temperature.value, f"{m.temperature.value:.4g}"))
+            cells.append(_number(m.temperature.nll, f"{m.temperature.nll:.4f}"))
+        rows.append([*cells, HtmlCell(interval, "")])
     return columns, rows
+
+
+def _number(value: float | None, words: str) -> HtmlCell:
+    """A cell that is sorted by its number."""
+    if value is None:
+        return HtmlCell(words, "")
+    return HtmlCell(words, repr(value))
 
 
 def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
@@ -256,23 +254,13 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
     def fill(axes: Any, marks: Marks) -> None:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--")
         for i, e in enumerate(found):
-            known = [(n, c, a) for n, c, a in e.measures.bins if n]
-            axes.plot(
-                [c for _, c, _ in known],
-                [a for *_, a in known],
-                color=SERIES[i],
-                label=short(e.label),
-            )
-            dots = axes.scatter(
-                [c for _, c, _ in known], [a for *_, a in known], s=24, color=SERIES[i]
-            )
-            marks(
-                dots,
-                [
-                    f"{e.label}: {a:.3f} right at confidence {c:.3f}, {n:,} rows"
-                    for n, c, a in known
-                ],
-            )
+            known = [one for one in e.measures.bins if one[0]]
+            confidence = [c for _, c, _ in known]
+            accuracy = [a for *_, a in known]
+            axes.plot(confidence, accuracy, color=SERIES[i], label=short(e.label))
+            dots = axes.scatter(confidence, accuracy, s=24, color=SERIES[i])
+            words = [f"{a:.3f} right at confidence {c:.3f}, {n:,} rows" for n, c, a in known]
+            marks(dots, [f"{e.label}: {w}" for w in words])
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.02))
         legend_below(axes)
 
@@ -288,25 +276,19 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
     says = "Of the rows of each class, the percentage that is right"
-    says += (
-        f"; the {MOST_BARS} lowest of {len(ordered)} classes." if len(ordered) > MOST_BARS else "."
-    )
+    if len(ordered) > MOST_BARS:
+        says += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
 
     def fill(axes: Any, marks: Marks) -> None:
-        bars = axes.barh(
-            range(len(shown)), [100 * (c.recall or 0.0) for c in shown], color=SERIES[0], height=0.7
-        )
-        for bar, c in zip(bars, shown, strict=True):
-            marks(bar, [f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {percent(c.f1)} %"])
-        axes.set_yticks(range(len(shown)), [short(c.name, 18) for c in shown])
-        axes.set(xlabel="% right", xlim=(0, 100), ylim=(len(shown) - 0.4, -0.6))
+        words = [f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {percent(c.f1)} %" for c in shown]
+        shares = [100 * (c.recall or 0.0) for c in shown]
+        bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
+        axes.set(xlabel="% right", xlim=(0, 100))
 
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
-    title = f"Classes of {e.label}"
+    columns = ("class", "rows", "right", "predicted", "F1")
     height = 1.4 + 0.17 * len(shown)
-    return Plot(
-        ident, title, says, ("class", "rows", "right", "predicted", "F1"), rows, fill, height=height
-    )
+    return Plot(ident, f"Classes of {e.label}", f"{says}.", columns, rows, fill, height=height)
 
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:

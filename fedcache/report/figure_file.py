@@ -8,16 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError, unknown
+from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figures import costs, data, grids, paired, runs
-from fedcache.report.figures.confusions import confusion_difference
-from fedcache.report.figures.hyperparameters import importance_bars, parallel, swept_points
-from fedcache.report.find_runs import RunQuery, StoredRun, gather, need_finished
+from fedcache.report.figures import data, grids, paired, runs
+from fedcache.report.figures.grids import importance_bars, parallel, swept_points
+from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.find_runs import (
+    RunQuery,
+    StoredRun,
+    by_setting,
+    gather,
+    labels,
+    need_finished,
+    setting_names,
+)
 from fedcache.report.merge_seeds import merge_seeds
-from fedcache.report.paired_tests import Comparison
-from fedcache.report.run_names import by_setting, labels, setting_names
+from fedcache.report.page import PRIVATE, comparison_of, every_method_first, first_of_each
 from fedcache.report.run_origin import RunStore, store_of_run
-from fedcache.report.sections import PRIVATE, comparison_of, every_method_first, first_of_each
 from fedcache.report.verdict import ranked
 from fedcache.runs.score import check_score, score_for, score_of
 
@@ -102,12 +109,12 @@ KINDS = {
     "bytes": Kind(
         "accuracy against bytes sent",
         "two runs, one of which sends something",
-        lambda i: costs.against_bytes("figure", i.named, i.score),
+        lambda i: runs.against_bytes("figure", i.named, i.score),
     ),
     "seconds": Kind(
         "accuracy against seconds of training",
         "two runs whose seconds were measured",
-        lambda i: costs.against_seconds("figure", i.named, i.score),
+        lambda i: runs.against_seconds("figure", i.named, i.score),
     ),
     "curves": Kind(
         "accuracy per round with bands over seeds",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.config import TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
-from fedcache.report.select_runs import OF, selector
+from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
     PRUNED,
@@ -28,6 +31,7 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.run import is_claimed
+from fedcache.runs.score import values_held_out
 from fedcache.runs.tags import OF_TAG, check_tag, tags_of
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.store.files import digest_of
@@ -35,6 +39,7 @@ from fedcache.store.files import digest_of
 if TYPE_CHECKING:
     from fedcache.grids.result import Grid, Point
     from fedcache.runs.run import Run
+
 
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
@@ -482,3 +487,133 @@ def value_words(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
+
+
+def partition_name(result: Mapping[str, Any]) -> str:
+    """The name of a saved partition, or the one that its scheme and arguments would give it."""
+    part = result["partition"]
+    scheme = SCHEMES.get(part["scheme"])
+    return str(
+        part["name"]
+        or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
+    )
+
+
+def name_without_hold_out(result: Mapping[str, Any]) -> str:
+    """The name of a saved partition, or the default name of the scheme without the held-out value."""
+    part = result["partition"]
+    args = {name: value for name, value in part.get("args", {}).items() if name != "hold_out"}
+    return partition_name({**result, "partition": {**part, "args": args}})
+
+
+def partition_words(result: Mapping[str, Any]) -> str:
+    """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
+    held = values_held_out(result)
+    if held:
+        return f"{name_without_hold_out(result)}, hold_out={','.join(held)}"
+    return partition_name(result)
+
+
+OF: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, ...]]] = MappingProxyType(
+    {
+        "method": lambda r: (str(r["method"]),),
+        "dataset": lambda r: (str(r["dataset"]["slug"]),),
+        "partition": lambda r: (partition_name(r), str(r["partition"]["scheme"])),
+    }
+)
+"""What stands before the colon -> the names of a result that may stand behind it."""
+
+
+def selector(query: str) -> Callable[[Mapping[str, Any]], bool] | None:
+    """Whether a result is one of those that are meant; None for a query that is no selection."""
+    kind, colon, pattern = query.partition(":")
+    if not colon or not pattern or kind not in OF:
+        return None
+    return lambda result: any(fnmatchcase(name, pattern) for name in OF[kind](result))
+
+
+_ALWAYS = ("method", "backbones")
+
+
+def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """Entries of one dataset and partition together, in the order they first appear."""
+    groups: dict[tuple[str, str, bool], list[StoredRun]] = {}
+    for entry in entries:
+        groups.setdefault(entry.setting, []).append(entry)
+    return list(groups.values())
+
+
+def setting_name(entry: StoredRun) -> str:
+    """Dataset and partition of an entry in words."""
+    drawn = ", redrawn for every seed" if len(set(entry.result["partition"]["digests"])) > 1 else ""
+    name = partition_words(entry.result)
+    return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
+
+
+def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
+    """A name for each setting; equal words of different content are told apart by digests."""
+    words = [setting_name(g[0]) for g in groups]
+    twice = {w for w, count in Counter(words).items() if count > 1}
+    return [
+        f"{w} (dataset {g[0].setting[0][:8]}, partition {g[0].setting[1][:8]})" if w in twice else w
+        for w, g in zip(words, groups, strict=True)
+    ]
+
+
+def differing(entries: Sequence[StoredRun]) -> list[str]:
+    """Names of the facts that are not the same in all entries that have them, method and backbones first.
+
+    Where a run says nothing of who takes part, that is as usual.
+    """
+    told = [facts(e) for e in entries]
+    names = list(dict.fromkeys(name for f in told for name in f))
+    varied = [n for n in names if len({f.get(n) for f in told if n in f or n in USUAL}) > 1]
+    # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
+    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, told)]
+    return sorted(free, key=lambda n: (n not in _ALWAYS, n not in USUAL, names.index(n)))
+
+
+def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
+    seen: dict[str, set[str]] = {}
+    for f in told:
+        if name in f:
+            seen.setdefault(f["method"], set()).add(f[name])
+    return any(len(values) > 1 for values in seen.values())
+
+
+def label_of(entry: StoredRun, names: Sequence[str]) -> str:
+    """The method and the facts of these names, in words."""
+    told = facts(entry)
+    rest = [
+        told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}"
+        for n in names
+        if n in told
+    ]
+    return " ".join(rest if "method" in names else [told["method"], *rest])
+
+
+def labels(entries: Sequence[StoredRun]) -> list[str]:
+    """The shortest names that tell entries apart: the method, and what differs among runs of that method.
+
+    Equal settings that were computed in different ways (alone and in a grid) get the digest too.
+    """
+    made = [""] * len(entries)
+    for method in dict.fromkeys(e.method for e in entries):
+        mine = [i for i, e in enumerate(entries) if e.method == method]
+        for i, label in zip(mine, _within([entries[i] for i in mine]), strict=True):
+            made[i] = label
+    return made
+
+
+def _within(entries: Sequence[StoredRun]) -> list[str]:
+    used: list[str] = []
+    made = [label_of(e, used) for e in entries]
+    for name in differing(entries):
+        tried = [label_of(e, [*used, name]) for e in entries]
+        if len(set(tried)) > len(set(made)):
+            used = [*used, name]
+            made = tried
+    counts = Counter(made)
+    return [
+        f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)
+    ]

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcache.report.find_runs import AS_CLAIMED, StoredRun
-from fedcache.report.run_names import differing, label_of
-from fedcache.report.select_runs import name_without_hold_out
+from fedcache.report.find_runs import (
+    AS_CLAIMED,
+    StoredRun,
+    differing,
+    label_of,
+    name_without_hold_out,
+)
 from fedcache.runs.score import score_for, score_of, values_held_out
 
 HELD_OUT = "held-out values"

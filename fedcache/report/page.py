@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError
+from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
-from fedcache.report.drawing import need_matplotlib, short
-from fedcache.report.figures import data, grids
-from fedcache.report.find_runs import Gathered, RunQuery, gather, need_finished
-from fedcache.report.galleries import ToShow, refuse_private
-from fedcache.report.held_out import held_out_groups
-from fedcache.report.held_out_section import held_out_section
+from fedcache.report.caution_words import caution_lines, drawn_clients
+from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
+from fedcache.report.comparison_output import caption, differences, sentences
+from fedcache.report.drawing import Plot, first_few, need_matplotlib, percent, short, size
+from fedcache.report.figures import data, grids, paired, runs
+from fedcache.report.figures.grids import hyperparameters
+from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.find_runs import (
+    CLAIMED,
+    Gathered,
+    RunQuery,
+    StoredRun,
+    by_setting,
+    differing,
+    facts,
+    gather,
+    labels,
+    need_finished,
+    setting_names,
+)
+from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
+from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.report.merge_seeds import merge_seeds
-from fedcache.report.render import Section, render_page
-from fedcache.report.run_names import by_setting, setting_names
-from fedcache.report.run_origin import RunStore, store_of_run
-from fedcache.report.sections import PRIVATE, Shown, section_of
-from fedcache.report.verdict import Verdict
-from fedcache.runs.score import check_score
+from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.run_origin import RunStore, command_of, store_of_run
+from fedcache.report.statistics import LEAST_BLOCKS
+from fedcache.report.verdict import (
+    Verdict,
+    price,
+    ranked,
+    seconds_of,
+    sent_bytes,
+    uncertainty,
+    verdict,
+)
+from fedcache.runs.score import (
+    WORDS,
+    check_score,
+    has_validation,
+    score_for,
+    score_of,
+    validation_value,
+)
 from fedcache.store.outputs import write_output
 
 
@@ -182,4 +215,500 @@ def _page(
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         recipes=recipes,
         trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
+    )
+
+
+MOST_SETTINGS = 12
+"""Settings that get figures; the others get their table."""
+MOST_PLANES = 3
+MOST_COMPARED = 20
+"""Runs that are tested against the first: a family for Holm's correction that a page can show."""
+MOST_NAMED = 4
+"""Runs of which a note says the names; of more it says how many."""
+MOST_VALUES = 24
+"""Values of a setting up to which rows can be kept by them."""
+PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page is asked to show: how features are embedded, the score, where images are, and which were found."""
+
+    embed: str
+    score: str | None
+    images: ImagePlaces | None
+    found: ToShow
+
+
+def section_of(
+    number: int, title: str, entries: list[StoredRun], source: RunStore | str, asked: Shown
+) -> tuple[Verdict, Section]:
+    """What is to be said of a setting first, and all there is to see of it."""
+    score = asked.score or score_for(e.result for e in entries)
+    entries = ranked(entries, score)
+    names = differing(entries)
+    named = list(zip(labels(entries), entries, strict=True))
+    said = verdict(title, named, score)
+    ident = f"s{number}"
+    plots: list[Plot] = []
+    details: list[Plot] = []
+    notes: list[str] = []
+    galleries: list[Gallery] = []
+    tables: list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = []
+    if number < MOST_SETTINGS:
+        tests = comparison_of(title, named, score)
+        plots = _first_plots(ident, named, score, tests)
+        tables += [] if tests is None else [_tests_table(tests)]
+        details, notes = _detail_plots(ident, named, source, asked.embed)
+        if asked.images is not None:
+            galleries, told = galleries_of(
+                ident, every_method_first(named), source, asked.images, asked.found
+            )
+            notes += told
+    else:
+        notes.append(
+            f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
+        )
+    columns, rows = table_of(entries, names, score, said.digest)
+    store = source.store.path.name if isinstance(source, RunStore) else ""
+    return said, Section(
+        ident,
+        title,
+        _says(entries, score),
+        columns,
+        rows,
+        plots,
+        notes,
+        commands=[(label, e.digest, command_of(e, store)) for label, e in named],
+        points=[(e.method, score_of(e.result, score).mean) for e in entries],
+        galleries=galleries,
+        runs=[(e.key, label) for label, e in named],
+        chosen=next((i for i, e in enumerate(entries) if e.digest == said.digest), None),
+        details=details,
+        tables=tables,
+        filters=_filters(entries, names),
+    )
+
+
+def _says(entries: Sequence[StoredRun], score: str) -> str:
+    """What the table is of, and how it is to be read."""
+    data_of = entries[0].result["dataset"]
+    part = entries[0].result["partition"]
+    holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
+    says = f"Dataset {str(data_of['digest'])[:16]}, {data_of['ok']:,} readable {holds}; partition "
+    says += f"{str(part['digest'])[:16]}, {part['clients']} clients"
+    if len(set(part["digests"])) > 1:
+        says += "; every seed has its own, the first is drawn"
+    says += "."
+    if score != "own":
+        says += f" Accuracy is {score}: {WORDS[score]}."
+    if has_validation(e.result for e in entries):
+        says += " Sorted by validation accuracy; the run that it chose is bold."
+    elif len(entries) > 1:
+        says += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
+    if entries[0].claimed:
+        says += f" {CLAIMED}"
+    return says
+
+
+def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Columns of settings with the values by which runs can be kept, in the order of a grid."""
+    made = []
+    for name in names:
+        values = sorted(
+            {f[name] for f in map(facts, entries) if name in f}, key=grids.order_of_value
+        )
+        if 1 < len(values) <= MOST_VALUES:
+            made.append((name.removeprefix("set."), values))
+    return made
+
+
+def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | None:
+    """The paired tests of the first runs with the one that stands first: over seeds and test rows, else over clients.
+
+    None where nothing pairs them.
+    """
+    first = [pair for pair in named if not pair[1].pooled_rows][:MOST_COMPARED]
+    names = [n for n, _ in first]
+    entries = [e for _, e in first]
+    if len(entries) < 2:
+        return None
+    over = "seeds"
+    metric = _metric(score)
+    if not all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries):
+        over = "clients"
+        metric = "accuracy"
+        if score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries):
+            return None
+    try:
+        blocks = within(entries, title, metric, over, names)
+    except UsageError:
+        return None
+    against = None
+    if names[0] in blocks.names:
+        against = names[0]
+    found = compared(blocks, over=over, metric=metric, against=against)
+    if any(p.interval or p.p is not None or p.rows for p in found.pairs):
+        return found
+    return None
+
+
+def _metric(score: str) -> str:
+    """What a score is called among the metrics of a comparison."""
+    if score == "own":
+        return "accuracy"
+    return score.replace("-", "_")
+
+
+def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Sequence[str]]]:
+    sheet = differences(c)
+    assert sheet is not None  # nosec B101
+    words = caption(c).partition(": ")[2].partition(" Bold:")[0]
+    notes: Sequence[str] = c.notes
+    if paired.enough_blocks(c):
+        notes = sentences(c)
+    title = f"Paired tests against {c.reference}"
+    return title, " ".join([words, *notes]), sheet.columns, sheet.rows
+
+
+def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
+    """What one asks first: costs, curves, who is left behind, what the swept values did."""
+    shown = every_method_first(named)
+    entries = [e for _, e in named]
+    made = [
+        runs.against_bytes(f"{ident}-bytes", named, score),
+        runs.against_seconds(f"{ident}-seconds", named, score),
+        runs.curves(f"{ident}-curves", shown),
+        runs.spread(f"{ident}-clients", shown),
+    ]
+    if tests is not None:
+        keys = {n: e.key for n, e in named}
+        made.append(paired.differences(f"{ident}-differences", tests, keys, len(named)))
+        made.append(paired.ranks(f"{ident}-ranks", tests))
+    made += grids.sweeps(f"{ident}-grid", entries, score)
+    made += hyperparameters(f"{ident}-settings", entries, score)
+    return [p for p in made if p is not None]
+
+
+def _detail_plots(
+    ident: str, named: runs.Named, source: RunStore | str, embed: str
+) -> tuple[list[Plot], list[str]]:
+    """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
+    entries = [e for _, e in named]
+    notes: list[str] = []
+    if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
+        notes.append(
+            "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
+        )
+    first, *others = first_of_each(named)
+    made: list[Plot | None] = [runs.confusion(f"{ident}-confusion0", *first)]
+    if others:
+        made.append(confusion_difference(f"{ident}-against0", first, others[0]))
+    if any("confusion" not in e.result for e in entries):
+        notes.append(
+            "Results of earlier versions hold no confusion matrix: `--fresh` makes them again."
+        )
+    notes += caution_notes(named) + drawn_notes(named)
+    notes += merged_notes({label: [e] for label, e in named})
+    made += runs.own_numbers(f"{ident}-own", named)
+    notes += runs.last_numbers(named)
+    if isinstance(source, RunStore):
+        made.append(data.dots(f"{ident}-dots", source))
+        for i, key in enumerate(source.keys[:MOST_PLANES]):
+            made.append(data.plane(f"{ident}-plane{i}", source, key, embed))
+        made.append(data.agreement(f"{ident}-fusion", source))
+        made.append(data.label_entropy(f"{ident}-entropy", source))
+    else:
+        notes.append(f"Partition and features are not drawn: {source}.")
+    return [p for p in made if p is not None], notes
+
+
+def caution_notes(named: runs.Named) -> list[str]:
+    """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
+    kinds: dict[str, list[str]] = {}
+    for label, entry in named:
+        if lines := caution_lines(entry.result):
+            kind = lines[0].partition(":")[0]
+            kinds.setdefault(kind, []).append(f"{label}: {' '.join(lines)}")
+    notes = []
+    for each in kinds.values():
+        if len(each) > MOST_NAMED:
+            each = [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+        notes += each
+    return notes
+
+
+def drawn_notes(named: runs.Named) -> list[str]:
+    """Of which runs only some clients were scored, and how large the standard error of their mean is."""
+    labels_of: dict[str, list[str]] = {}
+    errors_of: dict[str, list[float]] = {}
+    for label, entry in named:
+        if (drawn := drawn_clients(entry.result)) is not None:
+            labels_of.setdefault(drawn[0], []).append(label)
+            errors_of.setdefault(drawn[0], []).extend(drawn[1])
+    notes = []
+    for who, names in labels_of.items():
+        words = ", ".join(names)
+        if len(names) > MOST_NAMED:
+            words = f"{len(names)} runs"
+        errors = "there is no standard error"
+        if errors_of[who]:
+            # One number where the smallest and the largest are the same.
+            ends = [percent(min(errors_of[who])), percent(max(errors_of[who]))]
+            span = " to ".join(dict.fromkeys(ends))
+            errors = f"the standard error of their mean is {span} points"
+        notes.append(f"{words}: {who}; {errors}.")
+    return notes
+
+
+def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
+    """The run of each method that stands first: the chosen one, or the highest."""
+    best: dict[str, tuple[str, StoredRun]] = {}
+    for label, entry in named:
+        best.setdefault(entry.method, (label, entry))
+    return list(best.values())
+
+
+def every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
+    """The first run of each method, then its variants."""
+    firsts = first_of_each(named)
+    known = {e.digest for _, e in firsts}
+    return [*firsts, *(pair for pair in named if pair[1].digest not in known)]
+
+
+MOST_SHOWN = 6
+"""Settings that differ and stand in the table from the start."""
+
+
+def table_of(
+    entries: Sequence[StoredRun], names: Sequence[str], score: str, chosen: str
+) -> tuple[list[Column], list[list[HtmlCell]]]:
+    """Columns and rows.
+
+    Args:
+        entries: runs of one setting, in the order of the rows.
+        names: of the facts that tell them apart.
+        score: what their accuracy is.
+        chosen: digest of the run that stands first of those that can be taken.
+    """
+    results = [e.result for e in entries]
+    made: list[tuple[Column, list[HtmlCell]]] = []
+
+    def put(name: str, cells: list[HtmlCell], *, numbers: bool = True, shown: bool = True) -> None:
+        made.append((Column(name, numbers, shown), cells))
+
+    def put_fractions(name: str, values: Iterable[float | None], *, shown: bool = True) -> None:
+        """Percent, of which the best is bold."""
+        cells = [_number(value) for value in values]
+        marked = None
+        if has_validation(results):
+            marked = [e.digest == chosen for e in entries]
+        put(name, _marked(cells, marked), shown=shown)
+
+    claimed = ""
+    if entries[0].claimed:  # of a setting all are, or none
+        claimed = " (claimed)"
+    put("method", [_word(e.method) for e in entries], numbers=False)
+    put_fractions(f"accuracy %{claimed}", [score_of(r, score).mean for r in results])
+    if any("validation" in r for r in results):
+        put_fractions("validation %", [validation_value(r, score) for r in results])
+    differ = [n for n in names if n != "method"]
+    for place, name in enumerate(differ):
+        cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
+        put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
+    put("95 % interval", [_interval(e, score) for e in entries])
+    put("a client sends", [_sent(e) for e in entries])
+    put("seconds a seed", [_seconds(seconds_of(e)) for e in entries])
+    worst = [r["fairness"].get("worst10") for r in results]
+    if any(value is not None for value in worst):
+        several = len({e.method for e in entries}) > 1 and len(differ) < 3
+        put_fractions(f"worst 10 %{claimed}", worst, shown=several)
+    costs = [r.get("trust", {}).get("privacy") for r in results]
+    if any("privacy" in r.get("trust", {}) for r in results):
+        words = ["-" if cost is None else short_privacy(cost) for cost in costs]
+        put("privacy", [_word(w) for w in words], numbers=False)
+    # What follows is hidden at first.
+    if any("zero_shot" in r["accuracy"] for r in results):
+        put("zero-shot %", [_number(r["accuracy"].get("zero_shot")) for r in results], shown=False)
+    stds = [score_of(r, score).std or None for r in results]
+    if any(stds):
+        put("± seeds", [_number(s) for s in stds], shown=False)
+    put("seeds", [_word(len(r["seeds"])) for r in results], shown=False)
+    others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
+    for name, other in others.items():
+        if other != score:
+            means = [score_of(r, other).mean for r in results]
+            put_fractions(f"{name} %{claimed}", means, shown=False)
+    put_fractions(f"macro F1 %{claimed}", [r["macro_f1"]["mean"] for r in results], shown=False)
+    exact = [r["traffic"]["exact"] for r in results]
+    sent = [x["per_client_round"]["up"] for x in exact]
+    put("scalars a round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
+    megabytes = [(x["up_bytes"] + x["down_bytes"]) / 1e6 for x in exact]
+    put("MB in all", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
+    put("fidelity", [_word(r["fidelity"]) for r in results], numbers=False, shown=False)
+    put("run", [HtmlCell(e.digest[:8], e.digest) for e in entries], numbers=False, shown=False)
+    columns = [c for c, _ in made]
+    return columns, [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
+
+
+def _interval(entry: StoredRun, score: str) -> HtmlCell:
+    """The interval and what was sampled for it; sorted by its lower end."""
+    found = uncertainty(entry, score)
+    if found is None:
+        return HtmlCell("", "")
+    over = found.over.replace(" test rows", " rows")
+    return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
+
+
+def _sent(entry: StoredRun) -> HtmlCell:
+    if entry.pooled_rows:
+        return HtmlCell("all rows", "", note="no federation")
+    sent = sent_bytes(entry)
+    words = f"{sent:.0f} B"
+    if sent >= 1000:
+        words = f"{size(sent)}B"
+    return HtmlCell(words, repr(sent))
+
+
+def _seconds(value: float | None) -> HtmlCell:
+    if value is None:
+        return HtmlCell("-", "")
+    words = f"{value:.2g}"
+    if value >= 1:
+        words = f"{value:,.2f}"
+    return HtmlCell(words, repr(value))
+
+
+def _word(value: object) -> HtmlCell:
+    return HtmlCell(str(value), str(value))
+
+
+def _number(value: float | None) -> HtmlCell:
+    """A fraction in percent; a dash without."""
+    if value is None:
+        return HtmlCell(percent(None), "")
+    return HtmlCell(percent(value), repr(value))
+
+
+def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
+    """Bold is what validation chose; the highest of the column where there are no rows to choose by."""
+    known = [float(cell.sort) for cell in cells if cell.sort]
+    if len(cells) < 2 or not known:
+        return cells
+    if chosen is None:
+        chosen = [cell.sort != "" and float(cell.sort) == max(known) for cell in cells]
+    return [
+        replace(cell, best=best and cell.sort != "")
+        for cell, best in zip(cells, chosen, strict=True)
+    ]
+
+
+def held_out_section(
+    number: int, group: HeldOutGroup, score: str | None
+) -> tuple[Verdict, Section]:
+    """What is to be said of a group first, and its table: accuracy on each held-out value, and the mean."""
+    used = score or group.score
+    accuracies = group.accuracies(used)
+    means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
+    metric = _metric(used)
+    # No tests where no two methods have all values.
+    found = None
+    with suppress(UsageError):
+        found = compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
+    names = sorted(means, key=lambda name: _falling(means[name]))
+    validation: dict[str, float] = {}
+    notes: list[str] = []
+    if found is not None:
+        notes = sentences(found)
+        validation = {t.name: t.validation for t in found.treatments if t.validation is not None}
+        if found.chosen is not None:
+            names.sort(key=lambda name: _falling(validation.get(name)))
+            names.sort(key=lambda name: name != found.chosen)
+    best = names[0]
+    columns = [Column("run"), Column("mean accuracy %", numbers=True)]
+    if validation:
+        columns.append(Column("validation %", numbers=True))
+    columns += [Column(f"{group.column} {value} %", numbers=True) for value in group.values]
+    rows = []
+    for name in names:
+        mean = replace(_number(means[name]), best=name == best and len(names) > 1)
+        cells = [_word(name), mean]
+        if validation:
+            cells.append(_number(validation.get(name)))
+        rows.append(cells + [_number(value) for value in accuracies[name].values()])
+    says = f"Accuracy on the rows of each {group.column} when the runs train on the others, and the unweighted mean."
+    if used != "own":
+        says += f" Accuracy is {used}: {WORDS[used]}."
+    if group.entries[0].claimed:
+        says += f" {CLAIMED}"
+    ident = f"h{number}"
+    section = Section(ident, group.title, says, columns, rows, [], notes, [], [], chosen=0)
+    return _verdict(group, best, means, found), section
+
+
+def _falling(value: float | None) -> float:
+    """What sorts accuracies from the highest to the lowest, missing ones last."""
+    if value is None:
+        return 1.0
+    return -value
+
+
+def _verdict(
+    group: HeldOutGroup, best: str, means: dict[str, float | None], found: Comparison | None
+) -> Verdict:
+    """The first lines of a group: the highest mean, how far above the second it is, and what the tests can say."""
+    count = len(group.values)
+    mean = means[best]
+    entry = next(iter(group.rows()[best].values()))
+    chosen = found is not None and found.chosen is not None
+    by = (
+        "is best by mean validation accuracy and reaches"
+        if chosen
+        else "has the highest mean test accuracy,"
+    )
+    headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
+    others = {name: value for name, value in means.items() if name != best and value is not None}
+    if others and mean is not None:
+        second = max(others, key=lambda name: others[name])
+        gap = 100 * (mean - others[second])
+        headline += (
+            f", {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the second, {second}"
+        )
+    word, sure = _sure(group, found)
+    if not chosen and others:
+        sure += " No rows were kept to choose by, so this is the highest of "
+        sure += f"{len(others) + 1} on the test rows themselves (`--validation 0.2` keeps some)."
+    cost = price(entry)
+    return Verdict(
+        group.title,
+        best,
+        entry.digest,
+        chosen,
+        f"{headline}.",
+        word,
+        sure,
+        f"{cost[:1].upper()}{cost[1:]}.",
+    )
+
+
+def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
+    """How sure the order is, in a word, and why."""
+    if found is None or not found.pairs:
+        return "Alone", f"No other method has a run for each {group.column}."
+    count = len(found.blocks)
+    if found.too_few:
+        return (
+            "Not known",
+            f"{count} held-out values are too few for a test, whatever the differences are.",
+        )
+    open_pairs = [p.one for p in found.pairs if p.holm is None or p.holm >= 1.0 - found.level]
+    if not open_pairs:
+        return (
+            "Sure",
+            f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
+        )
+    names = first_few(open_pairs, MOST_NAMED)
+    return (
+        "Not sure",
+        f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",
     )

@@ -10,10 +10,15 @@ from statistics import NormalDist
 import numpy as np
 
 from fedcache.report.caution_words import unlike_tests
-from fedcache.report.drawing import percent, size
+from fedcache.report.comparison import (
+    common_seeds,
+    compact,
+    differences_of_seeds,
+    row_difference,
+    rows_of_run,
+)
+from fedcache.report.drawing import first_few, percent, size
 from fedcache.report.find_runs import StoredRun, facts
-from fedcache.report.paired_rows import row_difference, rows_of_run
-from fedcache.report.paired_seeds import common_seeds, compact, differences_of_seeds
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
     Floats,
@@ -81,12 +86,7 @@ class Verdict:
 
 def sent_bytes(entry: StoredRun) -> float:
     """Bytes that one client sends in one seed's run, the mean over clients."""
-    up = float(entry.result["traffic"]["exact"]["up_bytes"])
-    return (
-        up
-        / max(1, len(entry.result["seeds"]))
-        / max(1, int(entry.result["partition"].get("clients") or 1))
-    )
+    return _each_client(entry, "up_bytes")
 
 
 def seconds_of(entry: StoredRun) -> float | None:
@@ -96,20 +96,23 @@ def seconds_of(entry: StoredRun) -> float | None:
     return entry.seconds / max(1, len(entry.result["seeds"]))
 
 
+def _each_client(entry: StoredRun, what: str) -> float:
+    """Bytes of one client in one seed's run."""
+    total = float(entry.result["traffic"]["exact"][what]) / max(1, len(entry.result["seeds"]))
+    return total / max(1, int(entry.result["partition"].get("clients") or 1))
+
+
 def ranked(entries: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Runs by falling validation accuracy, without such rows by falling test accuracy; of equals as in a grid."""
     held = has_validation(e.result for e in entries)
 
     def place(entry: StoredRun) -> tuple[object, ...]:
+        found = score_of(entry.result, score).mean
         if held:
             found = validation_value(entry.result, score)
-        else:
-            found = score_of(entry.result, score).mean
-        return (
-            -round(-1.0 if found is None else found, DIGITS),
-            order_of_run(entry.result),
-            entry.digest,
-        )
+        if found is None:
+            found = -1.0
+        return -round(found, DIGITS), order_of_run(entry.result), entry.digest
 
     return sorted(entries, key=place)
 
@@ -123,15 +126,15 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     if len(known) == len(found.per_seed) >= LEAST_BLOCKS and not constant(known):
         return _student(known, level, "seeds")
     # Of clients that are all tested on the same rows the mean over clients is the model's own accuracy.
-    alike = math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS)
     rows = None
-    if alike:
+    if math.isclose(found.mean, entry.result["accuracy"]["mean"], abs_tol=10.0**-DIGITS):
         rows = rows_interval(entry.result, level)
+    if rows is None:
+        rows = rows_of_run(entry, METRIC[score], level)
+        if rows is not None and not rows[1] <= found.mean <= rows[2]:
+            rows = None
     if rows is not None:
         return Estimate(found.mean, rows[1], rows[2], f"{rows[0]:,} test rows")
-    of_clients = rows_of_run(entry, METRIC[score], level)
-    if of_clients is not None and of_clients[1] <= found.mean <= of_clients[2]:
-        return Estimate(found.mean, of_clients[1], of_clients[2], f"{of_clients[0]:,} test rows")
     values = _client_scores(entry, found.mean)
     if values is None:
         return None
@@ -145,40 +148,34 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     earlier results without rows, of two models that are fixed, as of two independent samples of rows, which is
     cautious; else paired over clients. None where nothing repeats.
     """
-    a, b = (score_of(e.result, score) for e in (one, other))
-    if a.mean is None or b.mean is None:
+    ours = score_of(one.result, score).mean
+    theirs = score_of(other.result, score).mean
+    if ours is None or theirs is None:
         return None
-    gaps = _over_seeds(one, other, score)
-    if gaps is not None:
-        return _student(gaps, level, "seeds")
     paired = differences_of_seeds(one, other, score)
-    over_rows = None
+    if _vary(paired):
+        return _student(paired, level, "seeds")
     if len(paired):
-        over_rows = row_difference(one, other, METRIC[score], level)
-    same = over_rows is not None and math.isclose(
-        over_rows.difference, float(paired.mean()), abs_tol=1e-9
-    )
-    if same and over_rows is not None and over_rows.interval is not None:
-        return Estimate(over_rows.difference, *over_rows.interval, f"{over_rows.rows:,} test rows")
-    held = [rows_interval(e.result, level) if score == "own" else None for e in (one, other)]
-    if held[0] is not None and held[1] is not None:
-        rows = min(held[0][0], held[1][0])
-        gap = a.mean - b.mean
-        half = _normal(level) * math.sqrt(sum(p * (1 - p) for p in (a.mean, b.mean)) / rows)
+        found = row_difference(one, other, METRIC[score], level)
+        if (
+            found is not None
+            and found.interval is not None
+            and math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9)
+        ):
+            return Estimate(found.difference, *found.interval, f"{found.rows:,} test rows")
+    mine = rows_interval(one.result, level)
+    its = rows_interval(other.result, level)
+    if score == "own" and mine is not None and its is not None:
+        rows = min(mine[0], its[0])
+        gap = ours - theirs
+        spread = math.sqrt((ours * (1 - ours) + theirs * (1 - theirs)) / rows)
+        half = NormalDist().inv_cdf(0.5 + level / 2) * spread
         return Estimate(gap, gap - half, gap + half, f"{rows:,} test rows")
-    mine = _client_scores(one, a.mean)
-    theirs = _client_scores(other, b.mean)
-    if mine is None or theirs is None or list(one.clients.names) != list(other.clients.names):
+    if _client_scores(one, ours) is None or _client_scores(other, theirs) is None:
+        return None
+    if list(one.clients.names) != list(other.clients.names):
         return None
     return _student(one.clients.accuracy - other.clients.accuracy, level, "clients")
-
-
-def _over_seeds(one: StoredRun, other: StoredRun, score: str) -> Floats | None:
-    """[S] differences over paired seeds; None of fewer than three, or where all are equal."""
-    gaps = differences_of_seeds(one, other, score)
-    if len(gaps) >= LEAST_BLOCKS and not constant(gaps):
-        return gaps
-    return None
 
 
 def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
@@ -200,8 +197,9 @@ def _student(values: Floats, level: float, over: str) -> Estimate | None:
     return Estimate(mean, mean - half, mean + half, f"{len(values)} {over}")
 
 
-def _normal(level: float) -> float:
-    return NormalDist().inv_cdf(0.5 + level / 2)
+def _vary(gaps: Floats) -> bool:
+    """Whether differences over paired seeds have an interval: three or more that are not all equal."""
+    return len(gaps) >= LEAST_BLOCKS and not constant(gaps)
 
 
 def verdict(title: str, named: Named, score: str) -> Verdict:
@@ -213,40 +211,40 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
         score: client-mean | pooled | own.
     """
     label = {e.digest: n for n, e in named}
-    entries = [e for _, e in named]
-    scored = [e for e in entries if score_of(e.result, score).mean is not None]
-    takeable = [e for e in scored if not e.pooled_rows]
-    field = ranked(takeable or scored, score)
+    scored = [e for _, e in named if score_of(e.result, score).mean is not None]
+    # A run that needs all rows in one place is a reference, unless there is no other.
+    field = ranked([e for e in scored if not e.pooled_rows] or scored, score)
     if not field:
         return Verdict(title, "", "", False, "No run here was scored on test rows.")
     chosen = has_validation(e.result for e in field)
     best = field[0]
-    name = label[field[0].digest]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
-    same = {e.digest for e in equals}
     # The same settings with other seeds are no other run to take.
-    rivals = [e for e in field[1:] if e.digest not in same and facts(e) != facts(best)]
+    rivals = [e for e in field[1:] if e not in equals and facts(e) != facts(best)]
     gap = None
+    undecided: list[StoredRun] = []
     if rivals:
         gap = lead(best, rivals[0], score)
-    if rivals:
         undecided = _not_told_apart(best, rivals, score)
-    else:
-        undecided = []
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word = "Level"
         sure = (
             "All runs here reached the very same figures; it is the first by method and settings."
         )
-    if chosen and (unlike := unlike_tests(e.result for e in field)) is not None:
+    unlike = unlike_tests(e.result for e in field)
+    if chosen and unlike is not None:
         sure = f"{sure} {unlike}"
+    headline = _headline(best, rivals, gap, label, score, chosen)
+    if equals:
+        names = first_few([label[e.digest] for e in equals], 2)
+        headline += f" {_others(len(equals))} ({names}) reached the very same figures."
     return Verdict(
         title,
-        name,
+        label[best.digest],
         best.digest,
         chosen,
-        headline=_headline(best, rivals, gap, label, score, chosen) + _equals(equals, label),
+        headline=headline,
         word=word,
         sure=sure,
         cost=_cost(best, undecided, label, score),
@@ -260,11 +258,10 @@ def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
     return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
 
 
-def _equals(equals: Sequence[StoredRun], label: dict[str, str]) -> str:
-    if not equals:
-        return ""
-    names = ", ".join(label[e.digest] for e in equals[:2]) + (", ..." if len(equals) > 2 else "")
-    return f" {len(equals)} other{'' if len(equals) == 1 else 's'} ({names}) reached the very same figures."
+def _others(count: int) -> str:
+    if count == 1:
+        return "1 other"
+    return f"{count} others"
 
 
 def _headline(
@@ -275,55 +272,55 @@ def _headline(
     score: str,
     chosen: bool,
 ) -> str:
-    accuracy = score_of(best.result, score).mean
-    assert accuracy is not None  # nosec B101
-    name = label[best.digest]
-    held = percent(validation_value(best.result, score))
-    by = "has the highest test accuracy,"
+    accuracy = score_of(best.result, score).mean or 0.0
+    words = f"{label[best.digest]} has the highest test accuracy, {percent(accuracy)} %"
     if chosen:
-        by = f"is best by validation accuracy ({held} %) and reaches"
-    words = f"{name} {by} {percent(accuracy)} %{' on the test rows' if chosen else ''}"
+        held = percent(validation_value(best.result, score))
+        words = f"{label[best.digest]} is best by validation accuracy ({held} %) and reaches {percent(accuracy)} %"
+        words += " on the test rows"
     if best.claimed:
         words += " as its sites claim"
     if rivals:
-        second = score_of(rivals[0].result, score).mean
-        assert second is not None  # nosec B101
-        difference = 100 * (accuracy - second)
+        difference = 100 * (accuracy - (score_of(rivals[0].result, score).mean or 0.0))
+        how = f"{abs(difference):.2f} points below"
         if abs(difference) < 0.005:
             how = "level with"
-        else:
-            how = f"{abs(difference):.2f} points " + ("above" if difference > 0 else "below")
+        elif difference > 0:
+            how = f"{difference:.2f} points above"
         words += f", {how} the second, {label[rivals[0].digest]}"
-        # Seeds that only one of them has are in its own accuracy, and in no difference.
-        fewer = gap is not None and abs(100 * gap.value - difference) >= 0.005
-        if gap is not None and fewer:
-            shared = compact(common_seeds(best, rivals[0]))
-            words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
         if gap is not None:
-            words += f" (95 % interval of the difference {_points(gap)})"
+            # Seeds that only one of them has are in its own accuracy, and in no difference.
+            if abs(100 * gap.value - difference) >= 0.005:
+                shared = compact(common_seeds(best, rivals[0]))
+                words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
+            low = 100 * gap.low
+            high = 100 * gap.high
+            words += f" (95 % interval of the difference {low:+.2f} to {high:+.2f})"
     return f"{words}; {price(best)}."
-
-
-def _points(gap: Estimate) -> str:
-    return f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
 
 
 def price(entry: StoredRun) -> str:
     """What a client of a run sends, and how long training takes, in words."""
     if entry.pooled_rows:
         return "it needs all rows in one place"
-    sent = sent_bytes(entry)
+    words = f"a client sends {_sent(entry)}"
     seconds = seconds_of(entry)
-    words = "a client sends nothing"
-    if sent:
-        words = f"a client sends {_bytes(sent)}"
-    return words + ("" if seconds is None else f" and training takes {_seconds(seconds)}")
+    if seconds is not None:
+        words += f" and training takes {_seconds(seconds)}"
+    return words
+
+
+def _sent(entry: StoredRun) -> str:
+    return _bytes(sent_bytes(entry)) or "nothing"
 
 
 def _bytes(count: float) -> str:
+    """A number of bytes in words; "" for none."""
     if count >= 1000:
         return f"{size(count)}B"
-    return f"{count:.0f} B"
+    if count:
+        return f"{count:.0f} B"
+    return ""
 
 
 def _seconds(value: float) -> str:
@@ -347,47 +344,47 @@ def _sure(
     """How sure the order is, in a word, and why: which others are not told apart, and by which rows it stands."""
     if not rivals:
         return "Alone", "There is no other run here to compare it with."
-    said: list[str] = []
     if gap is None:
         word = "Not known"
-        said.append(
-            "Nothing repeats here from which an interval of the difference could be had; `--seeds 0-4` gives one."
-        )
+        why = "Nothing repeats here from which an interval of the difference could be had; `--seeds 0-4` gives one."
     elif gap.above_zero and not undecided:
         word = "Sure"
-        said.append(f"Its lead over every other is larger than chance among {gap.over} explains.")
+        why = f"Its lead over every other is larger than chance among {gap.over} explains."
     elif gap.high < 0:
         word = "Contradicted"
-        said.append(
+        why = (
             f"On the test rows the second is better, by more than chance among {gap.over} explains."
         )
     else:
         word = "Not sure"
-        others = [label[e.digest] for e in undecided] or [label[rivals[0].digest]]
-        named = max(1, min(MOST_NAMED, MOST_LETTERS // max(map(len, others))))
-        names = ", ".join(others[:named]) + (", ..." if len(others) > named else "")
-        of = "the other"
-        if len(rivals) > 1:
-            of = f"{len(others)} of {len(rivals)} others"
-        lies = "distance from"
-        if gap.value >= 0:
-            lies = "lead over"
-        after = ""
-        if len(rivals) > 1:
-            after = f", corrected for {len(rivals)} comparisons"
-        said.append(f"Chance among {gap.over} can explain its {lies} {of} ({names}){after}.")
+        why = _chance([label[e.digest] for e in undecided or rivals[:1]], len(rivals), gap)
     if (
         gap is not None
         and gap.over.endswith("seeds")
-        and len(set(best.result["partition"]["digests"])) == 1
+        and len({*best.result["partition"]["digests"]}) == 1
     ):
-        said.append("All seeds share one partition and its test rows.")
+        why += " All seeds share one partition and its test rows."
     if not chosen:
-        said.append(
-            f"No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
+        why += (
+            f" No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
             "it, which flatters it (`--validation 0.2` keeps some)."
         )
-    return word, " ".join(said)
+    return word, why
+
+
+def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
+    """That chance can explain the distance from some others of the rivals."""
+    letters = max(map(len, others))
+    names = first_few(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
+    of = "the other"
+    after = ""
+    if rivals > 1:
+        of = f"{len(others)} of {rivals} others"
+        after = f", corrected for {rivals} comparisons"
+    distance = "lead over"
+    if gap.value < 0:
+        distance = "distance from"
+    return f"Chance among {gap.over} can explain its {distance} {of} ({names}){after}."
 
 
 def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
@@ -397,18 +394,19 @@ def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) ->
     variance over chi-squared's. Rivals that diverge neither widen the others' nor count as good, being unknown.
     """
     level = 1.0 - (1.0 - LEVEL) / len(rivals)
-    over_seeds = {e.digest: g for e in rivals if (g := _over_seeds(best, e, score)) is not None}
+    paired = {e.digest: differences_of_seeds(best, e, score) for e in rivals}
+    over_seeds = {digest: gaps for digest, gaps in paired.items() if _vary(gaps)}
     freedom = sum(len(g) - 1 for g in over_seeds.values())
     typical = 0.0
     if over_seeds:
+        # The median of chi-squared over its freedom is near (1 - 2 / (9 freedom))^3.
         each = freedom / len(over_seeds)
-        typical = (
-            float(np.median([g.var(ddof=1) for g in over_seeds.values()]))
-            / (1.0 - 2.0 / (9.0 * each)) ** 3
-        )
+        median = float(np.median([g.var(ddof=1) for g in over_seeds.values()]))
+        typical = median / (1.0 - 2.0 / (9.0 * each)) ** 3
     found = []
     for entry in rivals:
-        if (gaps := over_seeds.get(entry.digest)) is not None:
+        gaps = over_seeds.get(entry.digest)
+        if gaps is not None:
             half = student_quantile(level, freedom) * math.sqrt(typical / len(gaps))
             apart = float(gaps.mean()) > half
         else:
@@ -426,30 +424,26 @@ def _cost(
         return "It is no federation: nothing travels because all rows lie in one place."
     rounds = int(best.result.get("rounds") or 1)
     sent = sent_bytes(best)
-    if rounds > 1:
-        each = f"{_bytes(sent)} in {rounds} rounds"
-    else:
-        each = f"{_bytes(sent)}, once"
+    received = _bytes(_each_client(best, "down_bytes"))
     words = "Clients send nothing"
+    receives = f" and receive {received} each"
     if sent:
-        words = f"Each client sends {each}"
-    down = best.result["traffic"]["exact"]["down_bytes"] / max(1, len(best.result["seeds"]))
-    down /= max(1, int(best.result["partition"].get("clients") or 1))
-    words += (
-        f" and receives {_bytes(down)}"
-        if down and sent
-        else f" and receive {_bytes(down)} each"
-        if down
-        else ""
-    )
+        words = f"Each client sends {_bytes(sent)}, once"
+        receives = f" and receives {received}"
+        if rounds > 1:
+            words = f"Each client sends {_bytes(sent)} in {rounds} rounds"
+    if received:
+        words += receives
     seconds = seconds_of(best)
-    words += "." if seconds is None else f"; training a seed took {_seconds(seconds)}."
+    if seconds is not None:
+        words += f"; training a seed took {_seconds(seconds)}"
+    words += "."
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)
-        mean = score_of(least.result, score).mean
-        words += f" Cheaper, and not told apart from it by these rows: {label[least.digest]}, {percent(mean)} %, "
-        words += f"{_bytes(sent_bytes(least)) if sent_bytes(least) else 'nothing'} sent."
+        accuracy = percent(score_of(least.result, score).mean)
+        words += f" Cheaper, and not told apart from it by these rows: {label[least.digest]}, {accuracy} %, "
+        words += f"{_sent(least)} sent."
     return words
 
 
@@ -459,8 +453,9 @@ def _reference(
     if not found:
         return ""
     top = ranked(found, score)[0]
-    words = f"{label[top.digest]}, with all rows in one place, reaches {percent(score_of(top.result, score).mean)} %"
-    other = set(map(str, top.result["backbones"])) != set(map(str, best.result["backbones"]))
-    return words + (
-        f", on features of {' + '.join(map(str, top.result['backbones']))}." if other else "."
-    )
+    accuracy = percent(score_of(top.result, score).mean)
+    words = f"{label[top.digest]}, with all rows in one place, reaches {accuracy} %"
+    features = list(map(str, top.result["backbones"]))
+    if set(features) != set(map(str, best.result["backbones"])):
+        words += f", on features of {' + '.join(features)}"
+    return f"{words}."

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedcache.reproduce.metrics import (
+    Measurement,
     compare,
     name,
     show_compared,
@@ -13,8 +17,7 @@ from fedcache.reproduce.metrics import (
     show_printed,
     unit,
 )
-from fedcache.reproduce.ranking import orders
-from fedcache.reproduce.registry import PaperCell, PaperTable
+from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 
 PROXY = "PROXY"
@@ -23,80 +26,73 @@ PLAIN = "reproduced"
 
 def title(report: Reproduction) -> str:
     """One line that says what this is."""
+    words = f"{report.entry.name}: {report.entry.title}"
     if report.proxy:
-        where = ""
+        where = report.entry.name
         if report.on:
-            where = f" on {report.on}"
-        return f"{PROXY} of {report.entry.name}{where}: {report.entry.title}"
-    departs = ""
+            where += f" on {report.on}"
+        return f"{PROXY} of {where}: {report.entry.title}"
     if report.departures or any(line.departures for line in report.lines):
-        departs = ", with departures"
-    return f"{report.entry.name}: {report.entry.title}{departs}"
+        words += ", with departures"
+    return words
 
 
 def columns(report: Reproduction) -> tuple[str, ...]:
     """The columns of ``rows``. On other data a difference from a printed number says nothing, a rank may."""
     last: tuple[str, ...] = ("difference", "standard errors")
     if report.proxy:
+        last = ()
         if orders(report):
             last = ("rank printed", "rank got")
-        else:
-            last = ()
     return ("row", *report.entry.labels, "metric", "printed", "got", *last)
 
 
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
-    made = []
-    ranks = {
-        (p.line.cell.at, p.metric): (p, len(o.places)) for o in orders(report) for p in o.places
-    }
-    width = len(columns(report))
+    made: list[tuple[str, ...]] = []
+    ranks = {}
+    for one in orders(report):
+        for place in one.places:
+            of = len(one.places)
+            ranks[place.line.cell.at, place.metric] = (
+                f"{place.rank_printed} of {of}",
+                f"{place.rank_got} of {of}",
+            )
     for line in report.lines:
         first = label(report, line)
         if line.why_not:
-            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", "")[:width])
+            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", ""))
             continue
         for i, metric in enumerate(line.cell.metrics):
-            measured = line.measured[metric]
-            printed = line.cell.printed[i]
-            if report.proxy:
-                place, of = ranks.get((line.cell.at, metric), (None, 0))
-                if place:
-                    last = (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}")
-                else:
-                    last = ("", "")
-            else:
+            last = ranks.get((line.cell.at, metric), ("", ""))
+            if not report.proxy:
                 last = show_compared(report.compared(line, i), metric)
-            values = (show_printed(printed, metric), show_measured(measured, metric), *last)
-            made.append((first, *line.cell.at, name(metric), *values)[:width])
+            printed = show_printed(line.cell.printed[i], metric)
+            got = show_measured(line.measured[metric], metric)
+            made.append((first, *line.cell.at, name(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
     for wanted in report.entry.differences:
         measured = report.difference(wanted)
         if measured.mean is None:
             continue
         what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
-        if report.proxy:
-            last = ("", "")
-        else:
-            last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
         first = PLAIN
+        last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
         if report.proxy:
             first = PROXY
-        numbers = (
-            show_printed(wanted.printed, wanted.metric),
-            show_measured(measured, wanted.metric),
-        )
-        made.append((first, what, *blank, name(wanted.metric), *numbers, *last)[:width])
-    return made
+            last = ("", "")
+        printed = show_printed(wanted.printed, wanted.metric)
+        got = show_measured(measured, wanted.metric)
+        made.append((first, what, *blank, name(wanted.metric), printed, got, *last))
+    width = len(columns(report))
+    return [row[:width] for row in made]
 
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
     """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
+    words = []
     if report.proxy:
-        words = [PROXY]
-    else:
-        words = []
+        words.append(PROXY)
     if line.why_not:
         return " ".join([*words, "not run"])
     if line.fidelity not in ("", "exact"):
@@ -108,32 +104,31 @@ def label(report: Reproduction, line: ReproducedCell) -> str:
 
 def sentences(report: Reproduction) -> list[str]:
     """What must be read with the numbers: departures, how differences are counted, what the paper leaves open."""
-    said = []
+    made = []
     if report.proxy:
-        said.append(
+        made.append(
             f"{PROXY}: the paper's protocol on other data or backbones. A difference from a printed number would say "
             "nothing about the paper, so none is shown; the order of rows may."
         )
-        said += [one.sentence() for one in orders(report)]
+        made += [one.sentence() for one in orders(report)]
     if report.departures:
-        said.append("Departures of every row: " + "; ".join(report.departures) + ".")
+        made.append(f"Departures of every row: {'; '.join(report.departures)}.")
     for departure, where in of_rows(report).items():
-        said.append(f"Departure of {'; '.join(where)}: {departure}.")
+        made.append(f"Departure of {'; '.join(where)}: {departure}.")
     if report.proxy:
-        said += [
-            f"The same measurement: {'; '.join(', '.join(at) for at in rows)}."
-            for rows in repeated(report)
-        ]
-    else:
-        said.append(
+        for same in repeated(report):
+            labels = "; ".join(", ".join(at) for at in same)
+            made.append(f"The same measurement: {labels}.")
+    elif report.entry.printed_seeds:
+        made.append(
             f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
             "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
-            if report.entry.printed_seeds
-            else "Difference is got minus printed."
         )
-    said += [f"Not given: {text}." for text in report.entry.not_given]
-    said += [f"Note: {text}" for text in report.entry.notes]
-    return said
+    else:
+        made.append("Difference is got minus printed.")
+    made += [f"Not given: {text}." for text in report.entry.not_given]
+    made += [f"Note: {text}" for text in report.entry.notes]
+    return made
 
 
 def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
@@ -147,7 +142,9 @@ def of_rows(report: Reproduction) -> dict[str, list[str]]:
     """Departures that not every row has -> the rows that have them."""
     found: dict[str, list[str]] = {}
     for line in report.lines:
-        for departure in line.departures if not line.why_not else ():
+        if line.why_not:
+            continue
+        for departure in line.departures:
             found.setdefault(departure, []).append(", ".join(line.cell.at))
     return found
 
@@ -167,6 +164,13 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 def report_data(report: Reproduction) -> dict[str, Any]:
     """The ``data`` of the envelope."""
+    ranked = {}
+    if report.proxy:
+        ranked = {"orders": [one.to_dict() for one in orders(report)]}
+    differences = []
+    for wanted in report.entry.differences:
+        got = report.difference(wanted).__dict__
+        differences.append({"proxy": report.proxy, **_statement(wanted), "got": got})
     return {
         "name": report.entry.name,
         "title": title(report),
@@ -178,45 +182,51 @@ def report_data(report: Reproduction) -> dict[str, Any]:
         "not_given": list(report.entry.not_given),
         "notes": list(report.entry.notes),
         "cells": [_line_data(report, line) for line in report.lines],
-        **({"orders": [one.to_dict() for one in orders(report)]} if report.proxy else {}),
-        "differences": [
-            {
-                "proxy": report.proxy,
-                "of": list(d.of),
-                "minus": list(d.minus),
-                "metric": d.metric,
-                "printed": d.printed.__dict__,
-                "got": report.difference(d).__dict__,
-            }
-            for d in report.entry.differences
-        ],
+        **ranked,
+        "differences": differences,
+    }
+
+
+def _statement(wanted: Difference) -> dict[str, Any]:
+    """A statement about two cells as plain values."""
+    return {
+        "of": list(wanted.of),
+        "minus": list(wanted.minus),
+        "metric": wanted.metric,
+        "printed": wanted.printed.__dict__,
     }
 
 
 def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     values = {}
     for i, metric in enumerate(line.cell.metrics):
-        printed = line.cell.printed[i]
+        measured = line.measured.get(metric)
         values[metric] = {
             "unit": unit(metric),
-            "printed": printed.__dict__ if printed is not None else None,
-            "got": line.measured[metric].__dict__ if metric in line.measured else None,
-            **({} if report.proxy else report.compared(line, i).__dict__),
+            "printed": _plain(line.cell.printed[i]),
+            "got": _plain(measured),
         }
-    return {
+        if not report.proxy:
+            values[metric] |= report.compared(line, i).__dict__
+    departures: list[str] = []
+    if not line.why_not:
+        departures = [*report.departures, *line.departures]
+    made = {
         "proxy": report.proxy,
         "row": label(report, line),
         "labels": dict(line.cell.labels),
         "run": not line.why_not,
         "why_not": line.why_not,
         "fidelity": line.fidelity,
-        "departures": [*report.departures, *line.departures] if not line.why_not else [],
+        "departures": departures,
         "values": values,
         "protocol": cell_data(line.planned.cell),
         "runs": [str(path) for path in line.runs],
         "reused": line.reused,
-        **({"same_as": list(line.same_as)} if report.proxy else {}),
     }
+    if report.proxy:
+        made["same_as"] = list(line.same_as)
+    return made
 
 
 def cell_data(cell: PaperCell) -> dict[str, Any]:
@@ -229,8 +239,20 @@ def cell_data(cell: PaperCell) -> dict[str, Any]:
     }
 
 
+def _plain(value: Printed | Measurement | None) -> dict[str, Any] | None:
+    """A number with its spread as plain values; None for none."""
+    if value is None:
+        return None
+    return value.__dict__
+
+
 def entry_data(entry: PaperTable) -> dict[str, Any]:
     """An entry as plain values: the protocol and every printed number."""
+    cells = []
+    for cell in entry.cells:
+        printed = {m: _plain(p) for m, p in zip(cell.metrics, cell.printed, strict=True)}
+        labels = dict(cell.labels)
+        cells.append({"labels": labels, "printed": printed, "protocol": cell_data(cell)})
     return {
         **{key: getattr(entry, key) for key in ("name", "title", "paper", "kind", "setting")},
         "labels": list(entry.labels),
@@ -238,24 +260,199 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
         "printed_seeds": entry.printed_seeds,
         "not_given": list(entry.not_given),
         "notes": list(entry.notes),
-        "cells": [
-            {
-                "labels": dict(cell.labels),
-                "printed": {
-                    m: p.__dict__ if p is not None else None
-                    for m, p in zip(cell.metrics, cell.printed, strict=True)
-                },
-                "protocol": cell_data(cell),
-            }
-            for cell in entry.cells
-        ],
-        "differences": [
-            {
-                "of": list(d.of),
-                "minus": list(d.minus),
-                "metric": d.metric,
-                "printed": d.printed.mean,
-            }
-            for d in entry.differences
-        ],
+        "cells": cells,
+        "differences": [{**_statement(d), "printed": d.printed.mean} for d in entry.differences],
     }
+
+
+LEADING = ("accuracy", "client_mean", "client_min")
+"""What a row is ranked by if its paper prints it; else the first of its metrics with a printed number."""
+
+Pair = tuple[str, str]
+"""Last labels of two rows; the first is printed above the second."""
+
+
+@dataclass(frozen=True)
+class RankedRow:
+    """A row of a group that has a printed number and one that was got.
+
+    Attributes:
+        line: the row.
+        metric: what it is ranked by.
+        printed: the number printed.
+        got: the mean that was measured.
+        measured: it with its spread.
+        rank_printed: 1 for the largest of the group; equals share the smallest rank.
+        rank_got: likewise.
+    """
+
+    line: ReproducedCell
+    metric: str
+    printed: float
+    got: float
+    measured: Measurement
+    rank_printed: int
+    rank_got: int
+
+    @property
+    def label(self) -> str:
+        """The value of the last label."""
+        return self.line.cell.at[-1]
+
+
+@dataclass(frozen=True)
+class RowRanking:
+    """Two orders of one group.
+
+    Attributes:
+        at: the labels its rows share, in the order of the entry's.
+        places: two rows or more, as the registry has them.
+        tau: Kendall's tau-b of the numbers printed and got; None where one side is all equal.
+        agree: pairs ordered as printed, by one standard error of the difference or more.
+        reverse: pairs the other way round, likewise.
+        undecided: pairs got within one standard error, or equal.
+        tied: pairs that are printed equal, of which there is nothing to say.
+    """
+
+    at: tuple[str, ...]
+    places: tuple[RankedRow, ...]
+    tau: float | None
+    agree: tuple[Pair, ...]
+    reverse: tuple[Pair, ...]
+    undecided: tuple[Pair, ...]
+    tied: tuple[Pair, ...]
+
+    def sentence(self) -> str:
+        """Where the order agrees with the paper and where it does not."""
+        metrics = dict.fromkeys(name(p.metric) for p in self.places)
+        where = ", ".join((*self.at, " and ".join(metrics)))
+        counted = len(self.agree) + len(self.reverse) + len(self.undecided)
+        parts = [f"{len(self.agree)} of {counted} pairs as printed{_pairs(self.agree)}"]
+        if self.reverse:
+            parts.append(
+                f"{len(self.reverse)} the other way round{_pairs(self.reverse, 'printed above')}"
+            )
+        if self.undecided:
+            parts.append(
+                f"{len(self.undecided)} undecided, less than one standard error apart{_pairs(self.undecided, 'and')}"
+            )
+        if self.tied:
+            parts.append(f"{len(self.tied)} printed equal{_pairs(self.tied, 'and')}")
+        single = all(p.measured.std is None for p in self.places)
+        alone = (
+            " There is one seed, so no standard error: every difference counts." if single else ""
+        )
+        tau = "" if self.tau is None else f" Kendall's tau-b is {self.tau:+.2f}."
+        return f"PROXY, order of {where}: {'; '.join(parts)}.{tau}{alone}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "proxy": True,
+            "at": list(self.at),
+            "rows": [
+                {
+                    "row": p.label,
+                    "metric": p.metric,
+                    "rank_printed": p.rank_printed,
+                    "rank_got": p.rank_got,
+                    "printed": p.printed,
+                    "got": p.got,
+                }
+                for p in self.places
+            ],
+            "tau_b": self.tau,
+            "as_printed": [list(pair) for pair in self.agree],
+            "reversed": [list(pair) for pair in self.reverse],
+            "undecided": [list(pair) for pair in self.undecided],
+            "printed_equal": [list(pair) for pair in self.tied],
+            "sentence": self.sentence(),
+        }
+
+
+def orders(report: Reproduction) -> list[RowRanking]:
+    """The groups of a proxy with at least two rows to rank, in the registry's order; [] where runs are not compared."""
+    if not report.proxy or report.entry.kind != "runs":
+        return []
+    groups: dict[tuple[str, ...], list[ReproducedCell]] = {}
+    for line in report.lines:
+        groups.setdefault(line.cell.at[:-1], []).append(line)
+    made = [order(at, lines) for at, lines in groups.items()]
+    return [one for one in made if one is not None]
+
+
+def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | None:
+    """Both orders of a group's rows; None with fewer than two that have both numbers."""
+    found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
+    if len(found) < 2:
+        return None
+    prints = [f[2] for f in found]
+    means = [f[3] for f in found]
+    places = tuple(
+        RankedRow(*f, rank_printed=_rank(f[2], prints), rank_got=_rank(mean, means))
+        for f, mean in zip(found, means, strict=True)
+    )
+    sorts: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
+    for a, b in itertools.combinations(places, 2):
+        above, below = (a, b) if a.printed >= b.printed else (b, a)
+        sorts[_verdict(above, below)].append((above.label, below.label))
+    return RowRanking(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
+
+
+def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
+    """The metric a row is ranked by and the number printed of it, or None where no number is printed."""
+    every = zip(cell.metrics, cell.printed, strict=True)
+    printed = {metric: p.mean for metric, p in every if p is not None and p.mean is not None}
+    metric = next((m for m in printed if m in LEADING), next(iter(printed), None))
+    if metric is None:
+        return None
+    return (metric, printed[metric])
+
+
+def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
+    """What a row is ranked by, the number printed, the mean got, and all of what was; None where one is missing."""
+    ranked = ranked_by(line.cell)
+    if ranked is None or line.why_not:
+        return None
+    metric, printed = ranked
+    measured = line.measured[metric]
+    if measured.mean is None:
+        return None
+    return (metric, printed, measured.mean, measured)
+
+
+def _rank(value: float, values: Sequence[float]) -> int:
+    return 1 + sum(v > value for v in values)
+
+
+def _verdict(above: RankedRow, below: RankedRow) -> str:
+    if above.printed == below.printed:
+        return "tied"
+    apart = above.got - below.got
+    error = math.sqrt(
+        sum(p.measured.std**2 / p.measured.n for p in (above, below) if p.measured.std is not None)
+    )
+    if apart == 0.0 or abs(apart) < error:
+        return "undecided"
+    if apart > 0:
+        return "agree"
+    return "reverse"
+
+
+def _tau(printed: Sequence[float], measured: Sequence[float]) -> float | None:
+    from scipy.stats import kendalltau  # a second to import, needed by proxies alone
+
+    if len(set(printed)) == 1 or len(set(measured)) == 1:
+        return None
+    return float(kendalltau(printed, measured, variant="b").statistic)
+
+
+def _pairs(pairs: Sequence[Pair], word: str = "above") -> str:
+    """`` (A above B, C; B above C)``, pairs with the same first row together."""
+    if not pairs:
+        return ""
+    lower: dict[str, list[str]] = {}
+    for above, below in pairs:
+        lower.setdefault(above, []).append(below)
+    said = "; ".join(" ".join((above, word, ", ".join(below))) for above, below in lower.items())
+    return f" ({said})"

@@ -1,6 +1,6 @@
 """How often every test row was classified rightly, in a sealed file beside a result.
 
-With it two runs are compared over the very same images, by paired differences (``fedcache.report.paired_rows``).
+With it two runs are compared over the very same images, by paired differences (``fedcache.report.comparison``).
 """
 
 from __future__ import annotations

@@ -9,16 +9,23 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import html
 import secrets
+import shlex
+import socket
 import threading
 import time
+import webbrowser
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import uvicorn
 from jinja2 import PackageLoader
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,17 +36,17 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
+from fedcache.errors import Exit, FedcacheError, MachineError, UsageError, shell_word
 from fedcache.grids.record import FOLDER
+from fedcache.report.compare import compare_entries
 from fedcache.report.comparison_output import caption, sentences, sheets
 from fedcache.report.drawing import percent, size
+from fedcache.report.find_runs import gather
 from fedcache.report.render import html_environment
+from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
-from fedcache.ui.answers import ReportShelf, comparison
-from fedcache.ui.grids import GridIndex
-from fedcache.ui.run_facts import differing, matches, read_details
-from fedcache.ui.run_index import RunIndex
+from fedcache.ui.index import GridIndex, RunIndex, differing, matches, read_details
 from fedcache.ui.stores import PAGE, StoreIndex
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -312,3 +319,147 @@ def _time(seconds: float | None) -> str:
 
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def open_socket(port: int) -> socket.socket:
+    """A listening socket of loopback; port 0 takes a free one. Raises MachineError for a port that cannot be had."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((LOOPBACK, port))
+    except OSError as error:
+        made.close()
+        raise MachineError(
+            f"Port {port} of {LOOPBACK} cannot be had: {error.strerror}.",
+            "--port 0 takes one that is free.",
+        ) from error
+    return made
+
+
+def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> str:
+    """Serve the page of a home until SIGINT or SIGTERM.
+
+    Args:
+        home: that is shown.
+        port: of loopback; 0 takes a free one.
+        show: whether to open it in the browser of this machine.
+        say: told the address, once it can be opened.
+
+    Returns:
+        the address it had.
+    """
+    with open_socket(port) as sock, TemporaryDirectory(prefix="fedcache-ui-") as folder:
+        token = secrets.token_urlsafe(24)
+        pages = Pages(home, Path(folder))
+        address = f"http://{LOOPBACK}:{sock.getsockname()[1]}/{token}/"
+        sock.listen(128)
+        config = uvicorn.Config(
+            pages.app(token),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            proxy_headers=False,
+            ws="none",
+        )
+        server = uvicorn.Server(config)
+        pages.ended = lambda: server.should_exit
+        say(address)
+        if show:
+            open_in_browser(address, Path(folder))
+        with suppress(KeyboardInterrupt):  # uvicorn gives the signal back once it has ended
+            server.run(sockets=[sock])
+    return address
+
+
+def open_in_browser(address: str, folder: Path) -> bool:
+    """Open an address in the browser; whether there is one.
+
+    The browser is given a file that only this user can read and that leads to the address: the arguments of a process
+    are there for every user of the machine to read, and the token would be among them.
+    """
+    page = folder / "open.html"
+    page.touch(mode=0o600)
+    page.write_text(
+        f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(address)}">',
+        "utf-8",
+    )
+    try:
+        return webbrowser.open(page.as_uri())
+    except webbrowser.Error:
+        return False
+
+
+def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
+    """What ``fedcache compare`` finds of some runs, or the ``trouble`` that it has with them, and its command."""
+    score = metric.replace("_", "-")
+    words = ["fedcache", "compare", *(p.name for p in paths), "--over", over, "--score", score]
+    found = {"made": None, "command": shlex.join(words)}
+    try:
+        made = compare_entries(gather(list(paths), Path()), over=over, metric=metric)
+        return {**found, "made": made}
+    except FedcacheError as error:
+        return {**found, "trouble": error.message, "hint": error.hint}
+
+
+class ReportShelf:
+    """Reports of chosen runs, written one at a time beside the server.
+
+    Args:
+        root: directory of the runs.
+        folder: where the reports are written.
+
+    Attributes:
+        ready: how many were written, or could not be.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
+        self.folder = folder
+        self.ready = 0
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._one = threading.Lock()
+        self._lock = threading.Lock()
+
+    def request(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """The report of these runs, which the first call for it begins.
+
+        ``path`` is the file once it is written; what failed has ``problem`` and ``hint``. Runs that were written anew
+        since have another report.
+        """
+        ident = digest_of([[p.name, p.stat().st_mtime_ns] for p in paths])[:16]
+        command = shlex.join(["fedcache", "report", *(p.name for p in paths), "-o", "report.html"])
+        with self._lock:
+            if ident not in self._reports:
+                self._reports[ident] = {"id": ident, "command": command}
+                threading.Thread(target=self._write, args=(ident, list(paths)), daemon=True).start()
+            return self._reports[ident]
+
+    def file(self, ident: str) -> Path | None:
+        """The file of a report that is ready; None for every other name."""
+        path = self._reports.get(ident, {}).get("path")
+        if path is None:
+            return None
+        return Path(path)
+
+    def _write(self, ident: str, paths: list[Path]) -> None:
+        # The report's sections import torch, which the other pages do not need.
+        from fedcache.report.page import write_report
+
+        try:
+            with self._one:
+                made = write_report(paths, self.folder / f"{ident}.html", self.root)
+            found = made.to_dict()
+        except FedcacheError as error:
+            found = {"problem": error.message, "hint": error.hint}
+        except Exception as error:  # nobody waits for a thread, and the page would wait for ever
+            problem = f"This is a bug in fedcache: {type(error).__name__}: {error}"
+            hint = "Please report it, with what `fedcache report` says of the same runs."
+            found = {"problem": problem, "hint": hint}
+        with self._lock:
+            self._reports[ident] = {**self._reports[ident], **found}
+            self.ready += 1

@@ -17,8 +17,7 @@ from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.federate.partition.partition import Partition
 from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
-from fedcache.ui.grids import GridIndex
-from fedcache.ui.run_index import RunIndex
+from fedcache.ui.index import GridIndex, RunIndex
 
 ROWS, WIDTH = 240, 8
 QUARTER = ("--validation", "0.25")

@@ -16,6 +16,7 @@ import pytest
 from arrays import embeddings, ingested
 from command import fedcache, ok, start
 from failing_command import must_fail
+from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from made_path import place_of
 
 import fedcache as fc
@@ -24,9 +25,7 @@ from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import Range, SearchPlan, search_of
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed_lines
-from fedcache.ui.grids import GridIndex
-from fedcache.ui.run_index import RunIndex
+from fedcache.ui.index import GridIndex, RunIndex
 
 RUN = (
     "--scheme",

@@ -51,7 +51,7 @@ def trained(place: Path) -> Path:
         "--workers",
         0,
     )
-    return Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3).data["path"])
+    return Path(ok("train --method fed3r --scheme iid --clients 3").data["path"])
 
 
 @pytest.fixture
@@ -162,9 +162,9 @@ def test_a_model_file_cannot_choose_which_file_is_opened(run: Path) -> None:
 @pytest.fixture
 def own_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run on features of the module, which its user named when they were extracted."""
-    ok("extract", "--dataset", "folder:shapes", "--backbones", NAME, "--workers", 0)
+    ok("extract --dataset folder:shapes --backbones", NAME, "--workers", 0)
     assert Path("it_ran").exists()
-    done = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3, "--backbones", NAME)
+    done = ok("train --method fed3r --scheme iid --clients 3 --backbones", NAME)
     Path("it_ran").unlink()
     forget_all(monkeypatch)
     return str(done.data["path"])

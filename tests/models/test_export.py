@@ -42,23 +42,11 @@ def home(tmp_path_factory):
     yield (
         root,
         {
-            "one": ok("train", "--method", "fed3r", *both, "--clients", 2, "--scheme", "iid").data[
+            "one": ok("train --method fed3r", *both, "--clients", 2, "--scheme", "iid").data[
                 "path"
             ],
             "many": ok(
-                "train",
-                "--method",
-                "fedproto",
-                "--backbones",
-                "random-projection",
-                "--clients",
-                2,
-                "--scheme",
-                "iid",
-                "--rounds",
-                1,
-                "--set",
-                "dim=8",
+                "train --method fedproto --backbones random-projection --clients 2 --scheme iid --rounds 1 --set dim=8",
             ).data["path"],
         },
     )
@@ -122,7 +110,7 @@ def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkey
         "--clients",
         2,
     )
-    cached = ok("train", "--method", "tip-local", *clip).data["path"]
+    cached = ok("train --method tip-local", *clip).data["path"]
     for run, says in ((cached, True), (runs["many"], False)):
         predictor = open_predictor(
             Path(run), ModelOptions(client="client-1"), Home.from_environment(), Silent()
@@ -240,7 +228,7 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
         tmp_path / "e.npz", features=x, label=y, split=(np.arange(90) % 3 == 0).astype(np.int64)
     )
     ok("ingest", tmp_path / "e.npz", "--name", "mine")
-    run = ok("train", "--method", "fedncm", "--clients", 2, "--scheme", "iid").data["path"]
+    run = ok("train --method fedncm --clients 2 --scheme iid").data["path"]
     picture(0, 0).save(tmp_path / "a.png")
     assert fedcache("predict", run, tmp_path / "a.png").code == 4
     np.save(tmp_path / "x.npy", x)

@@ -19,8 +19,13 @@ from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import MASKED
-from fedcache.models.export.linear_head import estimator, linear_head
-from fedcache.models.export.program import export, image_inputs, make_program
+from fedcache.models.export.program import (
+    estimator,
+    export,
+    image_inputs,
+    linear_head,
+    make_program,
+)
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 

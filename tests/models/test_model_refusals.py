@@ -19,7 +19,7 @@ from fedcache.errors import UsageError
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import model_file
 
-FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 1, "--set", "dim=4")
+FEDPCL = ("train --method fedpcl", *IID, "--rounds", 1, "--set", "dim=4")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 
 
 def fed3r(*words: object) -> Path:
-    return trained("train", "--method", "fed3r", *IID, *words)
+    return trained("train --method fed3r", *IID, *words)
 
 
 def embeddings_for(run: Path, path: Path) -> Path:

@@ -28,8 +28,8 @@ from fedcache.runs.run_models import drop, model_file
 from fedcache.store.files import file_sha256
 
 IID = ("--scheme", "iid", "--clients", 3)
-FED3R = ("train", "--method", "fed3r", *IID)
-FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--set", "dim=4")
+FED3R = ("train --method fed3r", *IID)
+FEDPCL = ("train --method fedpcl", *IID, "--rounds", 2, "--set", "dim=4")
 
 
 def extracted(place: Path) -> Path:
@@ -151,19 +151,7 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Pat
     assert (run / "result.json").read_bytes() == before
 
 
-DITTO = (
-    "train",
-    "--method",
-    "ditto",
-    "--scheme",
-    "iid",
-    "--clients",
-    2,
-    "--rounds",
-    1,
-    "--set",
-    "head=linear",
-)
+DITTO = ("train --method ditto --scheme iid --clients 2 --rounds 1 --set head=linear",)
 
 
 def test_a_model_that_other_code_made_is_used_with_a_warning(store: Path, tmp_path: Path) -> None:
@@ -195,15 +183,13 @@ def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_re
 
 def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
     private = ("--dp-clip", 1, "--dp-noise", 1, "--dp-allow", "evaluation")
-    run = trained("train", "--method", "ditto", *IID, "--rounds", 1, *private)
+    run = trained("train --method ditto", *IID, "--rounds", 1, *private)
     assert SavedModel.load(model_file(run, 0)).clients == []
     assert not [
         name for name in SavedModel.load(model_file(run, 0)).tensors if name.startswith("clients/")
     ]
     words = (
-        "train",
-        "--method",
-        "fedavg",
+        "train --method fedavg",
         *IID,
         "--rounds",
         1,
@@ -223,7 +209,7 @@ def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("all", 3), ("none", 0)])
 def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left: int) -> None:
-    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.0001,0.5,0.1", *IID, "--rounds", 2)
+    words = ("grid --method fedavg --sweep lr=0.0001,0.5,0.1", *IID, "--rounds", 2)
     assert fedcache(*words, "--save-models", "some").code == 2
     points = ok(*words, "--save-models", keep).data["points"]
     kept = [p for p in points if (Path(p["path"]) / "models" / "models.json").exists()]
@@ -238,7 +224,7 @@ def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left
 
 def test_a_grid_keeps_the_model_of_a_run_that_is_two_points(store: Path) -> None:
     """A method of one round has one run for every number of rounds."""
-    points = ok("grid", "--method", "fed3r", "--sweep", "rounds=1,2", *IID).data["points"]
+    points = ok("grid --method fed3r --sweep rounds=1,2", *IID).data["points"]
     (path,) = {p["path"] for p in points}
     assert (Path(path) / "models" / "models.json").is_file()
 

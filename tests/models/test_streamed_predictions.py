@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, StoppedError
-from fedcache.models import file_features, predictor
+from fedcache.models import predictor, sources
 from fedcache.models.predictions import best_of, write_predictions
 from fedcache.models.saved_model import ModelOptions, PredictOptions
 from fedcache.process import Stop
@@ -41,9 +41,7 @@ def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
 def trained(place: Path) -> Path:
     np.savez(place / "e.npz", **columns())
     ok("ingest", place / "e.npz", "--name", "e")
-    return Path(
-        ok("train", "--method", "fed3r", "-d", "e", "--scheme", "iid", "--clients", 2).data["path"]
-    )
+    return Path(ok("train --method fed3r -d e --scheme iid --clients 2").data["path"])
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def test_blocks_of_a_file_change_no_prediction_and_no_measure(
             pa.table({k: v.tolist() for k, v in held.items()}), path, row_group_size=64
         )
     for block in (1 << 14, 17):
-        for module in (file_features, predictor, running):
+        for module in (sources, predictor, running):
             monkeypatch.setattr(module, "BLOCK", block)
         done = fedcache("predict", run, "--embeddings", path, "--top", 2, "--json")
         assert done.code == Exit.QUARANTINED

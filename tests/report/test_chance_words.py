@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedcache.federate.methods import METHODS
-from fedcache.report.chance_words import chance_lines, next_step
+from fedcache.report.caution_words import chance_lines, next_step
 
 
 def result(

@@ -51,7 +51,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: Path) -> None:
-    first = ok("runs", "list", "--state", "finished").data["entries"]
+    first = ok("runs list --state finished").data["entries"]
     kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
     sections = (tmp_path / "page.html").read_text().split("<section id=")[1:]
@@ -67,9 +67,7 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: P
 @pytest.mark.parametrize("claimed", [True, False])
 def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
     entry = next(
-        e
-        for e in ok("runs", "list", "--state", "finished").data["entries"]
-        if e["claimed"] == claimed
+        e for e in ok("runs list --state finished").data["entries"] if e["claimed"] == claimed
     )
     run = Run(Path(entry["path"]), read_result(Path(entry["path"]) / "result.json"), {})
     assert run.claimed == claimed
@@ -95,7 +93,7 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
-    found = ok("compare", "--over", "settings").data
+    found = ok("compare --over settings").data
     (table,) = found["comparisons"]
     assert len(table["blocks"]) == 2
     assert not any("claim" in block for block in table["blocks"])

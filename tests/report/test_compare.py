@@ -18,9 +18,8 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.errors import FedcacheError
+from fedcache.report.comparison import Comparison, PairedBlocks, across, compared, complete, within
 from fedcache.report.find_runs import gather
-from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
-from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import (
     critical_difference,
     friedman,
@@ -458,9 +457,7 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     assert made["ranking"]["p"] == pytest.approx(
         stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue
     )
-    (made,) = ok("compare", "--test", "wilcoxon", "--against", "aa", "--score", "macro_f1").data[
-        "comparisons"
-    ]
+    (made,) = ok("compare --test wilcoxon --against aa --score macro_f1").data["comparisons"]
     expected = [
         float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])
     ]
@@ -474,7 +471,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None
     done = ok("compare").data
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
     assert "fed3r (ff06) alone" in done["said"][1]
-    (made,) = ok("compare", "--over", "settings", "--score", "worst40").data["comparisons"]
+    (made,) = ok("compare --over settings --score worst40").data["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}
     assert means["fed3r"] == pytest.approx([FOUR[0][:6].mean(), 0.5])
@@ -566,4 +563,4 @@ def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home: Pat
     for words in (("aa",), ("aa", "bb"), ("aa", "cc"), ("--over", "settings")):
         assert fedcache("compare", *words).code == 2
     write("dd", "fedprox", [0.4, 0.1])
-    ok("compare", "aa", "cc", "dd")
+    ok("compare aa cc dd")

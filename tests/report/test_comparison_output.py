@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedcache.report.comparison import Comparison, Pair, Treatment
 from fedcache.report.comparison_output import latex, markdown, ranking_words, stacked
-from fedcache.report.paired_tests import Comparison, Pair, Treatment
 from fedcache.report.statistics import Ranking
 
 SEEDS = ("0", "1", "2")

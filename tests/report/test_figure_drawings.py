@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.report.drawing import SERIES
-from fedcache.report.figures import costs, data, grids, hyperparameters, runs
+from fedcache.report.figures import data, grids, runs
 from fedcache.report.find_runs import StoredRun
 
 
@@ -67,7 +67,7 @@ class Drawn:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
-    for module in (runs, costs, grids, data, hyperparameters):
+    for module in (runs, grids, data):
         monkeypatch.setattr(module, "Plot", made.take)
     return made
 
@@ -114,7 +114,7 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
 
     # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are a 50 %,
     # e 52 %, c 90 %; f costs as much as a and is worse. d, which sends nothing, and central are lines and no points.
-    made: Any = costs.against_bytes(
+    made: Any = runs.against_bytes(
         "p",
         [
             ("a", sent(150, 50, 0.5, 2)),

@@ -32,17 +32,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
 
     store = once(extracted)
     ok(
-        "partition",
-        "--scheme",
-        "dirichlet",
-        "--alpha",
-        1,
-        "--clients",
-        5,
-        "--option",
-        "test_protocol=matched",
-        "--name",
-        "own",
+        "partition --scheme dirichlet --alpha 1 --clients 5 --option test_protocol=matched --name own",
     )
     words = (
         "--store",
@@ -57,9 +47,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
         "0-2",
     )
     ok(
-        "grid",
-        "--method",
-        "fedavg",
+        "grid --method fedavg",
         *words,
         "--rounds",
         2,
@@ -72,7 +60,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
         "--sweep",
         "wd=0,0.1",
     )
-    ok("train", "--method", "fed3r", *words)
+    ok("train --method fed3r", *words)
     return own_home / "runs"
 
 
@@ -101,13 +89,13 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(
 ) -> None:
     for columns, width in ((1, 3.4), (2, 7.0)):
         out = tmp_path / f"{columns}.svg"
-        ok("figure", "clients", "-o", out, "--columns", columns, "--runs", runs)
+        ok("figure clients -o", out, "--columns", columns, "--runs", runs)
         text = out.read_text()
         wide = re.search(r'width="([\d.]+)pt"', text)
         assert wide is not None
         assert float(wide[1]) == pytest.approx(72 * width)
         assert "<text" not in text, "letters are outlines"
-        ok("figure", "clients", "-o", tmp_path / "again.svg", "--columns", columns)
+        ok("figure clients -o", tmp_path / "again.svg", "--columns", columns)
         assert (tmp_path / "again.svg").read_text() == text
 
 

@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcache.report.figures.confusions import confusion_difference
-from fedcache.report.figures.grids import sweeps
-from fedcache.report.figures.hyperparameters import (
+from fedcache.report.comparison import PairedBlocks, RowDifference, compared
+from fedcache.report.figures.grids import (
     hyperparameters,
     importance,
     importances,
     levels_of,
+    sweeps,
     swept_points,
 )
 from fedcache.report.figures.paired import differences
+from fedcache.report.figures.runs import confusion_difference
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.paired_blocks import PairedBlocks
-from fedcache.report.paired_rows import RowDifference
-from fedcache.report.paired_tests import compared
 
 NUMBERS = itertools.count()
 

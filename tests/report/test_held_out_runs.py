@@ -12,12 +12,11 @@ from command import ok
 from test_merge_seeds import run
 
 import fedcache as fc
+from fedcache.report.comparison import compared, over_held_out
+from fedcache.report.find_runs import by_setting, setting_name
 from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
-from fedcache.report.held_out_section import held_out_section
-from fedcache.report.paired_blocks import over_held_out
-from fedcache.report.paired_tests import compared
-from fedcache.report.run_names import by_setting, setting_name
-from fedcache.ui.run_facts import read_run
+from fedcache.report.page import held_out_section
+from fedcache.ui.index import read_run
 
 VALUES = ("zebra", "ant", "10", "9")
 
@@ -89,16 +88,7 @@ def trained(folder: Path) -> Path:
     np.savez(folder / "d.npz", **{"features/mine": x, "labels": y, "site": site})
     ok("ingest", folder / "d.npz", "--name", "sites")
     ok(
-        "grid",
-        "fed3r,fedncm,fedavg",
-        "--by",
-        "site",
-        "--hold-out",
-        "each",
-        "--rounds",
-        1,
-        "--sweep",
-        "lr=0.1,0.01",
+        "grid fed3r,fedncm,fedavg --by site --hold-out each --rounds 1 --sweep lr=0.1,0.01",
     )
     return folder
 
@@ -113,7 +103,7 @@ def home(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
     own_home: Path, tmp_path: Path
 ) -> None:
-    listed = ok("runs", "list", "method:fed3r")
+    listed = ok("runs list method:fed3r")
     assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
     (group,) = listed.data["held_out"]
     (row,) = group["rows"]
@@ -122,7 +112,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     assert table["over"] == HELD_OUT
     means = {t["name"]: t["mean"] for t in table["treatments"]}
     assert means["fed3r"] == pytest.approx(row["mean"])
-    grid = ok("grid", "fed3r", "--by", "site", "--hold-out", "each").data["held_out"][0]
+    grid = ok("grid fed3r --by site --hold-out each").data["held_out"][0]
     assert grid["mean"] == pytest.approx(row["mean"])
     ok("report", "-o", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
@@ -147,18 +137,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) ->
 @pytest.mark.usefixtures("home")
 def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home: Path) -> None:
     ok(
-        "grid",
-        "fedavg",
-        "--by",
-        "site",
-        "--hold-out",
-        "each",
-        "--rounds",
-        1,
-        "--set",
-        "lr=0.1",
-        "--seeds",
-        "3,1",
+        "grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1",
     )
     tables = fc.compare("method:fedavg").tables
     (row,) = [t for t in tables[0].treatments if "0.1" in t.name]

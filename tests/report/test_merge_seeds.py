@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedcache.federate.methods import METHODS, NAMES
+from fedcache.report.comparison import (
+    common_seeds,
+    compared,
+    depends_on_seed,
+    paired_seeds,
+    row_difference,
+    within,
+)
 from fedcache.report.find_runs import Gathered, StoredRun
 from fedcache.report.merge_seeds import merge_seeds
-from fedcache.report.paired_blocks import within
-from fedcache.report.paired_rows import row_difference
-from fedcache.report.paired_seeds import common_seeds, depends_on_seed, paired_seeds
-from fedcache.report.paired_tests import compared
 from fedcache.report.verdict import lead
 from fedcache.runs.method_facts import draws_nothing
 from fedcache.runs.test_rows import TestRows

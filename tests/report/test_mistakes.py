@@ -93,7 +93,7 @@ def page_of(tmp_path: Path, *words: object) -> str:
 def test_the_most_confident_mistakes_of_one_model_with_their_images(
     store: Path, tmp_path: Path
 ) -> None:
-    run = ok("train", "--method", "fed3r", *IID).data
+    run = ok("train --method fed3r", *IID).data
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
     found, held = shown(text), Store.open(store)
@@ -136,7 +136,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(
         "--seeds",
         "0,1",
     )
-    run = ok("train", "--method", "fedrep", *words).data
+    run = ok("train --method fedrep", *words).data
     held, expected = Store.open(store), []
     parts = load_partition(held, "four").to_payload()
     for client in parts["clients"]:
@@ -153,7 +153,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(
 
 @pytest.mark.usefixtures("store")
 def test_a_thumbnail_is_the_image_of_its_row(tmp_path: Path) -> None:
-    ok("train", "--method", "fed3r", *IID)
+    ok("train --method fed3r", *IID)
     last = recall_last(Home.from_environment())
     assert last is not None
     root = Path(last[1].removeprefix("folder:"))
@@ -167,7 +167,7 @@ def copied(tmp_path: Path) -> Path:
     """A run on a dataset of the test's own, which it may move and change."""
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
     ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8)
-    ok("train", "--method", "fed3r", *IID)
+    ok("train --method fed3r", *IID)
     return images
 
 
@@ -199,12 +199,10 @@ def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Pat
 def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(
     store: Path, tmp_path: Path
 ) -> None:
-    simulated = ok(
-        "train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-seed", 0
-    ).data["path"]
+    simulated = ok("train --method fedavg --rounds 1", *IID, *PRIVATE, "--dp-seed", 0).data["path"]
     assert shown(page_of(tmp_path, simulated, "--with-images"))
     private = ok(
-        "train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-allow", "evaluation"
+        "train --method fedavg --rounds 1", *IID, *PRIVATE, "--dp-allow", "evaluation"
     ).data["path"]
     model = f"{private}/models/seed-0.safetensors"
     for words in (
@@ -219,7 +217,7 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(
 
 @pytest.mark.slow
 def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path) -> None:
-    run = ok("train", "--method", "fed3r", *IID).data["path"]
+    run = ok("train --method fed3r", *IID).data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
     words = ("evaluate", run, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
     told = ok(*words, "--with-images", "-o", page).data["runs"][0]["measures"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from arrays import ingested
 from command import ok
 
-from fedcache.report.paired_blocks import _drawn_apart
+from fedcache.report.comparison import _drawn_apart
 
 
 def test_runs_that_are_scored_over_different_numbers_of_clients_are_named() -> None:
@@ -26,9 +26,9 @@ def test_runs_that_are_scored_over_different_numbers_of_clients_are_named() -> N
 
 def test_a_comparison_of_a_run_with_drawn_clients_says_so(own_home: Path, tmp_path: Path) -> None:
     ingested(tmp_path)
-    words = ("train", "--scheme", "iid", "--clients", 4, "--rounds", 1)
     paths = [
-        ok(*words, "--method", "fedrep", *more).data["path"] for more in ((), ("--eval-clients", 2))
+        ok("train --scheme iid --clients 4 --rounds 1 --method fedrep", *more).data["path"]
+        for more in ((), ("--eval-clients", 2))
     ]
     assert (
         "Scored over different numbers of clients." in ok("compare", *paths, "--over", "seeds").out

@@ -11,8 +11,8 @@ import pytest
 from command import ok
 from scipy import stats
 
+from fedcache.report.comparison import MOST_EXACT, row_difference, rows_of_run, sign_test
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.paired_rows import MOST_EXACT, row_difference, rows_of_run, sign_test
 from fedcache.runs.test_rows import TestRows
 
 
@@ -126,21 +126,9 @@ def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.Monke
     np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
     ok("ingest", tmp_path / "rows.npz", "--name", "rows")
     ok(
-        "grid",
-        "--method",
-        "fed3r,fedncm,fedrep",
-        "--store",
-        "rows",
-        "--scheme",
-        "iid",
-        "--clients",
-        4,
-        "--rounds",
-        2,
-        "--seeds",
-        0,
+        "grid --method fed3r,fedncm,fedrep --store rows --scheme iid --clients 4 --rounds 2 --seeds 0",
     )
-    (table,) = ok("compare", "--against", "fed3r").data["comparisons"]
+    (table,) = ok("compare --against fed3r").data["comparisons"]
     by: dict[str, Any] = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
     assert by["fedncm"]["test"] == "mcnemar"
     assert by["fedrep"]["test"] == "z"

@@ -100,11 +100,7 @@ def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
 @pytest.mark.usefixtures("store")
 def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path: Path) -> None:
     run = ok(
-        "train",
-        "--method",
-        "fedavg",
-        "--backbones",
-        "random-projection",
+        "train --method fedavg --backbones random-projection",
         *IID,
         "--rounds",
         3,
@@ -114,7 +110,7 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
         "0,1",
     ).data
     closed = ok(
-        "train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID
+        "train --method fed3r --backbones random-projection,random-projection:16", *IID
     ).data
     page, text, _ = made(tmp_path)
     assert "<img" not in text
@@ -148,36 +144,13 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
 @pytest.mark.usefixtures("store")
 def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) -> None:
     ok(
-        "train",
-        "--method",
-        "fedavg",
-        "--backbones",
-        "random-projection",
-        "--scheme",
-        "dirichlet",
-        "--alpha",
-        0.5,
-        "--clients",
-        3,
-        "--participation",
-        2,
-        "--rounds",
-        2,
-        "--set",
-        "lr=0.02",
-        "--set",
-        "batch=4",
-        "--seeds",
-        "1,2",
-        "--preset",
-        "official",
-        "--attack",
-        "sign-flip:0.4",
+        "train --method fedavg --backbones random-projection --scheme dirichlet --alpha 0.5 --clients 3 "
+        "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4",
     )
     spec = json.loads((own_home / "last.json").read_text())["content"]["spec"]
-    ok("train", "--method", "fedncm", "--dataset", spec, "--backbones", "random-projection", *IID)
-    ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
-    ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--partition", "mine")
+    ok("train --method fedncm --dataset", spec, "--backbones", "random-projection", *IID)
+    ok("partition --scheme iid --clients 3 --name mine")
+    ok("train --method fed3r --backbones random-projection:16 --partition mine")
     for entry in gather([], own_home / "runs").entries:
         found = store_behind(entry.path, entry.result)
         words = shlex.split(command_of(entry, found.path.name))
@@ -191,11 +164,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
 def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home: Path) -> None:
     for lr in (0.1, 0.2, 0.3):
         ok(
-            "train",
-            "--method",
-            "fedavg",
-            "--backbones",
-            "random-projection",
+            "train --method fedavg --backbones random-projection",
             *IID,
             "--rounds",
             1,
@@ -211,7 +180,7 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home:
     assert (told["runs"], told["left_out"]) == (1, 2)
     assert damaged.name in text
     assert f"fedcache train --config {unfinished / 'config.toml'}" in text
-    listed = ok("runs", "list", "--state", "finished")
+    listed = ok("runs list --state finished")
     assert [e["name"] for e in listed.data["entries"]] == [whole.name]
 
 
@@ -220,10 +189,7 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(
     tmp_path: Path, store: Path, own_home: Path
 ) -> None:
     words = (
-        "train",
-        "--method",
-        "fed3r",
-        "--store",
+        "train --method fed3r --store",
         store.name,
         "--backbones",
         "random-projection",
@@ -250,13 +216,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
 ) -> None:
     private = ("--dp-clip", 1, "--dp-noise", 1, *noise)
     ok(
-        "train",
-        "--method",
-        "fedavg",
-        "--backbones",
-        "random-projection",
-        "--rounds",
-        1,
+        "train --method fedavg --backbones random-projection --rounds 1",
         *IID,
         *private,
     )

@@ -9,12 +9,18 @@ import pytest
 
 from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot
-from fedcache.report.find_runs import StoredRun, gather
+from fedcache.report.find_runs import (
+    StoredRun,
+    differing,
+    gather,
+    label_of,
+    labels,
+    setting_name,
+    setting_names,
+)
 from fedcache.report.galleries import ToShow
+from fedcache.report.page import Shown, section_of, table_of
 from fedcache.report.render import Section, _csv
-from fedcache.report.run_names import differing, label_of, labels, setting_name, setting_names
-from fedcache.report.sections import Shown, section_of
-from fedcache.report.table import table_of
 
 
 def run(

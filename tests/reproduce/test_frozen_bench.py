@@ -14,9 +14,8 @@ from pictures import folder
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
-from fedcache.reproduce.frozen_bench.page import as_json, markdown, study_data
+from fedcache.reproduce.frozen_bench.page import as_json, markdown, rankings, study_data
 from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
-from fedcache.reproduce.frozen_bench.table import rankings
 
 TINY = {
     "title": "Which?",
@@ -174,9 +173,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(
     only = [f"--only=treatment={name}" for name in ("fed3r", "fedncm", "solo linear")]
     only += [f"--only=partition={name}" for name in ("iid", "domains")]
     words = (
-        "reproduce",
-        "frozen-bench",
-        "--on",
+        "reproduce frozen-bench --on",
         images,
         "--backbones",
         "random-projection:16",

@@ -51,7 +51,7 @@ def images(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path: Path) -> None:
-    words = ("reproduce", "fedpcl-table2", "--on", images, *TINY)
+    words = ("reproduce fedpcl-table2 --on", images, *TINY)
     first = ok(*words, "-o", tmp_path / "t.md").data
     assert first["proxy"] is True
     assert len(first["cells"]) == 16
@@ -81,9 +81,7 @@ def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_
     images: str,
 ) -> None:
     words = (
-        "reproduce",
-        "fedpcl-table5",
-        "--on",
+        "reproduce fedpcl-table5 --on",
         images,
         *TINY,
         "--only",
@@ -100,7 +98,7 @@ def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_
 
 
 def test_a_run_of_a_cell_is_an_ordinary_run(images: str) -> None:
-    done = ok("reproduce", "fedpcl-table5", "--on", images, *TINY, "--only", "loss=FedPCL").data
+    done = ok("reproduce fedpcl-table5 --on", images, *TINY, "--only", "loss=FedPCL").data
     (cell,) = done["cells"]
     path = Path(cell["runs"][0])
     assert path.parent == Path(os.environ["FEDCACHE_HOME"]) / "runs"
@@ -192,10 +190,10 @@ def test_the_layers_are_those_that_methods_build() -> None:
 
 
 def test_tables_of_sizes_and_the_dots_need_no_backbone(images: str) -> None:
-    sizes = ok("reproduce", "fedpcl-table8", "--on", images).data["cells"]
+    sizes = ok("reproduce fedpcl-table8 --on", images).data["cells"]
     measured = {c["labels"]["dataset"]: c["values"]["per_class"]["got"]["mean"] for c in sizes}
     assert (measured["MNIST"], measured["MNIST-M"], measured["SVHN"]) == (10, 10, None)
-    dots = ok("reproduce", "fedpcl-fig4", "--on", images, "--only", "setting=feature shift").data[
+    dots = ok("reproduce fedpcl-fig4 --on", images, "--only", "setting=feature shift").data[
         "cells"
     ][0]["values"]
     assert dots["sizes"]["got"]["text"] == "30, 30, 30"
@@ -203,7 +201,7 @@ def test_tables_of_sizes_and_the_dots_need_no_backbone(images: str) -> None:
 
 
 def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) -> None:
-    cells = ok("reproduce", "fedpcl-fig6", "--on", images).data["cells"]
+    cells = ok("reproduce fedpcl-fig6 --on", images).data["cells"]
     drawn = {
         tuple(c["labels"].values()): np.asarray(
             Image.open(c["values"]["picture"]["got"]["text"]), np.float64
@@ -234,7 +232,7 @@ def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) ->
 
 @pytest.mark.slow
 def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
-    values = ok("reproduce", "fst-fig2", "--on", images).data["cells"][0]["values"]
+    values = ok("reproduce fst-fig2 --on", images).data["cells"][0]["values"]
     assert values["entropy_bound"]["got"]["mean"] == pytest.approx(math.log2(3))
     assert (
         0.9 * math.log2(3)

@@ -14,9 +14,8 @@ from fedcache.config import Home
 from fedcache.reproduce import cell_kinds as kinds
 from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell
-from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import PaperCell, Printed, entry
-from fedcache.reproduce.render import report_data, rows
+from fedcache.reproduce.render import orders, report_data, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 

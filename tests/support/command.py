@@ -35,12 +35,12 @@ class Done:
 
 
 def fedcache(*words: object) -> Done:
-    """``fedcache WORDS`` in this process."""
+    """``fedcache WORDS`` in this process; the first may be a part of the line: ``"train --method fed3r"``."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            main([str(w) for w in words])
+            main([*str(words[0]).split(), *map(str, words[1:])])
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Done(code, out.getvalue(), err.getvalue())

@@ -13,7 +13,7 @@ import pytest
 from command import fedcache
 from ui_client import served
 
-from fedcache.ui.serve import open_in_browser, open_socket
+from fedcache.ui.server import open_in_browser, open_socket
 
 
 @pytest.mark.slow

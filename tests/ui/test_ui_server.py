@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
 from command import ok
+from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from pictures import folder
 from ui_client import Client
 
@@ -22,8 +23,8 @@ from fedcache.progress import Silent
 from fedcache.runs.directory import WRITTEN, read_result, write_result
 from fedcache.runs.running import LOCK, owning
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed, write_sealed_lines
-from fedcache.ui import run_index
+from fedcache.store.sealed import write_sealed
+from fedcache.ui import index
 
 IID = ("--scheme", "iid", "--clients", 4)
 
@@ -334,29 +335,27 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
     count = 10_000
     for i in range(count):
         (own_home / "runs" / f"{i:016x}").mkdir(parents=True)
-    monkeypatch.setattr(
-        run_index, "read_run", lambda path: {"name": path.name, "state": "finished"}
-    )
-    monkeypatch.setattr(run_index, "RECENT", 0)
-    index = run_index.RunIndex(own_home / "runs")
-    index.look()
-    while index.waiting:
-        index.look()
-    assert index.reads == count
-    version = index.version
+    monkeypatch.setattr(index, "read_run", lambda path: {"name": path.name, "state": "finished"})
+    monkeypatch.setattr(index, "RECENT", 0)
+    runs = index.RunIndex(own_home / "runs")
+    runs.look()
+    while runs.waiting:
+        runs.look()
+    assert runs.reads == count
+    version = runs.version
     for _ in range(3):
-        stats, reads = index.stats, index.reads
-        index.look()
-        assert index.stats - stats <= 1 + -(-count // run_index.SHARE)
-        assert index.reads == reads
-    assert index.version == version
+        stats, reads = runs.stats, runs.reads
+        runs.look()
+        assert runs.stats - stats <= 1 + -(-count // index.SHARE)
+        assert runs.reads == reads
+    assert runs.version == version
     # Within so many looks every run that was written anew is found, and it alone is read.
     changed = own_home / "runs" / f"{77:016x}"
     os.utime(changed, ns=(1, 1))
-    for _ in range(run_index.SHARE):
-        index.look()
-    assert index.reads == count + 1
-    assert len(index.every()) == count
+    for _ in range(index.SHARE):
+        runs.look()
+    assert runs.reads == count + 1
+    assert len(runs.every()) == count
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, unknown
-from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below, name_places, short
+from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.report.drawing import (
+    INK,
+    SERIES,
+    Cell,
+    Marks,
+    Plot,
+    legend_below,
+    name_places,
+    plain,
+    short,
+    write_drawing,
+)
 from fedcache.report.figures.grids import squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
@@ -65,54 +78,48 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     if not counts.size or not counts.max():
         return None
     rows: list[list[Cell]] = [
-        [names[i], classes[j], int(counts[i, j])] for i, j in zip(*np.nonzero(counts), strict=True)
+        [names[i], classes[j], int(counts[i, j])] for i, j in np.argwhere(counts).tolist()
     ]
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
+    across, down = shown.shape
     says = "Training rows of each client and class; the area of a dot is their number."
     if shown.shape != counts.shape:
-        says += f" The first {shown.shape[0]} of {of} clients, {shown.shape[1]} of {counts.shape[1]} classes."
+        says += f" The first {across} of {of} clients, {down} of {counts.shape[1]} classes."
     if of > len(clients):
         says += f" The data hold {len(clients):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         client, label = np.nonzero(shown)
-        cell = 72 * min(4.2 / shown.shape[0], 2.6 / shown.shape[1], 0.3)
+        # The largest dot nearly fills its cell, whose side is in points.
+        cell = 72 * min(4.2 / across, 2.6 / down, 0.3)
         area = (0.95 * cell) ** 2 * shown[client, label] / shown.max()
         made = axes.scatter(
             client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0
         )
-        told = zip(client, label, strict=True)
-        marks(made, [f"{names[i]}, {classes[j]}: {shown[i, j]} rows" for i, j in told])
-        name_places(axes.set_xticks, names[: shown.shape[0]], rotation=90)
-        name_places(axes.set_yticks, classes[: shown.shape[1]])
-        axes.set(xlim=(-0.7, shown.shape[0] - 0.3), ylim=(shown.shape[1] - 0.3, -0.7))
+        each = zip(client, label, strict=True)
+        marks(made, [f"{names[i]}, {classes[j]}: {shown[i, j]} rows" for i, j in each])
+        name_places(axes.set_xticks, names[:across], rotation=90)
+        name_places(axes.set_yticks, classes[:down])
+        axes.set(xlim=(-0.7, across - 0.3), ylim=(down - 0.3, -0.7))
         _size_legend(axes, float(cell), int(shown.max()))
 
-    return Plot(
-        ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6
-    )
+    columns = ("client", "class", "rows")
+    return Plot(ident, "Who holds which classes", says, columns, rows, fill, height=3.6)
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
     """How many rows a dot of a size is: the largest, a quarter of it, and one row."""
     from matplotlib.lines import Line2D
 
-    known = sorted({most, max(1, most // 4), 1}, reverse=True)
-    dots_of = [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker="o",
-            color=SERIES[0],
-            alpha=0.8,
-            markersize=max(1.0, 0.95 * cell * (n / most) ** 0.5),
-        )
-        for n in known
-    ]
-    names = [f"{n:,} row{'' if n == 1 else 's'}" for n in known]
+    handles = []
+    names = []
+    for n in sorted({most, max(1, most // 4), 1}, reverse=True):
+        size = max(1.0, 0.95 * cell * (n / most) ** 0.5)
+        style: dict[str, Any] = {"linestyle": "", "marker": "o", "color": SERIES[0], "alpha": 0.8}
+        handles.append(Line2D([], [], markersize=size, **style))
+        names.append("1 row" if n == 1 else f"{n:,} rows")
     axes.figure.legend(
-        dots_of, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2
+        handles, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2
     )
 
 
@@ -165,67 +172,54 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     x = x[keep]
     proto, words, global_count = _prototypes(source, key)
     flat = _project(np.concatenate([x, proto]), how)
+    points = flat[: len(x)]
+    stars = flat[len(x) : len(x) + global_count]
+    small = flat[len(x) + global_count :]
     label = columns.label[rows]
+    there = np.unique(label)
+    legend = len(there) <= MOST_LEGEND
     name = str(source.store.arrays[key].recipe.get("backbone", key))
-    title = f"Features of {name} in two dimensions"
-    says = (
-        f"{len(x)} test rows of {name} by "
-        f"{'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
-    )
-    total = len(source.partition.table.train.rows)
-    whole = averaged_whole(source, key, source.partition.table.train.rows)
-    if whole:
+    way = how.upper()
+    if how == "tsne":
+        way = "t-SNE"
+    says = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
+    train = source.partition.table.train.rows
+    of = f"an even sample of {len(train):,} training rows"
+    if averaged_whole(source, key, train):
         of = "all clients' training rows"
-    else:
-        of = f"an even sample of {total:,} training rows"
     says += f"stars the mean of each class over {of}, small triangles those of single clients."
 
-    total_classes = len(np.unique(label))
-
     def fill(axes: Any, marks: Marks) -> None:
-        for c in np.unique(label):
+        for c in there:
             mine = label == c
-            colour, marker, (a, b) = (
-                SERIES[c % 10],
-                MARKERS[(c // 10) % len(MARKERS)],
-                flat[: len(x)][mine].T,
-            )
-            name = None
-            if total_classes <= MOST_LEGEND:
-                name = short(columns.classes[c], 12)
-            made = axes.scatter(
-                a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0, label=name
-            )
+            style = {"color": SERIES[c % 10], "marker": MARKERS[(c // 10) % len(MARKERS)]}
+            if legend:
+                style["label"] = short(columns.classes[c], 12)
+            made = axes.scatter(*points[mine].T, s=13, alpha=0.55, linewidths=0, **style)
             marks(made, [f"{columns.classes[c]}, row {r}" for r in rows[mine]])
-        stars = flat[len(x) : len(x) + global_count]
-        small = flat[len(x) + global_count :]
         if len(small):
-            made = axes.scatter(
-                small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0
-            )
+            made = axes.scatter(*small.T, s=12, marker="^", color=INK, alpha=0.5, linewidths=0)
             marks(made, words[global_count:])
-        marks(
-            axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0),
-            words[:global_count],
-        )
-        for said, at in zip(words[:global_count], stars, strict=True):
-            if global_count <= 20:
-                axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points")
+        made = axes.scatter(*stars.T, s=70, marker="*", color=INK, linewidths=0)
+        marks(made, words[:global_count])
+        if global_count <= 20:
+            for word, at in zip(words, stars, strict=False):
+                axes.annotate(short(word, 10), at, xytext=(4, 4), textcoords="offset points")
         axes.set_xticks([])
         axes.set_yticks([])
         axes.grid(visible=False)
-        if total_classes <= MOST_LEGEND:
-            letters = max(len(short(columns.classes[c], 12)) for c in np.unique(label))
-            legend_below(
-                axes, ncols=max(1, 40 // (letters + 5)), markerscale=2.2, handletextpad=0.1
-            )
+        if legend:
+            letters = max(len(short(columns.classes[c], 12)) for c in there)
+            ncols = max(1, 40 // (letters + 5))
+            legend_below(axes, ncols=ncols, markerscale=2.2, handletextpad=0.1)
 
     kinds = ["row"] * len(x) + ["class mean"] * global_count
-    kinds += ["client's class mean"] * (len(proto) - global_count)
+    kinds += ["client's class mean"] * len(small)
     names = [*(columns.classes[c] for c in label), *words]
     data: list[list[Cell]] = [
-        [k, n, float(a), float(b)] for k, n, (a, b) in zip(kinds, names, flat, strict=True)
+        [kind, n, *at] for kind, n, at in zip(kinds, names, flat.tolist(), strict=True)
     ]
+    title = f"Features of {name} in two dimensions"
     return Plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
@@ -416,3 +410,78 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     return Plot(
         ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0
     )
+
+
+CELL = 0.42  # inches between two clients or classes in a small figure
+WIDEST = 14.0  # inches of a large one, whose dots shrink instead
+MOST_NAMES = 40  # more names than this on an axis cannot be read
+
+
+def draw(partition: Partition, columns: Columns, path: Path) -> None:
+    """Draw a partition; equal partitions give equal files.
+
+    Args:
+        partition: of the dataset of ``columns``.
+        columns: its labels, domains and names.
+        path: ends in .png, .svg or .pdf.
+
+    Raises:
+        FedcacheError: usage error for another ending or a missing directory; environment error without matplotlib.
+    """
+    counts = partition.counts(columns)
+    size = min(WIDEST, CELL * counts.shape[0]) + 2.6, min(WIDEST, CELL * counts.shape[1]) + 1.2
+    write_drawing(path, size, lambda axes: _fill(axes, partition, columns, counts))
+
+
+def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray) -> None:
+    """The dots of [M, C] counts, the names on the axes and a legend."""
+    clients, classes = counts.shape
+    client, label = np.nonzero(counts)
+    of_client = client_domains(partition, columns)
+    scale = dot_scale(counts)
+    domains = sorted({d for d in of_client if d is not None})
+    for domain in domains if None not in of_client else [None]:
+        chosen = np.array([domain is None or of_client[i] == domain for i in client], bool)
+        axes.scatter(
+            client[chosen],
+            label[chosen],
+            s=counts[client[chosen], label[chosen]] * scale,
+            color="C0" if domain is None else f"C{domain % 10}",
+            label=None if domain is None else plain(columns.domains[domain]),
+            linewidths=0,
+            alpha=0.85,
+        )
+    _name(axes.set_xticks, [c.name for c in partition.clients], rotation=90)
+    _name(axes.set_yticks, columns.classes)
+    axes.set(
+        xlim=(-0.6, clients - 0.4), ylim=(-0.6, classes - 0.4), xlabel="client", ylabel="class"
+    )
+    axes.set_title(plain(partition.default_name(), 80), parse_math=False)
+    axes.grid(visible=True, linewidth=0.3, alpha=0.5)
+    axes.set_axisbelow(True)
+    if len(domains) > 1 and None not in of_client:
+        legend = axes.legend(
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, title="domain"
+        )
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
+            text.set_parse_math(False)
+            handle.set_sizes([30.0])
+
+
+def dot_scale(counts: np.ndarray) -> float:
+    """Points squared for each row: the largest dot of [M, C] counts just fits between its neighbours."""
+    cell = 72.0 * min(CELL, WIDEST / max(counts.shape))
+    return float((0.9 * cell) ** 2 / counts.max())
+
+
+def client_domains(partition: Partition, columns: Columns) -> list[int | None]:
+    """The one domain of each client's training rows, None for a client that mixes several."""
+    found = [np.unique(columns.domain[client.train]) for client in partition.clients]
+    return [int(domains[0]) if len(domains) == 1 else None for domains in found]
+
+
+def _name(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
+    """Name the places of an axis, all of them or every so many."""
+    step = -(-len(names) // MOST_NAMES)
+    places = range(0, len(names), step)
+    set_ticks(list(places), [plain(names[i]) for i in places], parse_math=False, **style)

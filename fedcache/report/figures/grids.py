@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from fedcache.report.drawing import (
     short,
     shortened,
 )
-from fedcache.report.find_runs import StoredRun, facts
-from fedcache.report.run_names import differing
+from fedcache.report.find_runs import StoredRun, differing, facts, labels
 from fedcache.runs.score import (
     BY_VALIDATION,
     NOT_A_CHOICE,
@@ -64,125 +64,94 @@ def criterion(
 
 
 def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> Plot | None:
-    what, highest, value = criterion(entries, score)
-    scored = [(e, v) for e in entries if (v := value(e)) is not None]
-    if len(scored) > 1:
-        names = [n for n in differing([e for e, _ in scored]) if n != "method"]
-    else:
-        names = []
-    if not names:
+    found = _points(entries, score)
+    if not found.names:
         return None
-    told = [facts(e) for e, _ in scored]
-    values = {n: sorted({f.get(n, "-") for f in told}, key=order_of_value) for n in names}
-    chosen = sorted(names, key=lambda n: -len(values[n]))[:2]
-    best: Cells = {}
-    for f, (e, v) in zip(told, scored, strict=True):
-        at = tuple(f.get(n, "-") for n in chosen)
-        if at not in best or v > best[at][0]:
-            best[at] = (v, e)
-    rows: list[list[Cell]] = [
-        [*(f.get(n, "-") for n in names), v] for f, (_, v) in zip(told, scored, strict=True)
+    values = [
+        sorted({v[i] for v in found.values}, key=order_of_value) for i in range(len(found.names))
     ]
-    columns = [*(n.removeprefix("set.") for n in names), what]
-    rest = [n.removeprefix("set.") for n in names if n not in chosen]
+    # The two settings with most values are drawn; of the rest each is at its highest.
+    order = sorted(range(len(values)), key=lambda i: -len(values[i]))
+    drawn = order[:2]
+    # Across is the one with more values, of equals the second.
+    placed = sorted(drawn, key=lambda i: len(values[i]))[::-1]
+    best: Cells = {}
+    for run, at, score_of_run in zip(found.runs, found.values, found.scores.tolist(), strict=True):
+        place = tuple(at[i] for i in placed)
+        if place not in best or score_of_run > best[place][0]:
+            best[place] = (score_of_run, run)
+    rows: list[list[Cell]] = [
+        [*at, value] for at, value in zip(found.values, found.scores.tolist(), strict=True)
+    ]
+    what = found.what
+    names = [found.names[i] for i in drawn]
+    rest = [n for i, n in enumerate(found.names) if i not in drawn]
     over = ""
     if rest:
         over = f" Of {', '.join(rest)} the highest value is taken."
-    title = f"{name}: {' and '.join(n.removeprefix('set.') for n in chosen)}"
-    says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(scored)} points; "
-    if len(chosen) == 1:
-        says += f"the ring is the {highest}.{over}"
-        return Plot(
-            ident, title, says, columns, rows, _line(chosen[0], values[chosen[0]], best, what)
-        )
-    if max(len(values[n]) for n in chosen) > MOST_SIDE:
+    says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(found.runs)} points; "
+    title = f"{name}: {' and '.join(names)}"
+    columns = [*found.names, what]
+    if len(drawn) == 1:
+        says += f"the ring is the {found.highest}.{over}"
+        line = _line(names[0], values[drawn[0]], best, what)
+        return Plot(ident, title, says, columns, rows, line)
+    across, down = (values[i] for i in placed)
+    if len(across) > MOST_SIDE:
         return None
-    says += f"deeper is higher, the frame is the {highest}.{over}"
-    down = min(len(values[n]) for n in chosen)
-    return Plot(
-        ident,
-        title,
-        says,
-        columns,
-        rows,
-        _heat(chosen, values, best),
-        height=1.3 + min(0.42 * down, 6.0),
-    )
+    says += f"deeper is higher, the frame is the {found.highest}.{over}"
+    height = 1.3 + min(0.42 * len(down), 6.0)
+    squares_of = _heat([found.names[i] for i in placed], across, down, best)
+    return Plot(ident, title, says, columns, rows, squares_of, height=height)
 
 
 def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        # nothing lies between two words
-        joined = ""
+        joined = ""  # nothing lies between two words
         if all(order_of_value(v)[0] == 0 for v in values):
             joined = "-"
-        (line,) = axes.plot(
-            range(len(values)),
-            accuracy,
-            marker="o",
-            markersize=5,
-            linestyle=joined,
-            color=SERIES[0],
-        )
-        told = [
-            f"{name.removeprefix('set.')}={v}: {a:.2f} %"
-            for v, a in zip(values, accuracy, strict=True)
-        ]
-        marks(line, told, [best[(v,)][1].key for v in values])
+        places = range(len(values))
+        style = {"marker": "o", "color": SERIES[0], "linestyle": joined, "markersize": 5}
+        (line,) = axes.plot(places, accuracy, **style)
+        words = [f"{name}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)]
+        marks(line, words, [best[(v,)][1].key for v in values])
         top = int(accuracy.argmax())
         axes.plot([top], [accuracy[top]], marker="o", markersize=10, fillstyle="none", color=INK)
         step = max(1, len(values) // 8)
-        axes.set_xticks(
-            range(0, len(values), step),
-            [short(v, max(9, 32 // len(values))) for v in values[::step]],
-        )
-        axes.set(
-            xlabel=name.removeprefix("set."), ylabel=f"{what} %", xlim=(-0.4, len(values) - 0.6)
-        )
+        longest = max(9, 32 // len(values))
+        axes.set_xticks(places[::step], [short(v, longest) for v in values[::step]])
+        axes.set(xlabel=name, ylabel=f"{what} %", xlim=(-0.4, len(values) - 0.6))
 
     return fill
 
 
-def _heat(names: Sequence[str], values: dict[str, list[str]], best: Cells) -> Draw:
-    across, down = sorted(names, key=lambda n: len(values[n]))[::-1]
-    flip = names[0] != across
-    found = {(at[1], at[0]) if flip else at: v for at, v in best.items()}
-    top = max(found, key=lambda at: found[at][0])
+def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best: Cells) -> Draw:
+    top = max(best, key=lambda at: best[at][0])
     places = [
-        (x, y, a, b)
-        for x, a in enumerate(values[across])
-        for y, b in enumerate(values[down])
-        if (a, b) in found
+        (x, y, (a, b)) for x, a in enumerate(across) for y, b in enumerate(down) if (a, b) in best
     ]
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.patches import Rectangle
 
         cells = []
-        for x, y, a, b in places:
-            v = 100 * found[a, b][0]
-            said = f"{across.removeprefix('set.')}={a}, {down.removeprefix('set.')}={b}: {v:.2f} %"
-            cells.append((x, y, v, said))
-        squares(
-            axes,
-            marks,
-            cells,
-            small=len(values[across]) > 7,
-            runs=[found[a, b][1].key for *_, a, b in places],
-        )
-        at = (values[across].index(top[0]), values[down].index(top[1]))
-        corner = (at[0] - 0.48, at[1] - 0.48)
+        for x, y, at in places:
+            v = 100 * best[at][0]
+            cells.append((x, y, v, f"{names[0]}={at[0]}, {names[1]}={at[1]}: {v:.2f} %"))
+        keys = [best[at][1].key for *_, at in places]
+        squares(axes, marks, cells, small=len(across) > 7, runs=keys)
+        corner = (across.index(top[0]) - 0.48, down.index(top[1]) - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
-        if len(values[across]) * max(len(short(v, 9)) for v in values[across]) > 34:
+        words = [short(v, 9) for v in across]
+        turned = {}
+        if len(words) * max(map(len, words)) > 34:
             turned = {"rotation": 90}
-        else:
-            turned = {}
-        axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]], **turned)
-        axes.set_yticks(range(len(values[down])), [short(v, 12) for v in values[down]])
-        axes.set(xlabel=across.removeprefix("set."), ylabel=down.removeprefix("set."))
-        axes.set(xlim=(-0.5, len(values[across]) - 0.5), ylim=(len(values[down]) - 0.5, -0.5))
+        axes.set_xticks(range(len(across)), words, **turned)
+        axes.set_yticks(range(len(down)), [short(v, 12) for v in down])
+        axes.set(xlabel=names[0], ylabel=names[1])
+        axes.set(xlim=(-0.5, len(across) - 0.5), ylim=(len(down) - 0.5, -0.5))
 
     return fill
 
@@ -199,14 +168,15 @@ def squares(
     """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
     values = np.array([v for *_, v, _ in cells])
     low = float(values.min())
-    high = float(values.max())
-    if high > low:
-        depth = 0.06 + 0.86 * (values - low) / (high - low)
-    else:
-        depth = np.full(len(values), 0.5)
+    span = float(values.max()) - low
+    depth = np.full(len(values), 0.5)
+    if span > 0:
+        depth = 0.06 + 0.86 * (values - low) / span
     # Ink on pale squares and paper on deep ones; in the dark both are turned round.
     inks = [PAPER if a > 0.6 else INK for a in depth]
-    numbers = ["" if small else form.format(v) for v in values]
+    numbers = [""] * len(cells)
+    if not small:
+        numbers = [form.format(v) for v in values]
     tiles(
         axes,
         [(x, y) for x, y, *_ in cells],
@@ -214,7 +184,7 @@ def squares(
         numbers,
         inks,
         marks=marks,
-        words=[said for *_, said in cells],
+        words=[words for *_, words in cells],
         runs=runs,
     )
     for side in axes.spines.values():
@@ -259,42 +229,230 @@ def matrix(
     ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]
 ) -> Plot | None:
     """(label, setting, accuracy) of the same methods in several settings, beside each other and not averaged."""
-    known = [(label, s, a) for label, s, a in runs if a is not None]
-    labels = list(dict.fromkeys(label for label, *_ in known))
-    if len(settings) < 2 or len(labels) < 2:
+    best: dict[str, dict[str, float]] = {}
+    for label, setting, accuracy in runs:
+        if accuracy is not None:
+            row = best.setdefault(label, {})
+            row[setting] = max(accuracy, row.get(setting, -1.0))
+    if len(settings) < 2 or len(best) < 2:
         return None
-    best: dict[tuple[str, str], float] = {}
-    for label, s, a in known:
-        best[label, s] = max(a, best.get((label, s), -1.0))
-    labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[
-        : 2 * MOST_SIDE
-    ]
+    names = sorted(best, key=lambda n: -max(best[n].values()))[: 2 * MOST_SIDE]
     says = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
     says += "Settings are not averaged."
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
-    upright = len(settings) > 3
-    if upright:
+    rotation = 0
+    below = 0.13 * max(map(len, parts))
+    if len(settings) > 3:
+        rotation = 90
         below = 0.07 * max(len(line) for lines in parts for line in lines)
-    else:
-        below = 0.13 * max(map(len, parts))
 
     def fill(axes: Any, marks: Marks) -> None:
-        cells = [
-            (x, y, 100 * best[n, s], f"{n} on {s}: {percent(best[n, s])} %")
-            for x, s in enumerate(settings)
-            for y, n in enumerate(labels)
-            if (n, s) in best
-        ]
+        cells = []
+        for x, setting in enumerate(settings):
+            for y, name in enumerate(names):
+                if setting in best[name]:
+                    accuracy = best[name][setting]
+                    words = f"{name} on {setting}: {percent(accuracy)} %"
+                    cells.append((x, y, 100 * accuracy, words))
         squares(axes, marks, cells)
-        axes.set_xticks(
-            range(len(settings)),
-            ["\n".join(lines) for lines in parts],
-            rotation=90 if upright else 0,
-        )
-        axes.set_yticks(range(len(labels)), shortened(labels, 18))
-        axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
+        words_below = ["\n".join(lines) for lines in parts]
+        axes.set_xticks(range(len(settings)), words_below, rotation=rotation)
+        axes.set_yticks(range(len(names)), shortened(names, 18))
+        axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(names) - 0.5, -0.5))
 
-    rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]
+    rows: list[list[Cell]] = [[n, s, best[n].get(s)] for n in names for s in settings]
     columns = ("run", "setting", "accuracy")
-    height = 0.8 + 0.25 * len(labels) + below
+    height = 0.8 + 0.25 * len(names) + below
     return Plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)
+
+
+LEAST_POINTS = 8
+"""Points of a method from which on there is something to say of its settings."""
+MOST_LEVELS = 8
+"""Values of a setting that count one by one; numbers of more stand in four groups of equal size."""
+GROUPS = 4
+MOST_AXES = 7
+
+
+@dataclass(frozen=True)
+class SweptPoints:
+    """Points of one method.
+
+    Attributes:
+        method: its name.
+        what: validation accuracy, or accuracy.
+        highest: words for the point with the highest.
+        runs: in the order given.
+        names: of the settings that differ.
+        values: of each point, a word for each setting.
+        scores: [P] fractions.
+    """
+
+    method: str
+    what: str
+    highest: str
+    runs: tuple[StoredRun, ...]
+    names: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+    scores: np.ndarray
+
+
+def _points(entries: Sequence[StoredRun], score: str) -> SweptPoints:
+    """The points of one method that have a score, with the settings that differ between them."""
+    what, highest, value = criterion(entries, score)
+    found = [(e, v) for e in entries if (v := value(e)) is not None]
+    runs = tuple(e for e, _ in found)
+    names = [n for n in differing(runs) if n != "method"]
+    values = tuple(tuple(f.get(n, "-") for n in names) for f in map(facts, runs))
+    short_names = tuple(n.removeprefix("set.") for n in names)
+    scores = np.array([v for _, v in found])
+    return SweptPoints(entries[0].method, what, highest, runs, short_names, values, scores)
+
+
+def swept_points(entries: Sequence[StoredRun], score: str = "own") -> SweptPoints | None:
+    """The points of one method; None with fewer than ``LEAST_POINTS`` or two settings that differ."""
+    found = _points(entries, score)
+    if len(found.runs) < LEAST_POINTS or len(found.names) < 2:
+        return None
+    return found
+
+
+def importance(levels: Sequence[str], scores: np.ndarray) -> float:
+    """The share of the variance of [P] scores that the marginal means of a setting explain, corrected for chance.
+
+    Epsilon squared (Kelley, PNAS 21, 1935): (SS_between - (k - 1) MS_within) / SS_total of one setting with k values,
+    at least 0. On a full grid it is the setting's main effect in the analysis of variance; what settings do together
+    alone is in none of them.
+    """
+    groups = [
+        scores[[i for i, x in enumerate(levels) if x == level]] for level in dict.fromkeys(levels)
+    ]
+    total = float(((scores - scores.mean()) ** 2).sum())
+    free = len(scores) - len(groups)
+    if total <= 0.0 or free < 1 or len(groups) < 2:
+        return 0.0
+    within = float(sum(((g - g.mean()) ** 2).sum() for g in groups))
+    return max(0.0, (total - within - (len(groups) - 1) * within / free) / total)
+
+
+def levels_of(values: Sequence[str]) -> list[str]:
+    """The values of a setting as groups: each its own, of many numbers quarters of the points by size."""
+    known = set(values)
+    if len(known) <= MOST_LEVELS or any(order_of_value(v)[0] for v in known):
+        return list(values)
+    numbers = np.array([float(v) for v in values])
+    place = np.searchsorted(
+        np.quantile(numbers, np.arange(1, GROUPS) / GROUPS), numbers, side="left"
+    )
+    return [f"quarter {p + 1}" for p in place]
+
+
+def importances(points: SweptPoints) -> list[tuple[str, float]]:
+    """Settings with their importance, the largest first."""
+    found = [
+        (n, importance(levels_of([v[i] for v in points.values]), points.scores))
+        for i, n in enumerate(points.names)
+    ]
+    return sorted(found, key=lambda f: -f[1])
+
+
+def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own") -> list[Plot]:
+    """For each method with points enough: bars of importance, and parallel coordinates."""
+    made = []
+    for i, found in enumerate(by_method(entries).values()):
+        if (points := swept_points(found, score)) is not None:
+            made += [
+                importance_bars(f"{ident}-importance{i}", points),
+                parallel(f"{ident}-parallel{i}", points),
+            ]
+    return made
+
+
+def importance_bars(ident: str, points: SweptPoints) -> Plot:
+    """How much each setting mattered."""
+    found = importances(points)
+    rest = max(0.0, 1.0 - sum(v for _, v in found))
+    says = f"Share of the variance of the {points.what} over {len(points.runs)} points that each setting's marginal "
+    says += f"means explain (epsilon squared); {100 * rest:.0f} % is what settings do together, and chance."
+
+    def fill(axes: Any, marks: Marks) -> None:
+        shares = [100 * v for _, v in found]
+        for y, ((name, _), share) in enumerate(zip(found, shares, strict=True)):
+            (bar,) = axes.barh([y], [share], color=SERIES[0], height=0.6)
+            marks(bar, [f"{name}: {share:.1f} %"])
+            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"{share:.0f}", (share, y), **beside)
+        axes.set_yticks(range(len(found)), [short(n, 18) for n, _ in found])
+        axes.set(xlabel="% of the variance", xlim=(0, 112), ylim=(len(found) - 0.5, -0.5))
+        axes.set_xticks([0, 25, 50, 75, 100])
+        axes.grid(visible=False, axis="y")
+
+    rows: list[list[Cell]] = [[n, v] for n, v in found]
+    title = f"{points.method}: which settings mattered"
+    height = 1.2 + 0.34 * len(found)
+    return Plot(ident, title, says, ("setting", "share"), rows, fill, height=height)
+
+
+def parallel(ident: str, points: SweptPoints) -> Plot:
+    """Every point as a line through its values; the last axis is what points are chosen by."""
+    names = [n for n, _ in importances(points)][:MOST_AXES]
+    places = [points.names.index(n) for n in names]
+    axes_values = [sorted({v[p] for v in points.values}, key=order_of_value) for p in places]
+    low = float(points.scores.min())
+    high = float(points.scores.max())
+    top = int(points.scores.argmax())
+    told = labels(points.runs)
+    says = (
+        f"Each line is one of {len(points.runs)} points; the last axis is its "
+        f"{points.what} in percent, deeper lines "
+    )
+    says += (
+        f"are higher, the thick one is the {points.highest}. The menus above the table keep some."
+    )
+
+    def fill(axes: Any, marks: Marks) -> None:
+        from matplotlib.collections import LineCollection
+
+        order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
+        share = (points.scores - low) / (high - low) if high > low else np.ones(len(order))
+        height = [
+            {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
+        ]
+        paths = [
+            [
+                *((x, height[x][points.values[i][p]]) for x, p in enumerate(places)),
+                (len(places), share[i]),
+            ]
+            for i in order
+        ]
+        colours = [(SERIES[0], 0.08 + 0.6 * float(share[i]) ** 2) for i in order[:-1]]
+        lines = LineCollection(
+            paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6]
+        )
+        said = [f"{told[i]}: {100 * points.scores[i]:.2f} %" for i in order]
+        marks(axes.add_collection(lines), said, [points.runs[i].key for i in order])
+        ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
+        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "bbox": ground}
+        for x, values in enumerate(axes_values):
+            axes.axvline(x, color=INK, linewidth=0.6)
+            step = max(1, len(values) // 8)
+            for k in range(0, len(values), step):
+                at = (x, k / max(1, len(values) - 1))
+                axes.annotate(short(values[k], 8), at, **beside)
+        axes.axvline(len(places), color=INK, linewidth=0.6)
+        for end in (0.0, 1.0):
+            axes.annotate(f"{100 * (low + end * (high - low)):.1f}", (len(places), end), **beside)
+        axes.set_xticks(
+            range(len(places) + 1),
+            [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])],
+        )
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.set(xlim=(-0.1, len(places) + 0.45), ylim=(-0.06, 1.06))
+
+    rows: list[list[Cell]] = [
+        [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
+    ]
+    title = f"{points.method}: every point of the grid"
+    return Plot(ident, title, says, (*points.names, points.what), rows, fill, height=4.2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedcache.report.comparison import Comparison, Pair, compact
 from fedcache.report.comparison_output import (
     MOST_BARS,
     fill_ranks,
@@ -13,8 +14,6 @@ from fedcache.report.comparison_output import (
     show_p,
 )
 from fedcache.report.drawing import INK, MUTED, SERIES, Cell, Marks, Plot, settings_of, shortened
-from fedcache.report.paired_seeds import compact
-from fedcache.report.paired_tests import Comparison
 
 MOST_ROWS = 20
 MOST_NAMED = 4
@@ -35,67 +34,59 @@ def differences(
         runs: that there are, where ``c`` compares the first of them.
     """
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
-    all_rows = all(p.rows and p.rows.interval for p in pairs)
-    # of one kind, so that bars can be compared
-    by_rows = all_rows and not all(p.interval for p in pairs)
-    shown = [
-        (p, p.rows.interval if p.rows else None, p.rows.holm if p.rows else None)
-        if by_rows
-        else (p, p.interval, p.holm)
-        for p in pairs
-    ]
+    shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
+    shown = [(p, p.interval, p.holm) for p in pairs]
+    over = f"{len(c.blocks)} {c.over}"
+    own_seeds = not same_blocks(c)
+    if own_seeds:
+        over = f"the {c.over} that both runs have"
+    # All intervals are of one kind, so that bars can be compared.
+    over_rows = [(p, p.rows.interval, p.rows.holm) for p in pairs if p.rows and p.rows.interval]
+    if len(over_rows) == len(pairs) and not all(p.interval for p in pairs):
+        shown = over_rows
+        over = "the test rows"
+        if own_seeds:
+            over = f"the test rows of the {c.over} that both runs have"
     if not any(reach for _, reach, _ in shown):
         return None
     alpha = 1.0 - c.level
-    if by_rows:
-        over = "the test rows"
-    else:
-        over = f"{len(c.blocks)} {c.over}"
-    own_seeds = not same_blocks(c)
-    if own_seeds:
-        over = f"{'the test rows of ' if by_rows else ''}the {c.over} that both runs have"
     says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
     says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
-    of = max(len(c.pairs), runs - 1)
     if own_seeds:
-        named = "; ".join(f"{p.one}: {compact(p.blocks)}" for p in pairs[:MOST_NAMED])
-        says += f" Shared {c.over}: {named}{'; ...' if len(pairs) > MOST_NAMED else ''}."
-    says += (
-        " A hollow dot without an interval could not be tested."
-        if any(not reach for _, reach, _ in shown)
-        else ""
-    )
-    says += (
-        f" Of {of} runs the first {len(pairs)}, in the order of the table."
-        if of > len(pairs)
-        else ""
-    )
+        named = [f"{p.one}: {compact(p.blocks)}" for p in pairs]
+        if len(named) > MOST_NAMED:
+            named[MOST_NAMED:] = ["..."]
+        says += f" Shared {c.over}: {'; '.join(named)}."
+    if not all(reach for _, reach, _ in shown):
+        says += " A hollow dot without an interval could not be tested."
+    of = max(len(c.pairs), runs - 1)
+    if of > len(pairs):
+        says += f" Of {of} runs the first {len(pairs)}, in the order of the table."
+
+    def words_of(pair: Pair, reach: tuple[float, float] | None, holm: float | None) -> str:
+        words = f"{pair.one}: {100 * pair.difference:+.2f} points"
+        if reach is not None:
+            words += f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}"
+        if holm is not None:
+            words += f", p {show_p(holm)} (Holm)"
+        if own_seeds:
+            words += f", over {c.over} {compact(pair.blocks)}"
+        return words
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.collections import LineCollection
 
         axes.axvline(0, color=MUTED, linewidth=1)
-        said = [
-            f"{p.one}: {100 * p.difference:+.2f} points"
-            + (f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}" if reach else "")
-            + (f", p {show_p(holm)} (Holm)" if holm is not None else "")
-            + (f", over {c.over} {compact(p.blocks)}" if own_seeds else "")
-            for p, reach, holm in shown
-        ]
-        of_run = [(keys or {}).get(p.one, "") for p, *_ in shown]
+        words = [words_of(*one) for one in shown]
+        of_run = [(keys or {}).get(p.one, "") for p in pairs]
         long = [(y, reach) for y, (_, reach, _) in enumerate(shown) if reach is not None]
-        lines = LineCollection(
-            [[(100 * v, y) for v in reach] for y, reach in long], colors=SERIES[0], linewidths=1.6
-        )
-        marks(axes.add_collection(lines), [said[y] for y, _ in long], [of_run[y] for y, _ in long])
-        values = [100 * p.difference for p, *_ in shown]
-        sure = [h is not None and h < alpha for *_, h in shown]
-        faces = [SERIES[0] if s else "none" for s in sure]
-        marks(
-            axes.scatter(values, range(len(shown)), s=34, facecolors=faces, edgecolors=SERIES[0]),
-            said,
-            of_run,
-        )
+        paths = [[(100 * low, y), (100 * high, y)] for y, (low, high) in long]
+        lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
+        marks(lines, [words[y] for y, _ in long], [of_run[y] for y, _ in long])
+        values = [100 * p.difference for p in pairs]
+        faces = [SERIES[0] if h is not None and h < alpha else "none" for *_, h in shown]
+        dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
+        marks(dots, words, of_run)
         names = [p.one for p in pairs]
         axes.set_yticks(range(len(pairs)), shortened(names, 20))
         axes.set(
@@ -105,17 +96,12 @@ def differences(
         )
         axes.grid(visible=False, axis="y")
 
-    rows: list[list[Cell]] = [
-        [
-            p.one,
-            p.difference,
-            *(reach or (None, None)),
-            holm,
-            *([compact(p.blocks)] if own_seeds else []),
-        ]
-        for p, reach, holm in shown
-    ]
-    columns = ("run", "difference", "low", "high", "p Holm", *([c.over] if own_seeds else []))
+    columns = ["run", "difference", "low", "high", "p Holm"]
+    rows: list[list[Cell]] = [[p.one, p.difference, *(r or (None, None)), h] for p, r, h in shown]
+    if own_seeds:
+        columns.append(c.over)
+        for row, pair in zip(rows, pairs, strict=True):
+            row.append(compact(pair.blocks))
     height = 1.1 + 0.3 * max(3, len(pairs))
     return Plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
 
@@ -127,22 +113,17 @@ def enough_blocks(c: Comparison) -> bool:
 
 def ranks(ident: str, c: Comparison) -> Plot | None:
     """The critical-difference diagram; None where blocks are too few for it to tell any two apart."""
-    words = ranking_words(c)
-    if c.ranking is None or words is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
+    if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
-
-    def fill(axes: Any, _marks: Marks) -> None:
-        fill_ranks(axes, c, INK, MUTED, longest=16)
-
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
-    says = f"Mean ranks over {c.ranking.blocks} {c.over}, best left; a bar joins what is not told apart. {words}"
-    height = 1.6 + 0.14 * len(c.treatments) + 0.14 * len(c.ranking.groups)
+    says = f"Mean ranks over {c.ranking.blocks} {c.over}, best left; a bar joins what is not told apart. "
+    says += ranking_words(c) or ""
     return Plot(
         ident,
         "Ranks with the critical difference",
         says,
         ("run", "mean rank"),
         rows,
-        fill,
-        height=height,
+        lambda axes, _marks: fill_ranks(axes, c, INK, MUTED, longest=16),
+        height=1.6 + 0.14 * len(c.treatments) + 0.14 * len(c.ranking.groups),
     )

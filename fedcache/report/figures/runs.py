@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,19 @@ from fedcache.report.drawing import (
     Cell,
     Marks,
     Plot,
+    bars,
     legend_below,
     name_places,
     percent,
     settings_of,
     short,
     shortened,
+    size,
 )
-from fedcache.report.figures.grids import squares
+from fedcache.report.figures.grids import squares, tiles
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.client_columns import ClientColumns
+from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
 
 MOST_CURVES = 8
 MOST_STRIPS = 16
@@ -47,62 +50,55 @@ def curves(ident: str, runs: Named) -> Plot | None:
             if record["accuracy"] is not None:
                 seeds.setdefault(record["seed"], {})[record["round"]] = record["accuracy"]
         rows += [[label, s, r, a] for s, found in seeds.items() for r, a in found.items()]
-        if seeds:
-            shared = sorted(set.intersection(*(set(f) for f in seeds.values())))
-        else:
-            shared = []
+        if not seeds:
+            continue
+        # A mean is over the rounds that all seeds have.
+        shared = sorted(set.intersection(*map(set, seeds.values())))
         if len(shared) > 1:
             values = 100 * np.array([[found[r] for r in shared] for found in seeds.values()])
             drawn.append((label, entry.key, np.array(shared), values))
     if not drawn:
         return None
-    left = len(drawn) - MOST_CURVES
     says = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
-    if left > 0:
+    if len(drawn) > MOST_CURVES:
         says += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
+    shown = drawn[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:
-        shown = drawn[:MOST_CURVES]
-        names = shortened([label for label, *_ in shown], LEGEND)
+        labels = [label for label, *_ in shown]
+        names = shortened(labels, LEGEND)
         for i, (label, key, rounds, values) in enumerate(shown):
             mean = values.mean(0)
-            dots = None
+            style = {"color": SERIES[i], "label": names[i], "markersize": 5}
             if len(rounds) <= 60:
-                dots = "."
-            (line,) = axes.plot(
-                rounds, mean, color=SERIES[i], label=names[i], marker=dots, markersize=5
-            )
-            told = [f"{label}: round {r}, {m:.2f} %" for r, m in zip(rounds, mean, strict=True)]
-            marks(
-                line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key
-            )
+                (line,) = axes.plot(rounds, mean, marker=".", **style)
+                each = zip(rounds, mean, strict=True)
+                marks(line, [f"{label}: round {r}, {m:.2f} %" for r, m in each], key)
+            else:
+                (line,) = axes.plot(rounds, mean, **style)
+                marks(line, [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key)
             if len(values) > 1:
-                low = values.min(0)
-                high = values.max(0)
-                marks(
-                    axes.fill_between(rounds, low, high, color=SERIES[i], alpha=0.18, linewidth=0),
-                    (),
-                    key,
-                )
-        axes.set(xlabel="round", ylabel="accuracy %")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(
-            axes,
-            marks,
-            [key for _, key, *_ in shown],
-            title=settings_of([n for n, *_ in shown], LEGEND),
-        )
+                span = (values.min(0), values.max(0))
+                band = axes.fill_between(rounds, *span, color=SERIES[i], alpha=0.18, linewidth=0)
+                marks(band, (), key)
+        _over_rounds(axes, marks, labels, [key for _, key, *_ in shown], "accuracy %")
 
-    height = 2.9 + 0.24 * min(len(drawn), MOST_CURVES)
-    return Plot(
-        ident,
-        "Accuracy per round",
-        says,
-        ("run", "seed", "round", "accuracy"),
-        rows,
-        fill,
-        height=height,
-    )
+    columns = ("run", "seed", "round", "accuracy")
+    height = 2.9 + 0.24 * len(shown)
+    return Plot(ident, "Accuracy per round", says, columns, rows, fill, height=height)
+
+
+def _over_rounds(
+    axes: Any, marks: Marks, labels: Sequence[str], keys: Sequence[str], ylabel: str
+) -> None:
+    """Axes of lines over rounds, and the legend of the runs that they are of."""
+    axes.set(xlabel="round", ylabel=ylabel)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    legend_below(axes, marks, keys, title=settings_of(labels, LEGEND))
+
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the lowest client, the quartiles and the highest."""
 
 
 def spread(ident: str, runs: Named) -> Plot | None:
@@ -114,61 +110,59 @@ def spread(ident: str, runs: Named) -> Plot | None:
     if all(len(c.scored) > 1 and not np.ptp(c.scored) for *_, c in known):
         return None  # none, or all clients are scored on the same rows
     many = any(len(columns.names) > MOST_DOTS for _, _, columns in known)
-    rows: list[list[Cell]] = []
+    over = "client"
+    strip = "dots are clients"
+    if many:
+        over = "clients"
+        strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
+    found: list[tuple[str, str, float | None]] = []
     for label, e, columns in known:
         if many:
-            rows += [[label, f"{q:.0%} quantile", a] for q, a in _quantiles(columns)]
-            rows.append([label, "mean of the worst tenth", e.result["fairness"].get("worst10")])
+            each = zip(QUANTILES, np.quantile(columns.scored, QUANTILES).tolist(), strict=True)
+            found += [(label, f"{q:.0%} quantile", a) for q, a in each]
+            found.append((label, "mean of the worst tenth", e.result["fairness"].get("worst10")))
         else:
-            rows += [
-                [label, name, a]
-                for name, a in zip(columns.names, columns.accuracy.tolist(), strict=True)
-            ]
-    rows = [[*names, None if a is None or np.isnan(a) else a] for *names, a in rows]
+            clients = zip(columns.names, columns.accuracy.tolist(), strict=True)
+            found += [(label, name, a) for name, a in clients]
+    rows: list[list[Cell]] = []
+    for label, name, accuracy in found:
+        if accuracy is not None and np.isnan(accuracy):
+            accuracy = None
+        rows.append([label, name, accuracy])
     shown = known[:MOST_STRIPS]
-    strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
-    says = f"Accuracy of every client, in percent: {strip if many else 'dots are clients'}, the bar is their mean, "
+    says = f"Accuracy of every client, in percent: {strip}, the bar is their mean, "
     says += "the triangle the mean of the worst tenth (ten clients and more)."
-    says += (
-        f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
-        if len(known) > len(shown)
-        else ""
-    )
+    if len(known) > len(shown):
+        says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
     says += _left_behind(*known[0][::2])
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (label, e, columns) in enumerate(shown):
             values = 100 * columns.scored
             if many:
-                low, left, middle, right, high = (100 * a for _, a in _quantiles(columns))
-                told = f"{label}: quantiles {low:.2f}, {left:.2f}, {middle:.2f}, {right:.2f}, {high:.2f} %"
+                five = [100 * a for a in np.quantile(columns.scored, QUANTILES).tolist()]
+                low, left, _, right, high = five
                 (reach,) = axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
                 marks(reach, (), e.key)
                 (box,) = axes.plot(
                     [left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt"
                 )
-                marks(box, [told], e.key)
+                words = ", ".join(f"{a:.2f}" for a in five)
+                marks(box, [f"{label}: quantiles {words} %"], e.key)
             else:
                 # A fixed wobble, so that equal clients lie beside each other and not upon.
                 wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
                 dots = axes.scatter(
                     values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0
                 )
-                named = [
-                    n
-                    for n, a in zip(columns.names, columns.accuracy, strict=True)
-                    if not np.isnan(a)
-                ]
-                marks(
-                    dots,
-                    [f"{label}: {n} {a:.2f} %" for n, a in zip(named, values, strict=True)],
-                    e.key,
-                )
-            (mean,) = axes.plot(
-                [values.mean()], [y], marker="|", markersize=15, color=INK, markeredgewidth=2
-            )
-            marks(mean, [f"{label}: mean of clients {values.mean():.2f} %"], e.key)
-            if (worst := e.result["fairness"].get("worst10")) is not None:
+                scored = np.flatnonzero(~np.isnan(columns.accuracy)).tolist()
+                each = zip(scored, values, strict=True)
+                marks(dots, [f"{label}: {columns.names[i]} {a:.2f} %" for i, a in each], e.key)
+            mean = values.mean()
+            (bar,) = axes.plot([mean], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
+            marks(bar, [f"{label}: mean of clients {mean:.2f} %"], e.key)
+            worst = e.result["fairness"].get("worst10")
+            if worst is not None:
                 (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
                 marks(tail, [f"{label}: worst tenth {percent(worst)} %"], e.key)
         names = [label for label, _, _ in shown]
@@ -177,38 +171,23 @@ def spread(ident: str, runs: Named) -> Plot | None:
         axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
+    title = "Clients: who is left behind"
     height = 1.0 + 0.3 * max(3, len(shown))
-    over = "client"
-    if many:
-        over = "clients"
-    return Plot(
-        ident,
-        "Clients: who is left behind",
-        says,
-        ("run", over, "accuracy"),
-        rows,
-        fill,
-        height=height,
-    )
+    return Plot(ident, title, says, ("run", over, "accuracy"), rows, fill, height=height)
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
     """Which clients of the first run have the lowest accuracies."""
-    order = [
-        i for i in np.argsort(columns.accuracy, kind="stable") if not np.isnan(columns.accuracy[i])
-    ]
+    # Clients without a score are sorted to the end.
+    order = np.argsort(columns.accuracy, kind="stable")[: len(columns.scored)].tolist()
     if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:
         return ""
-    low = ", ".join(
-        f"{short(columns.names[i], 20)} {percent(float(columns.accuracy[i]))}" for i in order[:2]
-    )
-    return f" Lowest with {label}: {low}; the median client has {percent(float(np.median(columns.scored)))}."
-
-
-def _quantiles(columns: ClientColumns) -> list[tuple[float, float]]:
-    """(share, accuracy) of the lowest client, the quartiles and the highest."""
-    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
-    return list(zip(shares, np.quantile(columns.scored, shares).tolist(), strict=True))
+    lowest = []
+    for i in order[:2]:
+        accuracy = percent(float(columns.accuracy[i]))
+        lowest.append(f"{short(columns.names[i], 20)} {accuracy}")
+    median = percent(float(np.median(columns.scored)))
+    return f" Lowest with {label}: {', '.join(lowest)}; the median client has {median}."
 
 
 MOST_DRAWN = 30
@@ -239,63 +218,35 @@ def confusion_matrix(
     total = table.sum(1, keepdims=True)
     share = 100 * table / np.maximum(total, 1)
     title = f"Confusion of {label}"
+    columns = ("true", "predicted", "rows")
     if len(table) > MOST_DRAWN:
-        return _pairs(ident, title, table, share, names, rows)
+        wrong = np.where(np.eye(len(table), dtype=bool), -1, table)
+        most = [(i, j) for i, j in _largest(wrong)[:MOST_PAIRS] if wrong[i, j] > 0]
+        if not most:
+            return None
+        says = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
+
+        def fill_bars(axes: Any, marks: Marks) -> None:
+            words = [
+                f"{names[i]} taken for {names[j]}: {table[i, j]} rows, {share[i, j]:.1f} %"
+                for i, j in most
+            ]
+            pairs = [f"{short(names[i], 14)} as {short(names[j], 14)}" for i, j in most]
+            bars(axes, marks, [share[i, j] for i, j in most], words, pairs)
+            axes.set_xlabel("% of the true class")
+
+        return Plot(ident, title, says, columns, rows, fill_bars, height=3.8)
     says = f"Of the test rows of a true class (a row), the percentage that {label} takes for each class (a column)."
 
     def fill(axes: Any, marks: Marks) -> None:
-        cells = [
-            (
-                j,
-                i,
-                float(share[i, j]),
-                f"{names[i]} taken for {names[j]}: {table[i, j]} of {int(total[i, 0])}",
-            )
-            for i in range(len(table))
-            for j in range(len(table))
-            if table[i, j]
-        ]
+        cells = []
+        for i, j in np.argwhere(table).tolist():
+            words = f"{names[i]} taken for {names[j]}: {table[i, j]} of {int(total[i, 0])}"
+            cells.append((j, i, float(share[i, j]), words))
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
-        name_places(axes.set_xticks, names, rotation=90 if max(map(len, names)) > 3 else 0)
-        name_places(axes.set_yticks, names)
-        axes.set(
-            xlabel="predicted",
-            ylabel="true class",
-            xlim=(-0.5, len(table) - 0.5),
-            ylim=(len(table) - 0.5, -0.5),
-        )
+        _class_axes(axes, names)
 
-    return Plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=4.6)
-
-
-def _pairs(
-    ident: str,
-    title: str,
-    table: np.ndarray,
-    share: np.ndarray,
-    names: Sequence[str],
-    rows: list[list[Cell]],
-) -> Plot | None:
-    wrong = np.where(np.eye(len(table), dtype=bool), -1, table)
-    order = [divmod(int(k), len(table)) for k in np.argsort(-wrong, axis=None, kind="stable")[:15]]
-    order = [(i, j) for i, j in order if wrong[i, j] > 0]
-    if not order:
-        return None
-    says = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
-
-    def fill(axes: Any, marks: Marks) -> None:
-        bars = axes.barh(
-            range(len(order)), [share[i, j] for i, j in order], color=SERIES[0], height=0.7
-        )
-        for bar, (i, j) in zip(bars, order, strict=True):
-            marks(
-                bar, [f"{names[i]} taken for {names[j]}: {table[i, j]} rows, {share[i, j]:.1f} %"]
-            )
-        words = [f"{short(names[i], 14)} as {short(names[j], 14)}" for i, j in order]
-        axes.set_yticks(range(len(order)), words)
-        axes.set(xlabel="% of the true class", ylim=(len(order) - 0.4, -0.6))
-
-    return Plot(ident, title, says, ("true", "predicted", "rows"), rows, fill, height=3.8)
+    return Plot(ident, title, says, columns, rows, fill, height=4.6)
 
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
@@ -314,49 +265,314 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
     return [_one(f"{ident}-{i}", name, curves[name], keys) for i, name in enumerate(names)]
 
 
+def _largest(table: np.ndarray) -> list[tuple[int, int]]:
+    """Places (row, column) of a square table, the largest value first."""
+    order = np.argsort(-table, axis=None, kind="stable").tolist()
+    return [divmod(k, len(table)) for k in order]
+
+
+def _class_axes(axes: Any, names: Sequence[str]) -> None:
+    """Predicted classes across and true classes down."""
+    rotation = 0
+    if max(map(len, names)) > 3:
+        rotation = 90
+    name_places(axes.set_xticks, names, rotation=rotation)
+    name_places(axes.set_yticks, names)
+    end = len(names) - 0.5
+    axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, end), ylim=(end, -0.5))
+
+
 def last_numbers(runs: Named) -> list[str]:
     """A sentence for each run that noted numbers of itself at the end alone."""
     made = []
     for label, entry in runs[:MOST_CURVES]:
         if len(entry.result["accuracy"].get("per_round", ())) > 1:
             continue  # it has curves
-        known = {k: v for k, v in entry.result.get("diagnostics", {}).items() if v is not None}
+        known = []
+        for name, value in entry.result.get("diagnostics", {}).items():
+            if value is not None:
+                title, _ = _number_words(name)
+                known.append(f"{title.lower()} {value:.4g}")
         if known:
-            told = ", ".join(
-                f"{UNITS.get(k, (k.replace('_', ' '), ''))[0].lower()} {v:.4g}"
-                for k, v in known.items()
-            )
-            made.append(f"{label}, at the end: {told}.")
+            made.append(f"{label}, at the end: {', '.join(known)}.")
     return made
 
 
+def _number_words(name: str) -> tuple[str, str]:
+    """Title and unit of a number that a method notes of itself."""
+    return UNITS.get(name, (name.replace("_", " "), name))
+
+
 def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) -> Plot:
-    title, unit = UNITS.get(name, (name.replace("_", " "), name))
+    title, unit = _number_words(name)
     series: dict[str, dict[int, list[float]]] = {}
     for label, _, number, value in rows:
         series.setdefault(str(label), {}).setdefault(int(number or 0), []).append(float(value or 0))
-    left = len(series) - MOST_CURVES
     says = f"{title} in every round that noted it ({unit}); means over seeds."
-    says += f" The first {MOST_CURVES} of {len(series)} runs." if left > 0 else ""
+    if len(series) > MOST_CURVES:
+        says += f" The first {MOST_CURVES} of {len(series)} runs."
+    labels = list(series)[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:
-        shown = list(series.items())[:MOST_CURVES]
-        names = shortened([label for label, _ in shown], LEGEND)
-        for i, (label, points) in enumerate(shown):
-            x = sorted(points)
-            y = [float(np.mean(points[r])) for r in x]
+        names = shortened(labels, LEGEND)
+        for i, label in enumerate(labels):
+            x = sorted(series[label])
+            y = [float(np.mean(series[label][r])) for r in x]
             (line,) = axes.plot(x, y, color=SERIES[i], marker="o", markersize=4, label=names[i])
-            told = [f"{label}: {v:.4g} in round {r}" for r, v in zip(x, y, strict=True)]
-            marks(line, told, keys.get(label, ""))
-        axes.set(xlabel="round", ylabel=unit)
+            words = [f"{label}: {v:.4g} in round {r}" for r, v in zip(x, y, strict=True)]
+            marks(line, words, keys.get(label, ""))
         axes.margins(y=0.15)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(
-            axes,
-            marks,
-            [keys.get(n, "") for n, _ in shown],
-            title=settings_of([n for n, _ in shown], LEGEND),
-        )
+        _over_rounds(axes, marks, labels, [keys.get(n, "") for n in labels], unit)
 
-    height = 2.7 + 0.24 * min(len(series), MOST_CURVES)
+    height = 2.7 + 0.24 * len(labels)
     return Plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)
+
+
+Labelled = tuple[str, StoredRun]
+MOST_PAIRS = 15
+
+
+def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | None:
+    """Percent of each true class that one run takes for each class, minus the other's; None without both matrices.
+
+    Of many classes the pairs of classes that differ most are bars.
+    """
+    tables = [np.array(e.result.get("confusion") or [], np.float64) for _, e in (one, other)]
+    if not all(t.size for t in tables) or tables[0].shape != tables[1].shape:
+        return None
+    left, right = (100 * t / np.maximum(t.sum(1, keepdims=True), 1) for t in tables)
+    gap = left - right
+    most = float(np.abs(gap).max())
+    if not most:
+        return None
+    names = one[1].result.get("class_names") or [str(i) for i in range(len(gap))]
+    title = f"Confusion of {one[0]} minus {other[0]}"
+    differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
+    rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
+    columns = ("true", "predicted", "difference in points")
+    says = f"Points of a true class (a row) that {one[0]} takes for each class (a column) more often (blue) or less "
+    says += f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+
+    def words_of(i: int, j: int) -> str:
+        return f"{names[i]} taken for {names[j]}: {gap[i, j]:+.1f} points"
+
+    def colour_of(value: float) -> str:
+        if value > 0:
+            return SERIES[0]
+        return SERIES[1]
+
+    def fill_bars(axes: Any, marks: Marks) -> None:
+        pairs = _largest(np.abs(gap))[:MOST_PAIRS]
+        values = [float(gap[i, j]) for i, j in pairs]
+        labels = [f"{short(names[i], 9)} as {short(names[j], 9)}" for i, j in pairs]
+        words = [words_of(*pair) for pair in pairs]
+        bars(axes, marks, values, words, labels, colours=[colour_of(v) for v in values])
+        axes.set_xlabel("points of the true class")
+
+    if len(gap) > MOST_DRAWN:
+        return Plot(ident, title, says, columns, rows, fill_bars, height=4.4)
+
+    def fill(axes: Any, marks: Marks) -> None:
+        numbers = [""] * len(differ)
+        if len(gap) <= 10:
+            numbers = [f"{v:+.0f}" if abs(v) >= 0.5 else "" for *_, v in differ]
+        tiles(
+            axes,
+            [(j, i) for i, j, _ in differ],
+            [(colour_of(v), 0.06 + 0.8 * abs(v) / most) for *_, v in differ],
+            numbers,
+            [INK] * len(differ),
+            marks=marks,
+            words=[words_of(i, j) for i, j, _ in differ],
+        )
+        _class_axes(axes, names)
+
+    return Plot(ident, title, says, columns, rows, fill, height=4.6)
+
+
+ON_FRONT = 20
+"""Letters of a run's name at a point."""
+
+
+def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
+    """Accuracy against all bytes that travelled in one seed's run, and the front."""
+
+    def cost(entry: StoredRun) -> float | None:
+        exact = entry.result["traffic"]["exact"]
+        return float(exact["up_bytes"] + exact["down_bytes"]) / max(1, len(entry.result["seeds"]))
+
+    title = "Accuracy against bytes sent"
+    axis = "bytes up and down, one seed"
+    return _pareto(ident, title, axis, runs, cost, lambda v: f"{size(v)}B", score)
+
+
+def against_seconds(ident: str, runs: Named, score: str = "own") -> Plot | None:
+    """Accuracy against the seconds one seed's training took, and the front."""
+
+    def cost(entry: StoredRun) -> float | None:
+        if entry.seconds is None:
+            return None
+        return entry.seconds / max(1, len(entry.result["seeds"]))
+
+    title = "Accuracy against seconds"
+    axis = "seconds of training, one seed"
+    return _pareto(ident, title, axis, runs, cost, lambda v: f"{v:.3g} s", score)
+
+
+Priced = tuple[str, StoredRun, float, float]
+"""Label, run, cost and accuracy."""
+
+
+def _pareto(
+    ident: str,
+    title: str,
+    axis: str,
+    runs: Named,
+    cost: Callable[[StoredRun], float | None],
+    word: Callable[[float], str],
+    score: str,
+) -> Plot | None:
+    """Runs as points of cost and accuracy; what is no federation or costs nothing as a line, at no invented cost."""
+    priced = [
+        (label, e, c, a)
+        for label, e in runs
+        if (c := cost(e)) is not None and (a := score_of(e.result, score).mean) is not None
+    ]
+    points = [p for p in priced if not p[1].pooled_rows and p[2] > 0]
+    levels = [p for p in priced if p not in points]
+    if len(priced) < 2 or not points:
+        return None
+    front = _front(points)
+    ring_words = f"the {NOT_A_CHOICE}"
+    if has_validation(e.result for _, e in runs):
+        ring_words = BY_VALIDATION
+    says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
+    says += f"The ring is {ring_words}."
+    if levels:
+        says += " Dashed lines are what costs nothing here or needs all rows in one place."
+    of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
+    if of:
+        says += f" Written is {of}."
+
+    def fill(axes: Any, marks: Marks) -> None:
+        from matplotlib.ticker import LogLocator
+
+        x = np.array([c for _, _, c, _ in points])
+        y = np.array([100 * a for *_, a in points])
+        on = np.array([e.key in front for _, e, _, _ in points])
+        words = np.array(
+            [f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object
+        )
+        keys = np.array([e.key for _, e, _, _ in points], object)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: word(value))
+        ticks: tuple[float, ...] = (1.0,)
+        if x.max() < 30 * x.min():
+            ticks = (1.0, 2.0, 5.0)
+        axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
+        axes.minorticks_off()
+        order = np.flatnonzero(on)[np.argsort(x[on], kind="stable")]
+        stairs = {"linewidth": 1, "drawstyle": "steps-post", "alpha": 0.6}
+        axes.plot(x[order], y[order], color=SERIES[0], **stairs)
+        if (~on).any():
+            other = axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0])
+            marks(other, list(words[~on]), list(keys[~on]))
+        marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]), list(keys[on]))
+        # The run that stands first has a ring, where it is a point.
+        if keys[0] == next(e.key for _, e in runs if not e.pooled_rows):
+            ring = axes.scatter(
+                x[:1], y[:1], s=120, facecolors="none", edgecolors=INK, linewidths=1.6
+            )
+            marks(ring, (), str(keys[0]))
+        _levels(axes, marks, levels)
+        _name_front(axes, marks, [p for p in points if p[1].key in front], points, levels)
+        axes.set(xlabel=axis, ylabel="accuracy %")
+        axes.margins(x=0.16, y=0.14)
+
+    rows: list[list[Cell]] = []
+    for label, e, c, a in priced:
+        kind = ""
+        if e.key in front:
+            kind = "front"
+        elif e.pooled_rows:
+            kind = "reference"
+        rows.append([label, c, a, kind])
+    return Plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill, height=3.6)
+
+
+def _front(points: Sequence[Priced]) -> set[str]:
+    """Keys of the runs than which nothing cheaper is as accurate."""
+    best = -1.0
+    front = set()
+    for _, entry, _, accuracy in sorted(points, key=lambda p: (p[2], -p[3])):
+        if accuracy > best:
+            best = accuracy
+            front.add(entry.key)
+    return front
+
+
+def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
+    """Dashed lines across, each named at its right end unless another name is there."""
+    written: list[float] = []
+    for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
+        line = axes.axhline(100 * accuracy, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
+        what = "all rows in one place" if entry.pooled_rows else "costs nothing here"
+        marks(line, [f"{label}: {100 * accuracy:.2f} %, {what}"], entry.key)
+        if all(abs(100 * accuracy - at) > 3 for at in written):  # points; the lines of a name
+            written.append(100 * accuracy)
+            text = axes.annotate(
+                shortened([label], ON_FRONT)[0],
+                (1, 100 * accuracy),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="right",
+                color=SERIES[1],
+            )
+            marks(text, (), entry.key)
+
+
+LETTER = 0.026
+LINE = 0.085
+"""A letter's width and a line's height as shares of the axes."""
+
+
+def _name_front(
+    axes: Any,
+    marks: Marks,
+    named: Sequence[Priced],
+    points: Sequence[Priced],
+    levels: Sequence[Priced],
+) -> None:
+    """Write the names of the most accurate, except where one would cover another or the name of a line."""
+    costs = np.log10([c for _, _, c, _ in points])
+    least = costs.min()
+    wide = max(float(np.ptp(costs)), 1e-9)
+    every = [100 * a for *_, a in (*points, *levels)]
+    low = min(every)
+    high = max(max(every) - low, 1e-9)
+    # Middle, height and half of the width of each name, as shares of the axes.
+    taken = [
+        (1.1, (100 * a - low) / high, LETTER * len(label[:ON_FRONT])) for label, _, _, a in levels
+    ]
+    names = shortened([label for label, *_ in named], ON_FRONT)
+    for (_, entry, cost, accuracy), name in sorted(
+        zip(named, names, strict=True), key=lambda pair: -pair[0][3]
+    ):
+        half = LETTER * 1.3 * len(name) / 2
+        middle = 0.5
+        if np.ptp(costs):
+            middle = (np.log10(cost) - least) / wide
+        side = "center"
+        if middle < 0.3:
+            side = "left"
+            middle += half
+        elif middle > 0.7:
+            side = "right"
+            middle -= half
+        y = (100 * accuracy - low) / high
+        if any(abs(middle - a) < half + h and abs(y - b) < 1.3 * LINE for a, b, h in taken):
+            continue
+        taken.append((middle, y, half))
+        style = {"xytext": (0, 7), "textcoords": "offset points", "ha": side}
+        marks(axes.annotate(name, (cost, 100 * accuracy), **style), (), entry.key)
