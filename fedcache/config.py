@@ -11,12 +11,12 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, ValuesView
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence, ValuesView
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.option_info import (
     CLIENTS,
     COMPUTING,
@@ -26,10 +26,11 @@ from fedcache.option_info import (
     PARTICIPATION,
     TRAINING,
     TRUST,
+    OptionInfo,
     option,
     option_name,
 )
-from fedcache.parsing import parse_toml
+from fedcache.parsing import listed, parse_toml
 
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
@@ -167,6 +168,7 @@ class PartitionConfig:
         "Any other argument of the scheme: key=value; repeatable.",
         CLIENTS,
         name="--option",
+        added=True,
         said="the scheme's",
     )
 
@@ -291,6 +293,7 @@ class TrainConfig:
         "key=value of the method; see `fedcache methods info`. Repeatable.",
         METHOD,
         once=True,
+        added=True,
         said="the preset's",
     )
     client_backbones: tuple[str, ...] = option(
@@ -509,32 +512,119 @@ def read_file(
 
 
 def resolve(
-    kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any], where: str = FILE_NAME
+    kind: type[C],
+    section: Mapping[str, Any],
+    given: Mapping[str, Any],
+    where: str = FILE_NAME,
 ) -> C:
-    """A configuration from a file's section and the flags; a flag that is None or empty was not given.
+    """A configuration from a section and the options laid over it: the one way to make one.
 
-    Raises UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
+    Args:
+        kind: the dataclass of the configuration.
+        section: of a file, or keywords of the Python API. Keys are names of fields or of options; None is left out.
+        given: options of the command line by the name of the field, as ``flags_of`` takes them. Other names are
+            ignored.
+        where: the place of the section, for messages.
+
+    Raises:
+        UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
     """
     hints = typing.get_type_hints(kind)
     known = field_names(kind)
+    by_name = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in section.items():
         key = known.get(name.replace("-", "_"))
         if key is None:
             raise unknown(f"key in {where}", name, hints)
+        if value is None:
+            continue
         if values.get(key, value) != value:
             raise UsageError(
                 f"{where} gives {key} twice, by two of its names.", f"Leave {name} out."
             )
-        values[key] = _typed(name, value, hints[key], where)
-    for name, value in flags.items():
-        if value is None or value == () or value == [] or value == {}:
-            continue
-        values[known[name]] = _typed(name, value, hints[known[name]], "the command line")
+        values[key] = _typed(by_name[key], name, value, hints[key], where)
+    for key, value in flags_of(kind, given).items():
+        typed = _typed(by_name[key], key, value, hints[key], "the command line")
+        if by_name[key].metadata["option"].added:
+            typed = {**values.get(key, {}), **typed}
+        values[key] = typed
     for name, value in values.items():
         refuse_remote(value, name)
     _check_minima(kind, values)
     return kind(**values)
+
+
+def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that were given. None, False and what is empty were not given.
+
+    Words that a repeatable option collected become the pairs or the list that they stand for.
+
+    Raises:
+        UsageError, for a list that names nothing and a pair that is none.
+    """
+    found: dict[str, Any] = {}
+    for item in fields(kind):
+        value = given.get(item.name)
+        if value is None or value is False or value in ((), [], {}):
+            continue
+        info: OptionInfo = item.metadata["option"]
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            if str(item.type).startswith("Mapping"):
+                value = pairs(value, option_name(item), split=info.split, once=info.once)
+            elif not info.whole:
+                value = split_list(value, option_name(item))
+        found[item.name] = value
+    return found
+
+
+def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
+    """Repeated and comma-separated values as one tuple.
+
+    Args:
+        values: as given; None or none at all is an option that was left out.
+        name: of the option, for the message.
+
+    Raises:
+        UsageError, for an option that was given and names nothing, as ``,``.
+    """
+    found = tuple(part for value in values or () for part in listed(value))
+    if values and not found:
+        words = ",".join(values)
+        raise UsageError(
+            f"{name} {words!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
+        )
+    return found
+
+
+def pairs(
+    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
+) -> dict[str, str]:
+    """``key=value`` options as a dict.
+
+    Args:
+        values: as given.
+        name: of the option, for the message.
+        split: whether one value may hold several pairs, comma-separated.
+        once: whether a key that comes twice is refused; else the last one holds.
+
+    Raises:
+        UsageError, for a pair without ``=``, or a repeated key under ``once``.
+    """
+    out: dict[str, str] = {}
+    for value in split_list(values, name) if split else values or ():
+        key, _, rest = (part.strip() for part in value.partition("="))
+        if not key or not rest:
+            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
+            raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
+        if once and key in out:
+            hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
+            if name == "--set":
+                swept = shell_word(key)
+                hint = f"Leave one out; several values in turn:  fedcache grid --sweep {swept}=.."
+            raise UsageError(f"{name} {key} is given twice.", hint)
+        out[key] = rest
+    return out
 
 
 def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
@@ -558,12 +648,15 @@ def field_names(kind: type) -> dict[str, str]:
     return found
 
 
-def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
+def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> Any:
     """``value`` as the field's type, or a usage error naming both."""
     choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for choice in choices:
         origin = typing.get_origin(choice) or choice
         if origin is tuple:
+            # A template holds commas, so where an option takes whole words a text is one of them.
+            if isinstance(value, str) and item.metadata["option"].whole:
+                return (value,)
             if isinstance(value, str):
                 return tuple(part.strip() for part in value.split(",") if part.strip())
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
@@ -574,10 +667,10 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
             return value
         elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        elif origin is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        elif origin is str and isinstance(value, bool):
+            continue
+        elif origin is str and isinstance(value, str | int | float | Path):
             return str(value)
-        elif value is None and choice is types.NoneType:
-            return None
     wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
     raise UsageError(
         f"{name} in {where} is {value!r}; expected {wanted}.",
@@ -592,12 +685,9 @@ def to_table(config: Any) -> dict[str, Any]:
         value = getattr(config, item.name)
         if value is None or value in ((), {}):
             continue
-        plain = (
-            list(value)
-            if isinstance(value, tuple)
-            else dict(value)
-            if isinstance(value, Mapping)
-            else value
-        )
-        table[item.name] = plain
+        if isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        table[item.name] = value
     return table

@@ -13,12 +13,10 @@ from fedcache.commands.options import (
     Given,
     StoreDir,
     command,
-    flags_of,
     pick,
-    split_list,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.config import Home
+from fedcache.config import Home, resolve, split_list
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
@@ -64,7 +62,7 @@ def ingest(
     Example: fedcache ingest embeddings.npz --name mine
     """
     home = Home.from_environment()
-    choice = ColumnChoice(**flags_of(ColumnChoice, given))
+    choice = resolve(ColumnChoice, {}, given)
     done = ingest_file(
         home,
         file,

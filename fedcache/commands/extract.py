@@ -16,12 +16,11 @@ from fedcache.commands.options import (
     RayAddress,
     SchemeArguments,
     command,
-    extract_config,
     pick,
     scheme_arguments,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
+from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file, resolve
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.extract_dataset import extract as run
@@ -118,7 +117,7 @@ def extract(
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
     keep_freed_memory()  # for what is computed in this process
-    resolved = extract_config(read_file(config, observer.note), given)
+    resolved = resolve(ExtractConfig, read_file(config, observer.note).get("extract", {}), given)
     if partition is None:
         refuse_scheme_options(given, out)
     cluster = engine_of(engine, ray_address)

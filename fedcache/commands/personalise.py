@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcache.commands.options import Given, command, flags_of, pick, worded
+from fedcache.commands.options import Given, command, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, find_model
 from fedcache.config import ExtractConfig, Home, resolve
@@ -23,8 +23,8 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
 
     Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
     """
-    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
-    wanted = resolve(PersonaliseOptions, {}, flags_of(PersonaliseOptions, given))
+    model = resolve(ModelOptions, {}, given)
+    wanted = resolve(PersonaliseOptions, {}, given)
     if wanted.store is None:
         raise UsageError(
             "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"

@@ -17,8 +17,12 @@ from fedcache.commands.complete import (
     complete_tags,
     complete_words,
 )
-from fedcache.commands.options import command, runs_directory, split_list
+from fedcache.commands.options import (
+    command,
+    runs_directory,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.config import split_list
 from fedcache.errors import UsageError, shell_word
 from fedcache.report.describe_run import (
     STATES,

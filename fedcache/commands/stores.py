@@ -11,9 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Dataset, StoreDir, command, split_list
+from fedcache.commands.options import (
+    Dataset,
+    StoreDir,
+    command,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import Home
+from fedcache.config import Home, split_list
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
 from fedcache.extract.inputs import IMAGES, held_by
