@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import embeddings, ingested
-from command import fedcache, ok, start
+from command import fedcache, ok, start, words_of
 from failing_command import must_fail
 from made_path import place_of
 
@@ -28,18 +28,7 @@ from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_seale
 from fedcache.ui.grids import GridIndex
 from fedcache.ui.run_index import RunIndex
 
-RUN = (
-    "--scheme",
-    "iid",
-    "--clients",
-    3,
-    "--participation",
-    "all",
-    "--rounds",
-    4,
-    "--validation",
-    "0.25",
-)
+RUN = words_of("--scheme iid --clients 3 --participation all --rounds 4 --validation 0.25")
 SEARCH = (
     "grid",
     "--method",
