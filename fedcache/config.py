@@ -11,12 +11,12 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedcache.errors import UsageError, shell_word, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.option_info import (
     CLIENTS,
     COMPUTING,
@@ -26,11 +26,10 @@ from fedcache.option_info import (
     PARTICIPATION,
     TRAINING,
     TRUST,
-    OptionInfo,
     option,
     option_name,
 )
-from fedcache.parsing import listed, parse_toml
+from fedcache.parsing import parse_toml
 
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
@@ -522,8 +521,7 @@ def resolve(
     Args:
         kind: the dataclass of the configuration.
         section: of a file, or keywords of the Python API. Keys are names of fields or of options; None is left out.
-        given: options of the command line by the name of the field, as ``flags_of`` takes them. Other names are
-            ignored.
+        given: options of the command line by the name of the field. None and what is empty were not given.
         where: the place of the section, for messages.
 
     Raises:
@@ -544,99 +542,21 @@ def resolve(
                 f"{where} gives {key} twice, by two of its names.", f"Leave {name} out."
             )
         values[key] = _typed(by_name[key], name, value, hints[key], where)
-    for key, value in flags_of(kind, given).items():
+    for key, value in given.items():
+        if value in (None, (), [], {}):
+            continue
         typed = _typed(by_name[key], key, value, hints[key], "the command line")
         if by_name[key].metadata["option"].added:
             typed = {**values.get(key, {}), **typed}
         values[key] = typed
     for name, value in values.items():
         refuse_remote(value, name)
-    _check_minima(kind, values)
-    return kind(**values)
-
-
-def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a configuration that were given. None, False and what is empty were not given.
-
-    Words that a repeatable option collected become the pairs or the list that they stand for.
-
-    Raises:
-        UsageError, for a list that names nothing and a pair that is none.
-    """
-    found: dict[str, Any] = {}
-    for item in fields(kind):
-        value = given.get(item.name)
-        if value is None or value is False or value in ((), [], {}):
-            continue
-        info: OptionInfo = item.metadata["option"]
-        if isinstance(value, list) and all(isinstance(word, str) for word in value):
-            if str(item.type).startswith("Mapping"):
-                value = pairs(value, option_name(item), split=info.split, once=info.once)
-            elif not info.whole:
-                value = split_list(value, option_name(item))
-        found[item.name] = value
-    return found
-
-
-def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
-    """Repeated and comma-separated values as one tuple.
-
-    Args:
-        values: as given; None or none at all is an option that was left out.
-        name: of the option, for the message.
-
-    Raises:
-        UsageError, for an option that was given and names nothing, as ``,``.
-    """
-    found = tuple(part for value in values or () for part in listed(value))
-    if values and not found:
-        words = ",".join(values)
-        raise UsageError(
-            f"{name} {words!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
-        )
-    return found
-
-
-def pairs(
-    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
-) -> dict[str, str]:
-    """``key=value`` options as a dict.
-
-    Args:
-        values: as given.
-        name: of the option, for the message.
-        split: whether one value may hold several pairs, comma-separated.
-        once: whether a key that comes twice is refused; else the last one holds.
-
-    Raises:
-        UsageError, for a pair without ``=``, or a repeated key under ``once``.
-    """
-    out: dict[str, str] = {}
-    for value in split_list(values, name) if split else values or ():
-        key, _, rest = (part.strip() for part in value.partition("="))
-        if not key or not rest:
-            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
-            raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
-        if once and key in out:
-            hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
-            if name == "--set":
-                swept = shell_word(key)
-                hint = f"Leave one out; several values in turn:  fedcache grid --sweep {swept}=.."
-            raise UsageError(f"{name} {key} is given twice.", hint)
-        out[key] = rest
-    return out
-
-
-def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse numbers below the smallest that their options take."""
-    for item in fields(kind):
-        least = item.metadata["option"].minimum
-        value = values.get(item.name)
+        least = by_name[name].metadata["option"].minimum
         if least is not None and isinstance(value, int | float) and value < least:
             raise UsageError(
-                f"{item.name} is {value}, expected at least {least}.",
-                f"For example {item.name}={least}",
+                f"{name} is {value}, expected at least {least}.", f"For example {name}={least}"
             )
+    return kind(**values)
 
 
 def field_names(kind: type) -> dict[str, str]:
@@ -667,9 +587,11 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
             return value
         elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        elif origin is str and isinstance(value, bool):
-            continue
-        elif origin is str and isinstance(value, str | int | float | Path):
+        elif (
+            origin is str
+            and isinstance(value, str | int | float | Path)
+            and type(value) is not bool
+        ):
             return str(value)
     wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
     raise UsageError(
@@ -683,7 +605,7 @@ def to_table(config: Any) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
-        if value is None or value in ((), {}):
+        if value in (None, (), {}):
             continue
         if isinstance(value, tuple):
             value = list(value)

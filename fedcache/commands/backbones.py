@@ -7,12 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import (
-    Weights,
-    command,
-)
+from fedcache.commands.options import Weights, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import Home, pairs
+from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.hugging_face import fetch

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, bare, command, pick
+from fedcache.commands.options import Given, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home, flags_of
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, MachineError, shell_word
 from fedcache.extract.datasets import holds_of, open_dataset
 from fedcache.extract.datasets.columns import with_keys

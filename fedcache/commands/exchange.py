@@ -13,10 +13,12 @@ from fedcache.commands.options import (
     Given,
     StoreDir,
     command,
+    configured,
     pick,
+    split_list,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.config import Home, resolve, split_list
+from fedcache.config import Home
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
@@ -62,7 +64,7 @@ def ingest(
     Example: fedcache ingest embeddings.npz --name mine
     """
     home = Home.from_environment()
-    choice = resolve(ColumnChoice, {}, given)
+    choice = configured(ColumnChoice, given)
     done = ingest_file(
         home,
         file,

@@ -16,12 +16,14 @@ from fedcache.commands.options import (
     RunOptions,
     check_methods,
     command,
+    pairs,
     pick,
+    split_list,
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import model_lines
-from fedcache.config import Home, TrainConfig, pairs, split_list
+from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys

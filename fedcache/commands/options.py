@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -27,14 +27,16 @@ from fedcache.config import (
     Home,
     PartitionConfig,
     TrainConfig,
-    pairs,
     refuse_remote,
     resolve,
 )
 from fedcache.errors import UsageError, all_at_once, shell_word
 from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option, option_name
+from fedcache.parsing import listed
 from fedcache.store.own_names import note_named
+
+C = TypeVar("C")
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
 """Parameters of commands that name backbones. Words elsewhere are paths among other things, and name no code."""
@@ -345,15 +347,91 @@ def value_type(item: Field[Any]) -> Any:
     )
 
 
+def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that were given. None, False and what is empty were not given.
+
+    Words that a repeatable option collected become the pairs or the list that they stand for.
+
+    Raises:
+        UsageError, for a list that names nothing and a pair that is none.
+    """
+    found: dict[str, Any] = {}
+    for item in fields(kind):
+        value = given.get(item.name)
+        if value is None or value is False:
+            continue
+        info: OptionInfo = item.metadata["option"]
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            if str(item.type).startswith("Mapping"):
+                value = pairs(value, option_name(item), split=info.split, once=info.once)
+            elif not info.whole:
+                value = split_list(value, option_name(item))
+        found[item.name] = value
+    return found
+
+
+def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
+    """Repeated and comma-separated values as one tuple.
+
+    Args:
+        values: as given; None or none at all is an option that was left out.
+        name: of the option, for the message.
+
+    Raises:
+        UsageError, for an option that was given and names nothing, as ``,``.
+    """
+    found = tuple(part for value in values or () for part in listed(value))
+    if values and not found:
+        words = ",".join(values)
+        raise UsageError(
+            f"{name} {words!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
+        )
+    return found
+
+
+def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = None) -> C:
+    """A configuration from the options of a command, over a section of a file. Raises as ``resolve``."""
+    return resolve(kind, section or {}, flags_of(kind, given))
+
+
+def pairs(
+    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
+) -> dict[str, str]:
+    """``key=value`` options as a dict.
+
+    Args:
+        values: as given.
+        name: of the option, for the message.
+        split: whether one value may hold several pairs, comma-separated.
+        once: whether a key that comes twice is refused; else the last one holds.
+
+    Raises:
+        UsageError, for a pair without ``=``, or a repeated key under ``once``.
+    """
+    out: dict[str, str] = {}
+    for value in split_list(values, name) if split else values or ():
+        key, _, rest = (part.strip() for part in value.partition("="))
+        if not key or not rest:
+            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
+            raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
+        if once and key in out:
+            hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
+            if name == "--set":
+                hint = f"Leave one out; several values in turn:  fedcache grid --sweep {shell_word(key)}=.."
+            raise UsageError(f"{name} {key} is given twice.", hint)
+        out[key] = rest
+    return out
+
+
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
     """``[train]`` of a file under the options."""
-    return resolve(TrainConfig, file.get("train", {}), given)
+    return configured(TrainConfig, given, file.get("train"))
 
 
 def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:
     """``[partition]`` of a file under the options; the arguments of the scheme are among them."""
-    section = file.get("partition", {})
-    return resolve(PartitionConfig, section, {**given, "options": scheme_arguments(given)})
+    options = {**given, "options": scheme_arguments(given)}
+    return configured(PartitionConfig, options, file.get("partition"))
 
 
 def scheme_arguments(given: Given) -> dict[str, Any]:

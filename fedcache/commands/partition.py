@@ -17,9 +17,10 @@ from fedcache.commands.options import (
     command,
     partition_config,
     pick,
+    split_list,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import Home, PartitionConfig, TrainConfig, read_file, split_list
+from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.report.partition_dots import draw

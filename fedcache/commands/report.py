@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import (
-    Data,
-    command,
-    runs_directory,
-)
+from fedcache.commands.options import Data, command, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.config import Home, pairs
+from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.image_places import ImagePlaces

@@ -9,15 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands import frozen_bench
-from fedcache.commands.options import (
-    EngineName,
-    Given,
-    RayAddress,
-    command,
-    pick,
-)
+from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
-from fedcache.config import ExtractConfig, Home, flags_of, pairs
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import option

@@ -29,21 +29,15 @@ from fedcache.commands.options import (
     SchemeArguments,
     check_methods,
     command,
+    pairs,
     partition_config,
     pick,
+    split_list,
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train_answers import grid_answer, model_lines, plan_answer, result_lines
-from fedcache.config import (
-    Home,
-    PartitionConfig,
-    SaveModels,
-    TrainConfig,
-    pairs,
-    read_file,
-    split_list,
-)
+from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
 from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
