@@ -585,7 +585,7 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
             return dict(value)
         elif origin in (bool, int) and type(value) is origin:  # a bool is no int here
             return value
-        elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+        elif origin is float and isinstance(value, int | float) and type(value) is not bool:
             return float(value)
         elif (
             origin is str

@@ -186,13 +186,15 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     if size is None:
         return []
     what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
-    if what is None and reads_embeddings(path):
-        what = "--embeddings FILE"
+    if what is None:
+        what = "IMAGES"
+        if reads_embeddings(path):
+            what = "--embeddings FILE"
     named = str(path)
     if path.parent.resolve() == Home.from_environment().runs.resolve():
         named = path.name[:8]
     megabytes = f"{size / 1e6:,.2f} MB"
-    predict = f"fedcache predict {shell_word(named)} {what or 'IMAGES'}"
+    predict = f"fedcache predict {shell_word(named)} {what}"
     if result["protocol"] == "global":
         return [f"  model of {megabytes}:  {predict}"]
     if is_claimed(result):
