@@ -511,10 +511,7 @@ def read_file(
 
 
 def resolve(
-    kind: type[C],
-    section: Mapping[str, Any],
-    given: Mapping[str, Any],
-    where: str = FILE_NAME,
+    kind: type[C], section: Mapping[str, Any], given: Mapping[str, Any], where: str = FILE_NAME
 ) -> C:
     """A configuration from a section and the options laid over it: the one way to make one.
 

@@ -141,7 +141,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     spent = totals(releases)
     of_datasets = totals_of_datasets(releases)
     several = [t for t in of_datasets if t.partitions > 1]
-    named = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
+    named: list[tuple[Any, str, str]] = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
     named += [(t, f"all {t.partitions:,}", "") for t in several]
     rows = []
     for t, partition, clients in named:
