@@ -298,12 +298,11 @@ def grid(
         options: other keywords of ``train``, for all points; sweeps: hyperparameters, rounds, hold_out, validation, ...
     Raises once all other points are kept: CorruptionError for a damaged one, FederatedRunError for one not trained.
     """
-    given = fields_of(TrainConfig, options or {}, strict=True)
     from fedcache.calls import training
 
     return training.grid(
         methods,
-        training.train_config(store, parts, seeds, settings, given),
+        training.train_config(store, parts, seeds, settings, options or {}),
         sweeps,
         observer=observer,
         on_round=on_round,

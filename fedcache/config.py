@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, ValuesView
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,6 +167,7 @@ class PartitionConfig:
         "Any other argument of the scheme: key=value; repeatable.",
         CLIENTS,
         name="--option",
+        added=True,
         said="the scheme's",
     )
 
@@ -291,6 +292,7 @@ class TrainConfig:
         "key=value of the method; see `fedcache methods info`. Repeatable.",
         METHOD,
         once=True,
+        added=True,
         said="the preset's",
     )
     client_backbones: tuple[str, ...] = option(
@@ -509,44 +511,49 @@ def read_file(
 
 
 def resolve(
-    kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any], where: str = FILE_NAME
+    kind: type[C], section: Mapping[str, Any], given: Mapping[str, Any], where: str = FILE_NAME
 ) -> C:
-    """A configuration from a file's section and the flags; a flag that is None or empty was not given.
+    """A configuration from a section and the options laid over it: the one way to make one.
 
-    Raises UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
+    Args:
+        kind: the dataclass of the configuration.
+        section: of a file, or keywords of the Python API. Keys are names of fields or of options; None is left out.
+        given: options of the command line by the name of the field. None and what is empty were not given.
+        where: the place of the section, for messages.
+
+    Raises:
+        UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
     """
     hints = typing.get_type_hints(kind)
     known = field_names(kind)
+    by_name = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in section.items():
         key = known.get(name.replace("-", "_"))
         if key is None:
             raise unknown(f"key in {where}", name, hints)
+        if value is None:
+            continue
         if values.get(key, value) != value:
             raise UsageError(
                 f"{where} gives {key} twice, by two of its names.", f"Leave {name} out."
             )
-        values[key] = _typed(name, value, hints[key], where)
-    for name, value in flags.items():
-        if value is None or value == () or value == [] or value == {}:
+        values[key] = _typed(by_name[key], name, value, hints[key], where)
+    for key, value in given.items():
+        if value in (None, (), [], {}):
             continue
-        values[known[name]] = _typed(name, value, hints[known[name]], "the command line")
+        typed = _typed(by_name[key], key, value, hints[key], "the command line")
+        if by_name[key].metadata["option"].added:
+            typed = {**values.get(key, {}), **typed}
+        values[key] = typed
     for name, value in values.items():
         refuse_remote(value, name)
-    _check_minima(kind, values)
-    return kind(**values)
-
-
-def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse numbers below the smallest that their options take."""
-    for item in fields(kind):
-        least = item.metadata["option"].minimum
-        value = values.get(item.name)
+        least = by_name[name].metadata["option"].minimum
         if least is not None and isinstance(value, int | float) and value < least:
             raise UsageError(
-                f"{item.name} is {value}, expected at least {least}.",
-                f"For example {item.name}={least}",
+                f"{name} is {value}, expected at least {least}.", f"For example {name}={least}"
             )
+    return kind(**values)
 
 
 def field_names(kind: type) -> dict[str, str]:
@@ -558,7 +565,7 @@ def field_names(kind: type) -> dict[str, str]:
     return found
 
 
-def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
+def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> Any:
     """``value`` as the field's type, or a usage error naming both."""
     if isinstance(hint, types.UnionType):
         choices = typing.get_args(hint)
@@ -567,6 +574,9 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
     for choice in choices:
         origin = typing.get_origin(choice) or choice
         if origin is tuple:
+            # A template holds commas, so where an option takes whole words a text is one of them.
+            if isinstance(value, str) and item.metadata["option"].whole:
+                return (value,)
             if isinstance(value, str):
                 return tuple(part.strip() for part in value.split(",") if part.strip())
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
@@ -575,12 +585,14 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
             return dict(value)
         elif origin in (bool, int) and type(value) is origin:  # a bool is no int here
             return value
-        elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+        elif origin is float and isinstance(value, int | float) and type(value) is not bool:
             return float(value)
-        elif origin is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        elif (
+            origin is str
+            and isinstance(value, str | int | float | Path)
+            and type(value) is not bool
+        ):
             return str(value)
-        elif value is None and choice is types.NoneType:
-            return None
     wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
     raise UsageError(
         f"{name} in {where} is {value!r}; expected {wanted}.",
@@ -593,14 +605,11 @@ def to_table(config: Any) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
-        if value is None or value in ((), {}):
+        if value in (None, (), {}):
             continue
-        plain = (
-            list(value)
-            if isinstance(value, tuple)
-            else dict(value)
-            if isinstance(value, Mapping)
-            else value
-        )
-        table[item.name] = plain
+        if isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        table[item.name] = value
     return table

@@ -19,25 +19,35 @@ RESULTS = "Results"
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """How a field is an option of the command line."""
+    """How a field is an option of the command line.
 
-    meaning: str  # one sentence
-    panel: str  # heading under which the help of a command shows it
-    short: str = ""  # its one-letter form, ``-d``
-    name: str = ""  # the long option in place of the field's own name
-    choices: tuple[
-        str, ...
-    ] = ()  # the words it takes, where they are few; their check is where they are used
-    minimum: int | None = None  # the smallest number it takes
-    default: str = (
-        ""  # what is done without it, in words, where the field's default does not say it
-    )
-    path: bool = False  # whether it is a path, for completion
-    split: bool = (
-        False  # whether one use of a ``key=value`` option may hold several pairs, comma-separated
-    )
-    once: bool = False  # whether a key that comes twice is refused
-    whole: bool = False  # whether each use is one value, commas and all
+    Attributes:
+        meaning: one sentence.
+        panel: heading under which the help of a command shows it.
+        short: its one-letter form, ``-d``.
+        name: the long option in place of the field's own name.
+        choices: the words it takes, where they are few; their check is where they are used.
+        minimum: the smallest number it takes.
+        default: in words, where the field's default does not say it.
+        path: whether it is a path, for completion.
+        split: whether one use of a ``key=value`` option may hold several pairs, comma-separated.
+        once: whether a key that comes twice is refused.
+        whole: whether each use is one value, commas and all.
+        added: whether pairs of the command line are added to those of the file; else they replace them.
+    """
+
+    meaning: str
+    panel: str
+    short: str = ""
+    name: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: int | None = None
+    default: str = ""
+    path: bool = False
+    split: bool = False
+    once: bool = False
+    whole: bool = False
+    added: bool = False
 
 
 def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: Any) -> Any:

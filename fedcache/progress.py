@@ -160,9 +160,9 @@ class EachOnce(Silent):
             self._observer.warn(text)
 
     def _is_new(self, kind: str, text: str) -> bool:
-        count = len(self._said)
+        new = (kind, text) not in self._said
         self._said.add((kind, text))
-        return len(self._said) > count
+        return new
 
 
 def byte_size(count: int) -> str:

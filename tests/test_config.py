@@ -134,7 +134,7 @@ def test_an_address_is_no_home_and_no_value_of_a_configuration(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("fedcache.toml").write_text('[train]\nstore = "s3://bucket/x"\n', encoding="utf-8")
-    assert "store: s3://" in fedcache("train", "fed3r").err
+    assert "store: s3://" in fedcache("train fed3r").err
     Path("fedcache.toml").unlink()
     with pytest.raises(UsageError, match="s3://"):
         fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x")

@@ -75,7 +75,7 @@ def test_the_command_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         TerminalObserver, "start", lambda _self, what, _total, _unit: begun.append(what)
     )
     images = folder(tmp_path / "images", train=6, test=2)
-    ok("datasets", "info", f"folder:{images}")
+    ok("datasets info", f"folder:{images}")
     assert begun == ["reading"]
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
+    ok("extract --dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
     assert "extracting" in begun

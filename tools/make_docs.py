@@ -7,12 +7,15 @@ is installed, on where things lie, or on the width of a terminal. These pages ar
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from types import NoneType
 from typing import Annotated, Any
 
@@ -20,7 +23,6 @@ import typer.main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import method_families
-import method_measured
 
 from fedcache import testing
 from fedcache.cli import COMMANDS, app
@@ -45,6 +47,7 @@ from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
+from fedcache.progress import byte_size
 from fedcache.report.methods.facts import (
     cells,
     disagreements,
@@ -154,7 +157,7 @@ def method_page(name: str) -> str:
         "",
         "## Measured",
         "",
-        *method_measured.measured(name),
+        *measured(name),
         "",
         "## What leaves a client",
         "",
@@ -206,6 +209,88 @@ def exactly(m: Method) -> list[str]:
         other = ("" if h.of_preset(p) == h.default else h.show(h.of_preset(p)) for p in presets)
         lines.append(row(f"`{h.name}`", h.show(), *other, h.legal(), h.help))
     return [*lines, *sides(m)]
+
+
+# What docs/frozen-bench.json says of a method
+
+MEASURED = DOCS / "frozen-bench.json"
+NOT_THERE = "Not measured in [the comparison of methods on frozen features](../frozen-bench.md)."
+
+
+@cache
+def bench() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return found
+
+
+def treatments(method: str) -> dict[str, Mapping[str, Any]]:
+    """The treatments of the comparison that are of a method: the method with some of its settings fixed."""
+    return {
+        name: t for name, t in bench()["protocol"]["treatments"].items() if t["method"] == method
+    }
+
+
+def measured(method: str) -> list[str]:
+    """The section of a method's page, without its title."""
+    tried = treatments(method)
+    if not tried:
+        return [NOT_THERE]
+    protocol = bench()["protocol"]
+    partitions = list(protocol["partitions"])
+    rows = [_measured_row(name, treatment, partitions) for name, treatment in tried.items()]
+    shown = [row for row in rows if row]
+    if not shown:
+        return [NOT_THERE]
+    blocks = [score["block"] for score in bench()["scores"] if score["treatment"] in tried]
+    data, backbones = (sorted({block[key] for block in blocks}) for key in ("data", "backbone"))
+    head = ("setting", *partitions, "rank", "sent by a client", "seconds")
+    return [
+        f"Accuracy in %, mean over clients, by how rows are dealt; {', '.join(data)} with {', '.join(backbones)}, "
+        f"{protocol['rounds']} rounds, seeds {protocol['seeds']}; what is chosen is chosen on validation rows "
+        "([all methods, and how it was measured](../frozen-bench.md)).",
+        "",
+        *table(head, shown),
+        "",
+        "Bytes and seconds are of a whole training, as means over the blocks; a rank is the mean over blocks.",
+    ]
+
+
+def _measured_row(
+    name: str, treatment: Mapping[str, Any], partitions: list[str]
+) -> tuple[str, ...]:
+    scores = [
+        score for score in bench()["scores"] if score["treatment"] == name and score["values"]
+    ]
+    if not scores:
+        return ()
+    by = {part: [s for s in scores if s["block"]["partition"] == part] for part in partitions}
+    accuracy = [
+        f"{100 * fmean(fmean(s['values']) for s in of):.1f}" if of else "" for of in by.values()
+    ]
+    setting = ", ".join(fixed_settings(treatment)) or "as in the paper"
+    sent, seconds = (fmean(score[key] for score in scores) for key in ("bytes_up", "seconds"))
+    return (setting, *accuracy, _rank(name), byte_size(round(sent)), f"{seconds:.2f}")
+
+
+def fixed_settings(treatment: Mapping[str, Any]) -> list[str]:
+    """What is fixed in a treatment, and what was chosen on validation rows in every block."""
+    chosen = [f"`{key}` chosen" for key in treatment["search"]]
+    return [f"`{key}={_shown(value)}`" for key, value in treatment["set"].items()] + chosen
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value}"
+
+
+def _rank(name: str) -> str:
+    """In the first ranking, which is of all blocks, that has the treatment."""
+    for ranking in bench()["rankings"]:
+        for standing in ranking["standings"]:
+            if standing["treatment"] == name:
+                return f"{standing['rank']:.1f} of {len(ranking['standings'])}"
+    return ""
 
 
 def row(*cells: str) -> str:

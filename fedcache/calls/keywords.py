@@ -6,8 +6,8 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import wraps
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fedcache.config import ADDRESSES, refuse_remote
@@ -43,18 +43,24 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         for name in given:
             if not is_keyword(name):
                 listed = f"Known: {', '.join(sorted(known))}"
-                hint = f"settings={{{name!r}: {given[name]!r}}}   for a hyperparameter of the method\n{listed}"
-                raise unknown("option", name, known, hint=hint if "settings" in known else listed)
-        for name, value in signature.bind_partial(*args, **given).arguments.items():
+                hint = listed
+                if "settings" in known:
+                    setting = {name: given[name]}
+                    hint = f"settings={setting!r}   for a hyperparameter of the method\n{listed}"
+                raise unknown("option", name, known, hint=hint)
+        bound = signature.bind_partial(*args, **given).arguments
+        for name, value in bound.items():
             if name not in ADDRESSES:
                 refuse_remote(value, name)
+        # The backbones among the arguments are backbones that the user named: their code may be called.
+        for words in (bound, bound.get("options") or {}):
+            note_named([words.get("backbones"), words.get("client_backbones")])
         try:
             with usual_torch_state():
                 return function(*args, **given)
         except FedcacheError as error:
-            error.message, error.hint = (
-                as_keywords(text, is_keyword) for text in (error.message, error.hint)
-            )
+            error.message = as_keywords(error.message, is_keyword)
+            error.hint = as_keywords(error.hint, is_keyword)
             raise
 
     return checked
@@ -106,32 +112,6 @@ def _literal(value: str) -> str:
     return repr(value)
 
 
-def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
-    """Those of some keywords that are fields of a configuration and were given, as its values.
-
-    The backbones among them are backbones that the user named.
-
-    Args:
-        config: the dataclass.
-        given: keywords.
-        strict: whether others are refused.
-
-    Raises:
-        UsageError, for another keyword under ``strict``.
-    """
-    known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    note_named([given.get("backbones"), given.get("client_backbones")])
-    if strict and (wrong := [name for name in given if name not in known]):
-        raise unknown("option", wrong[0], known)
-    made = {
-        name: given[name]
-        for name in known
-        if name not in ("method", "store", "seeds", "set") and name in given
-    }
-    # A template holds commas, so a text is one value; lists of names may be written with commas.
-    made["text"] = (made["text"],) if isinstance(made.get("text"), str) else made.get("text")
-    made = {
-        k: str(v) if isinstance(v, Path) else tuple(v) if isinstance(v, list) else v
-        for k, v in made.items()
-    }
-    return {k: v for k, v in made.items() if v is not None}
+def fields_of(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some keywords that are fields of a configuration, as the section that ``resolve`` takes."""
+    return {item.name: given[item.name] for item in fields(config) if item.name in given}

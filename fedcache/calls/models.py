@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.calls.keywords import fields_of
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.planning.image_places import ImagePlaces
@@ -83,11 +82,9 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
             f"dataset, store or embeddings says what is evaluated on; found {' and '.join(named) or 'none'}.",
             'For example fc.evaluate(run, "folder:photos")',
         )
-    options = fields_of(ExtractConfig, given["options"] or {}, strict=True)
-    config = replace(resolve(ExtractConfig, options, {}, "evaluate()"), dataset=given["dataset"])
-    out = None
-    if given["out"] is not None:
-        out = Path(given["out"])
+    config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")
+    config = replace(config, dataset=given["dataset"])
+    out = None if given["out"] is None else Path(given["out"])
     with_images = bool(given["with_images"])
     check_asked(out, with_images=with_images)
     asked = ModelOptions(

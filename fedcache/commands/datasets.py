@@ -7,21 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import (
-    Data,
-    DomainKey,
-    GroupKey,
-    ImagesKey,
-    LabelKey,
-    Layout,
-    NoLabel,
-    SplitKey,
-    Unlabelled,
-    command,
-    pairs,
-)
+from fedcache.commands.options import Given, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import Home
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, MachineError, shell_word
 from fedcache.extract.datasets import holds_of, open_dataset
 from fedcache.extract.datasets.columns import with_keys
@@ -29,11 +17,23 @@ from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.datasets.specs import FILES
 from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.option_info import option_name
 from fedcache.progress import told_as
 
 datasets = typer.Typer(
     name="datasets", help="Datasets and where they come from.", no_args_is_help=True
 )
+
+COLUMNS = (
+    "images_key",
+    "label_key",
+    "split_key",
+    "domain_key",
+    "group_key",
+    "no_label",
+    "unlabelled",
+)
+"""Options that say what a column means."""
 
 Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
@@ -52,20 +52,12 @@ def datasets_list() -> CommandResult:
 
 
 @datasets.command("info")
-@command("datasets info")
-def datasets_info(
-    observer: TerminalObserver,
-    name: Name,
-    data: Data = None,
-    layout: Layout = None,
-    images_key: ImagesKey = None,
-    label_key: LabelKey = None,
-    split_key: SplitKey = None,
-    domain_key: DomainKey = None,
-    group_key: GroupKey = None,
-    no_label: NoLabel = None,
-    unlabelled: Unlabelled = False,
-) -> CommandResult:
+@command(
+    "datasets info",
+    bare(pick(ExtractConfig, "data")),
+    bare(pick(ExtractConfig, "layout", *COLUMNS)),
+)
+def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> CommandResult:
     """One dataset: what it is; a spec such as folder:PATH is read and counted.
 
     Columns are named as for ``extract``.
@@ -73,19 +65,11 @@ def datasets_info(
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
-    name = with_keys(
-        name,
-        {
-            "--images-key": images_key,
-            "--label-key": label_key,
-            "--split-key": split_key,
-            "--domain-key": domain_key,
-            "--group-key": group_key,
-            "--no-label": no_label,
-            "--unlabelled": "yes" if unlabelled else None,
-        },
-    )
-    roots = roots_of(pairs(data, "--data"))
+    columns = {option_name(item): given[item.name] for item in pick(ExtractConfig, *COLUMNS)}
+    if given["unlabelled"]:
+        columns["--unlabelled"] = "yes"
+    name = with_keys(name, columns)
+    roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
     found = info(full_spec(name), roots=roots, data=home.data)
     if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):
         with told_as(observer, "reading", holds_of(name)) as progress:
@@ -94,7 +78,7 @@ def datasets_info(
                 memory=memory_of(home),
                 roots=roots,
                 data=home.data,
-                layout=layout,
+                layout=given["layout"],
                 progress=progress,
             )
         found = {

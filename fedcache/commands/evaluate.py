@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import Given, command, flags_of, pick, worded
+from fedcache.commands.options import Given, command, configured, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_apart, check_one_named, find_model
-from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit
 from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.models.evaluate import RunEvaluation
@@ -58,11 +58,9 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
 
     Example: fedcache evaluate 3f9c 81ab --dataset folder:photos -o evaluation.html
     """
-    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
-    wanted = resolve(EvaluateOptions, {}, flags_of(EvaluateOptions, given))
-    config = replace(
-        resolve(ExtractConfig, {}, flags_of(ExtractConfig, given)), dataset=wanted.dataset
-    )
+    model = configured(ModelOptions, given)
+    wanted = configured(EvaluateOptions, given)
+    config = replace(configured(ExtractConfig, given), dataset=wanted.dataset)
     rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
     check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
     out = None

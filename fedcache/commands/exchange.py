@@ -13,7 +13,7 @@ from fedcache.commands.options import (
     Given,
     StoreDir,
     command,
-    flags_of,
+    configured,
     pick,
     split_list,
 )
@@ -64,7 +64,7 @@ def ingest(
     Example: fedcache ingest embeddings.npz --name mine
     """
     home = Home.from_environment()
-    choice = ColumnChoice(**flags_of(ColumnChoice, given))
+    choice = configured(ColumnChoice, given)
     done = ingest_file(
         home,
         file,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedcache.commands.options import Given, command, flags_of, pick, worded
+from fedcache.commands.options import Given, command, configured, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, check_apart, find_model
-from fedcache.config import Home, resolve
+from fedcache.config import Home
 from fedcache.models.saved_model import ONE_SEED, ExportOptions, ModelOptions
 
 
@@ -21,8 +21,8 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
 
     Example: fedcache export-model 3f9c -o model.onnx
     """
-    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
-    wanted = resolve(ExportOptions, {}, flags_of(ExportOptions, given))
+    model = configured(ModelOptions, given)
+    wanted = configured(ExportOptions, given)
     place = find_model(run, model)
     check_apart(None if wanted.out is None else Path(wanted.out), place, model)
     from fedcache.report.model_card import export_model as write_model

@@ -16,7 +16,7 @@ from fedcache.commands.options import (
     RayAddress,
     SchemeArguments,
     command,
-    extract_config,
+    configured,
     pick,
     scheme_arguments,
 )
@@ -118,7 +118,7 @@ def extract(
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
     keep_freed_memory()  # for what is computed in this process
-    resolved = extract_config(read_file(config, observer.note), given)
+    resolved = configured(ExtractConfig, given, read_file(config, observer.note).get("extract"))
     if partition is None:
         refuse_scheme_options(given, out)
     cluster = engine_of(engine, ray_address)
@@ -143,16 +143,12 @@ def extract(
         count, target = write_client_stores(done, partition, given, out, observer)
         data["shards"] = str(target)
         lines.append(f"{count} client stores: {target}")
+    code = Exit.OK
     if done.images > done.ok and not dry_run:
         code = Exit.QUARANTINED
-    else:
-        code = Exit.OK
     if done.skipped and not dry_run:
-        skipped = [f"Skipped for missing weights: {', '.join(done.skipped)}"]
-    else:
-        skipped = []
-    lines += [*skipped, str(done.path)]
-    return CommandResult(data, lines, code, [arrays_table(done)])
+        lines.append(f"Skipped for missing weights: {', '.join(done.skipped)}")
+    return CommandResult(data, [*lines, str(done.path)], code, [arrays_table(done)])
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
@@ -186,10 +182,12 @@ def describe_line(done: Extraction) -> str:
     if done.images > done.ok and done.ok:
         quarantined = f", {done.images - done.ok} quarantined"
     if done.decoded:
+        reading = "reading"
+        if holds == IMAGES:
+            reading = "decoding"
+        rate = f"{done.rate:,.1f} {holds}/s with {counted(done.workers, 'process')}"
         return (
-            f"{done.decoded:,} {holds if done.decoded != 1 else one_of(holds)} in {done.seconds:,.1f} s: "
-            f"{done.rate:,.1f} {holds}/s with {done.workers} "
-            f"process{'es' if done.workers != 1 else ''}; {'decoding' if holds == IMAGES else 'reading'} and the "
+            f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; {reading} and the "
             f"model had {done.busy:.0%} of the cores{quarantined}."
         )
     if done.seconds:

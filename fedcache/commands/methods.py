@@ -81,28 +81,28 @@ def methods_info(name: Name) -> CommandResult:
         for h in m.hparams
     ]
     # A method of another package may be a copy of one of fedcache's, with its page.
-    page = None
-    if name in NAMES:
-        page = m.page
     when = ""
-    if page is not None:
-        when = " ".join(page.when.split())
+    family = ""
+    if name in NAMES and m.page is not None:
+        when = " ".join(m.page.when.split())
+        family = m.page.family
     waits = facts.why_it_waits(m)
     d = m.defaults
     sizes = current_sizes(Home.from_environment())
     sends = facts.traffic_of(m, sizes)
     sides = facts.disagreements(m)
     parts = facts.leaving(m, sizes)
-    origin = ""
-    if (plugin := find("methods", name)) is not None:
+    plugin = find("methods", name)
+    origin = "fedcache"
+    if plugin is not None:
         origin = plugin.origin
     data = {
         "name": m.name,
-        "origin": origin or "fedcache",
+        "origin": origin,
         "paper": m.paper,
         "summary": m.summary,
         "when": when,
-        "family": "" if page is None else page.family,
+        "family": family,
         "uneven_rows": m.uneven_rows,
         "objective": facts.objective(m.name),
         "needs": sorted(m.needs),
@@ -120,33 +120,46 @@ def methods_info(name: Name) -> CommandResult:
             "scheme": d.scheme,
         },
     }
-    first = ""
+    lines = [f"{m.name}: {m.summary}", m.paper]
+    if plugin is not None:
+        lines.append(f"From outside: {origin}.")
+    share = "all"
+    if d.participation is not None:
+        share = d.participation
+    reads = ", ".join(sorted(m.needs)) or "features alone"
+    lines.append(
+        f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds."
+    )
+    lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
+    if waits is None:
+        lines.append("Takes --asynchronous.")
+    else:
+        lines.append(f"Takes no --asynchronous: {waits}.")
+    received = f"{sends['down']:,} in a round"
     if sends["first_down"] != sends["down"]:
-        first = f" ({sends['first_down']:,} in the first)"
-    among = ""
+        received += f" ({sends['first_down']:,} in the first)"
+    counted_at = sizes.source
     if sends["clients"]:
-        among = f", {sends['clients']} clients"
-    share = "all" if d.participation is None else d.participation
-    lines = [
-        f"{m.name}: {m.summary}",
-        m.paper,
-        *([f"From outside: {origin}."] if origin else []),
-        f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
-        f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {facts.fidelities(m)}.",
-        "Takes --asynchronous." if waits is None else f"Takes no --asynchronous: {waits}.",
+        counted_at += f", {sends['clients']} clients"
+    lines += [
         f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
-        f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
+        f" {sends['paper_up']:,}) and receives {received}, at {counted_at}.",
         "",
-        *([f"When to use it: {when}", ""] if when else []),
-        facts.objective(m.name),
     ]
+    if when:
+        lines += [f"When to use it: {when}", ""]
+    lines.append(facts.objective(m.name))
     # A column for values that were tuned, where some were.
-    presets = ("official", "tuned") if m.tuned else ("official",)
+    presets: tuple[str, ...] = ("official",)
+    if m.tuned:
+        presets = ("official", "tuned")
     rows = [
         (e["name"], e["default"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries
     ]
     columns = ("key", "paper", *presets, "legal", "meaning")
-    shown = [TextTable("--set key=value", columns, rows)] if rows else []
+    shown = []
+    if rows:
+        shown.append(TextTable("--set key=value", columns, rows))
     if sides:
         decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
         shown.append(

@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -35,6 +35,8 @@ from fedcache.federate.methods import METHODS, unknown_method
 from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option, option_name
 from fedcache.parsing import listed
 from fedcache.store.own_names import note_named
+
+C = TypeVar("C")
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
 """Parameters of commands that name backbones. Words elsewhere are paths among other things, and name no code."""
@@ -135,12 +137,6 @@ class RunOptions:
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
-def info_of(kind: type, name: str) -> OptionInfo:
-    """What the field of a configuration says of its option."""
-    info: OptionInfo = next(item.metadata["option"] for item in fields(kind) if item.name == name)
-    return info
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ConfigFile = Annotated[
     Path | None,
@@ -148,61 +144,72 @@ ConfigFile = Annotated[
         "--config", help="Configuration file.", show_default="./fedcache.toml, when there is one"
     ),
 ]
+
+
+def help_of(kind: type, name: str) -> str:
+    """The help of a field's option, for commands that have the same one in their own place."""
+    (item,) = pick(kind, name)
+    meaning: str = item.metadata["option"].meaning
+    return meaning
+
+
+def pick(kind: type, *names: str) -> list[Field[Any]]:
+    """The fields of a configuration that a command has options for; all of them without names."""
+    return [item for item in fields(kind) if not names or item.name in names]
+
+
+def bare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
+    """The same fields as options among those of the command itself: in no panel, and without the words of a default."""
+    made = list(items)
+    for item in items:
+        made = worded(made, item.name, panel="", default="")
+    return made
+
+
+def worded(items: Sequence[Field[Any]], name: str, **words: str) -> list[Field[Any]]:
+    """The same fields, where the option of one says something else.
+
+    Args:
+        items: fields of a configuration.
+        name: of the one.
+        words: ``meaning``, ``default`` or ``panel``, as of ``OptionInfo``.
+    """
+    made = []
+    for item in items:
+        if item.name == name:
+            item = copy(item)
+            item.metadata = MappingProxyType({"option": replace(item.metadata["option"], **words)})
+        made.append(item)
+    return made
+
+
 Dataset = Annotated[
     str | None,
     typer.Option(
         "--dataset",
         "-d",
-        help=info_of(TrainConfig, "dataset").meaning,
+        help=help_of(TrainConfig, "dataset"),
         show_default=False,
         autocompletion=complete_datasets,
     ),
 ]
 StoreDir = Annotated[
     Path | None,
-    typer.Option(
-        "--store", help=info_of(TrainConfig, "store").meaning, autocompletion=OF_FIELDS["store"]
-    ),
+    typer.Option("--store", help=help_of(TrainConfig, "store"), autocompletion=OF_FIELDS["store"]),
 ]
 Backbones = Annotated[
     list[str] | None,
     typer.Option(
         "--backbones",
         "-b",
-        help=info_of(ExtractConfig, "backbones").meaning,
+        help=help_of(ExtractConfig, "backbones"),
         autocompletion=complete_backbones,
     ),
 ]
 Weights = Annotated[
-    list[str] | None, typer.Option("--weights", help=info_of(ExtractConfig, "weights").meaning)
+    list[str] | None, typer.Option("--weights", help=help_of(ExtractConfig, "weights"))
 ]
-Data = Annotated[
-    list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)
-]
-ImagesKey = Annotated[
-    str | None, typer.Option("--images-key", help=info_of(ExtractConfig, "images_key").meaning)
-]
-LabelKey = Annotated[
-    str | None, typer.Option("--label-key", help=info_of(ExtractConfig, "label_key").meaning)
-]
-SplitKey = Annotated[
-    str | None, typer.Option("--split-key", help=info_of(ExtractConfig, "split_key").meaning)
-]
-DomainKey = Annotated[
-    str | None, typer.Option("--domain-key", help=info_of(ExtractConfig, "domain_key").meaning)
-]
-GroupKey = Annotated[
-    str | None, typer.Option("--group-key", help=info_of(ExtractConfig, "group_key").meaning)
-]
-NoLabel = Annotated[
-    str | None, typer.Option("--no-label", help=info_of(ExtractConfig, "no_label").meaning)
-]
-Unlabelled = Annotated[
-    bool, typer.Option("--unlabelled", help=info_of(ExtractConfig, "unlabelled").meaning)
-]
-Layout = Annotated[
-    str | None, typer.Option("--layout", help=info_of(ExtractConfig, "layout").meaning)
-]
+Data = Annotated[list[str] | None, typer.Option("--data", help=help_of(ExtractConfig, "data"))]
 EngineName = Annotated[
     str,
     typer.Option(
@@ -220,28 +227,6 @@ RayAddress = Annotated[
         rich_help_panel=COMPUTING,
     ),
 ]
-
-
-def pick(kind: type, *names: str) -> list[Field[Any]]:
-    """The fields of a configuration that a command has options for; all of them without names."""
-    return [item for item in fields(kind) if not names or item.name in names]
-
-
-def worded(items: Sequence[Field[Any]], name: str, **words: str) -> list[Field[Any]]:
-    """The same fields, where the option of one says something else.
-
-    Args:
-        items: fields of a configuration.
-        name: of the one.
-        words: ``meaning`` or ``default``, as of ``OptionInfo``.
-    """
-    made = []
-    for item in items:
-        if item.name == name:
-            item = copy(item)
-            item.metadata = MappingProxyType({"option": replace(item.metadata["option"], **words)})
-        made.append(item)
-    return made
 
 
 def command(
@@ -319,31 +304,32 @@ LONGEST_WORDS = 16
 def parameter(item: Field[Any]) -> inspect.Parameter:
     """A field as a parameter of a command, as typer reads it."""
     info: OptionInfo = item.metadata["option"]
+    shown = info.default
     if isinstance(item.default, str | int | float):
         shown = str(item.default)
-    else:
-        shown = info.default
     is_flag = item.default is False
     # Words that do not fit the narrow column of a small terminal stand in the text, where they wrap between words.
     words = "|".join(info.choices)
-    fits = len(words) <= LONGEST_WORDS
+    meaning = info.meaning
+    if len(words) > LONGEST_WORDS:
+        meaning = f"{words.replace('|', ' | ')}: {meaning[:1].lower()}{meaning[1:]}"
+        words = "<word>"
+    completion = OF_FIELDS.get(item.name)
+    if info.choices:
+        completion = complete_words(info.choices)
     made = typer.Option(
         option_name(item),
         *([info.short] if info.short else []),
-        help=info.meaning
-        if fits
-        else f"{' | '.join(info.choices)}: {info.meaning[:1].lower()}{info.meaning[1:]}",
-        metavar=(words if fits else "<word>") or None,
+        help=meaning,
+        metavar=words or None,
         min=info.minimum,
         show_default=False if is_flag or not shown else shown,
-        rich_help_panel=info.panel,
-        autocompletion=complete_words(info.choices) if info.choices else OF_FIELDS.get(item.name),
+        rich_help_panel=info.panel or None,
+        autocompletion=completion,
     )
     kind = value_type(item)
-    default = None
-    if is_flag:
-        default = False
     annotation = Annotated[kind, made]  # type: ignore[valid-type]
+    default = False if is_flag else None
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
@@ -361,48 +347,91 @@ def value_type(item: Field[Any]) -> Any:
     )
 
 
-def flags_of(kind: type, given: Given) -> dict[str, Any]:
-    """What was given for the fields of a configuration, as ``resolve`` takes it.
+def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a configuration that were given. None, False and what is empty were not given.
 
-    Raises UsageError, for a list that names nothing and a pair that is none.
+    Words that a repeatable option collected become the pairs or the list that they stand for.
+
+    Raises:
+        UsageError, for a list that names nothing and a pair that is none.
     """
     found: dict[str, Any] = {}
     for item in fields(kind):
         value = given.get(item.name)
-        info = item.metadata["option"]
-        name = option_name(item)
         if value is None or value is False:
             continue
-        if str(item.type).startswith("Mapping"):
-            found[item.name] = pairs(value, name, split=info.split, once=info.once)
-        elif str(item.type).startswith("tuple"):
-            found[item.name] = tuple(value) if info.whole else split_list(value, name)
-        else:
-            found[item.name] = str(value) if info.path else value
+        info: OptionInfo = item.metadata["option"]
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            if str(item.type).startswith("Mapping"):
+                value = pairs(value, option_name(item), split=info.split, once=info.once)
+            elif not info.whole:
+                value = split_list(value, option_name(item))
+        found[item.name] = value
     return found
 
 
+def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
+    """Repeated and comma-separated values as one tuple.
+
+    Args:
+        values: as given; None or none at all is an option that was left out.
+        name: of the option, for the message.
+
+    Raises:
+        UsageError, for an option that was given and names nothing, as ``,``.
+    """
+    found = tuple(part for value in values or () for part in listed(value))
+    if values and not found:
+        words = ",".join(values)
+        raise UsageError(
+            f"{name} {words!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
+        )
+    return found
+
+
+def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = None) -> C:
+    """A configuration from the options of a command, over a section of a file. Raises as ``resolve``."""
+    return resolve(kind, section or {}, flags_of(kind, given))
+
+
+def pairs(
+    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
+) -> dict[str, str]:
+    """``key=value`` options as a dict.
+
+    Args:
+        values: as given.
+        name: of the option, for the message.
+        split: whether one value may hold several pairs, comma-separated.
+        once: whether a key that comes twice is refused; else the last one holds.
+
+    Raises:
+        UsageError, for a pair without ``=``, or a repeated key under ``once``.
+    """
+    out: dict[str, str] = {}
+    for value in split_list(values, name) if split else values or ():
+        key, _, rest = (part.strip() for part in value.partition("="))
+        if not key or not rest:
+            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
+            raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
+        if once and key in out:
+            hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
+            if name == "--set":
+                hint = f"Leave one out; several values in turn:  fedcache grid --sweep {shell_word(key)}=.."
+            raise UsageError(f"{name} {key} is given twice.", hint)
+        out[key] = rest
+    return out
+
+
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """``[train]`` of a file under the options; pairs of ``--set`` are added to those of the file."""
-    flags = flags_of(TrainConfig, given)
-    section = dict(file.get("train", {}))
-    if isinstance(stored := section.get("set", {}), Mapping):
-        section["set"] = {**stored, **flags.pop("set", {})}
-    return resolve(TrainConfig, section, flags)
-
-
-def extract_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> ExtractConfig:
-    """``[extract]`` of a file under the options."""
-    return resolve(ExtractConfig, file.get("extract", {}), flags_of(ExtractConfig, given))
+    """``[train]`` of a file under the options."""
+    return configured(TrainConfig, given, file.get("train"))
 
 
 def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:
-    """``[partition]`` of a file under the options; arguments of the scheme are added to those of the file."""
-    flags = flags_of(PartitionConfig, given)
-    arguments = scheme_arguments(given)
-    flags.pop("options", None)
-    made = resolve(PartitionConfig, file.get("partition", {}), flags)
-    return PartitionConfig(made.scheme, made.clients, made.seed, {**made.options, **arguments})
+    """``[partition]`` of a file under the options; the arguments of the scheme are among them."""
+    options = {**given, "options": scheme_arguments(given)}
+    return configured(PartitionConfig, options, file.get("partition"))
 
 
 def scheme_arguments(given: Given) -> dict[str, Any]:
@@ -438,52 +467,3 @@ def runs_directory(folder: Path | None) -> Path:
     if folder is not None and not folder.is_dir():
         raise UsageError(f"There is no directory {folder}.", "See `fedcache runs list`.")
     return folder or Home.from_environment().runs
-
-
-def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
-    """Repeated and comma-separated values as one tuple.
-
-    Args:
-        values: as given; None or none at all is an option that was left out.
-        name: of the option, for the message.
-
-    Raises:
-        UsageError, for an option that was given and names nothing, as ``,``.
-    """
-    found = tuple(part for value in values or () for part in listed(value))
-    if values and not found:
-        raise UsageError(
-            f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
-        )
-    return found
-
-
-def pairs(
-    values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False
-) -> dict[str, str]:
-    """``key=value`` options as a dict.
-
-    Args:
-        values: as given.
-        name: of the option, for the message.
-        split: whether one value may hold several pairs, comma-separated.
-        once: whether a key that comes twice is refused; else the last one holds.
-
-    Raises:
-        UsageError, for a pair without ``=``, or a repeated key under ``once``.
-    """
-    out: dict[str, str] = {}
-    for value in split_list(values, name) if split else values or ():
-        key, sign, rest = value.partition("=")
-        if not sign or not key.strip() or not rest.strip():
-            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
-            raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
-        if once and key.strip() in out:
-            raise UsageError(
-                f"{name} {key.strip()} is given twice.",
-                f"Leave one out; several values in turn:  fedcache grid --sweep {shell_word(key.strip())}=.."
-                if name == "--set"
-                else f"Give its values at once: {name} {key.strip()}={out[key.strip()]},{rest.strip()}",
-            )
-        out[key.strip()] = rest.strip()
-    return out

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedcache.commands.options import Given, command, flags_of, pick, worded
+from fedcache.commands.options import Given, command, configured, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, find_model
-from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.models.saved_model import ONE_SEED, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop, stop_on_signals
@@ -23,8 +23,8 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
 
     Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
     """
-    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
-    wanted = resolve(PersonaliseOptions, {}, flags_of(PersonaliseOptions, given))
+    model = configured(ModelOptions, given)
+    wanted = configured(PersonaliseOptions, given)
     if wanted.store is None:
         raise UsageError(
             "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import Given, command, flags_of, pick, runs_directory, worded
+from fedcache.commands.options import Given, command, configured, pick, runs_directory, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.models.predictions import Prediction, check_out, write_predictions
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
@@ -64,9 +64,9 @@ def predict(
 
     Example: fedcache predict 3f9c photos/ cat.jpg --top 3 -o classes.csv
     """
-    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
-    rows = resolve(PredictOptions, {}, flags_of(PredictOptions, given))
-    config = resolve(ExtractConfig, {}, flags_of(ExtractConfig, given))
+    model = configured(ModelOptions, given)
+    rows = configured(PredictOptions, given)
+    config = configured(ExtractConfig, given)
     places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
     check_one_named(places, "what is classified", "fedcache predict RUN photo.jpg")
     if rows.split != "all" and rows.store is None:

@@ -20,6 +20,7 @@ from fedcache.commands.complete import (
 from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, shell_word
+from fedcache.extract.datasets.dataset import counted
 from fedcache.report.describe_run import (
     STATES,
     RunFilter,
@@ -161,21 +162,15 @@ def list_answer(
     if sys.stdout.isatty():
         columns = {name: cells for name, cells in columns.items() if set(cells) != {said.get(name)}}
     right = ("rounds", "seeds", "accuracy %", "model MB")
+    shown = []
+    lines = []
     if entries:
-        shown = [
-            TextTable("", list(columns), list(zip(*columns.values(), strict=True)), right=right)
-        ]
+        rows = list(zip(*columns.values(), strict=True))
+        shown.append(TextTable("", list(columns), rows, right=right))
+    elif every_run([], root):
+        lines = ["No run is so.", "fedcache runs list"]
     else:
-        shown = []
-    any_there = not entries and bool(every_run([], root))
-    if entries:
-        lines = []
-    else:
-        lines = (
-            ["No run is so.", "fedcache runs list"]
-            if any_there
-            else [f"No result under {root} yet.", "fedcache train fed3r"]
-        )
+        lines = [f"No result under {root} yet.", "fedcache train fed3r"]
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
     data = {
         "entries": entries,
@@ -257,30 +252,20 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         "files": [{"name": name, "bytes": size} for name, size in files],
     }
     lines = [f"{name:<11} {value}" for name, value in facts.items()]
-    tables = [
-        TextTable(
-            "settings of its own",
-            ("setting", "value", "default"),
-            [tuple(a.values()) for a in apart],
-        )
-    ]
-    if not apart:
+    tables = []
+    if apart:
+        cells = [tuple(a.values()) for a in apart]
+        tables.append(TextTable("settings of its own", ("setting", "value", "default"), cells))
+    else:
         lines.append("settings    all of them the method's own")
-        tables = []
     known = [
         (_over(name, r["seeds"]), _figure(name, value))
         for name, value in figures.items()
         if value is not None
     ]
     tables.append(TextTable("figures", ("figure", "value"), known, right=("value",)))
-    tables.append(
-        TextTable(
-            "files",
-            ("file", "bytes"),
-            [(name, f"{size:,}") for name, size in files],
-            right=("bytes",),
-        )
-    )
+    sizes = [(name, f"{size:,}") for name, size in files]
+    tables.append(TextTable("files", ("file", "bytes"), sizes, right=("bytes",)))
     return CommandResult(data, lines, renderables=tables)
 
 
@@ -302,34 +287,27 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     digests = [e.digest for e in entries]
     settings = different([settings_of(e) for e in entries])
     figures = different([figures_of(e) for e in entries])
-    data = {
-        "runs": digests,
-        "settings": {
-            name: dict(zip(digests, values, strict=True)) for name, values in settings.items()
-        },
-        "figures": {
-            name: dict(zip(digests, values, strict=True)) for name, values in figures.items()
-        },
-    }
+    data: dict[str, Any] = {"runs": digests}
+    for what, found in (("settings", settings), ("figures", figures)):
+        data[what] = {k: dict(zip(digests, values, strict=True)) for k, values in found.items()}
     heads = [f"{e.digest[:8]} {e.method}" for e in entries]
-    two = len(entries) == 2
-    rows = [
-        (name, *(_figure(name, v) for v in values), *([_difference(name, values)] if two else []))
-        for name, values in figures.items()
-    ]
-    columns = ("figure", *heads, *(["difference"] if two else []))
+    tables = []
+    lines = []
     if settings:
-        tables = [
-            TextTable("settings", ("setting", *heads), [(k, *v) for k, v in settings.items()])
-        ]
+        cells = [(name, *values) for name, values in settings.items()]
+        tables.append(TextTable("settings", ("setting", *heads), cells))
     else:
-        tables = []
-    tables += [TextTable("figures", columns, rows, right=columns[1:])] if rows else []
-    if settings:
-        lines = []
+        lines.append("No setting differs.")
+    if figures:
+        columns = ["figure", *heads]
+        rows = [[name, *(_figure(name, v) for v in values)] for name, values in figures.items()]
+        if len(entries) == 2:
+            columns.append("difference")
+            for row, (name, values) in zip(rows, figures.items(), strict=True):
+                row.append(_difference(name, values))
+        tables.append(TextTable("figures", columns, rows, right=columns[1:]))
     else:
-        lines = ["No setting differs."]
-    lines += [] if figures else ["No figure differs."]
+        lines.append("No figure differs.")
     counts = [len(e.result["seeds"]) for e in entries]
     if len(set(counts)) > 1 and (sums := [name for name in TOTALS if name in figures]):
         lines.append(f"{', '.join(sums)}: sums over {' and '.join(map(str, counts))} seeds.")
@@ -352,13 +330,13 @@ def runs_rm(
     found = {one.path: one for one in every_run(names, folder)}
     planned = [plan_removal(path) for path in found]
     size = sum(one.bytes for one in planned)
-    what = f"{len(planned)} run{'' if len(planned) == 1 else 's'}, {size / 1e6:,.2f} MB"
+    what = f"{counted(len(planned), 'run')}, {size / 1e6:,.2f} MB"
     for one in planned:
-        told = found[one.path]
-        if isinstance(told, StoredRun):
-            words = f"{told.method}, {percent(told.result['accuracy']['mean'])} %"
-        else:
-            words = state_of(told)
+        entry = found[one.path]
+        words = state_of(entry)
+        if isinstance(entry, StoredRun):
+            accuracy = percent(entry.result["accuracy"]["mean"])
+            words = f"{entry.method}, {accuracy} %"
         observer.note(f"{one.path.name}  {words}  {one.bytes / 1e6:,.2f} MB")
         if one.kept:
             observer.warn(f"{one.path.name}: {', '.join(one.kept)} is not of the run, and stays.")
@@ -367,7 +345,7 @@ def runs_rm(
                 f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition "
                 f"of {one.path.name}."
             )
-        if isinstance(told, StoredRun) and told.private:
+        if isinstance(entry, StoredRun) and entry.private:
             observer.note(
                 f"What {one.path.name} spent of privacy stays in the ledger (fedcache ls --privacy)."
             )

@@ -16,6 +16,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
@@ -94,7 +95,7 @@ def ls(
         held = (
             f"{store.rows_ok:,} of {store.rows:,}",
             ", ".join(arrays),
-            _told(counts),
+            _value_counts(counts),
             ", ".join(partitions),
         )
         rows.append((path.name, *held, f"{size / 1e6:,.1f} MB"))
@@ -141,33 +142,13 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
             )
     spent = totals(releases)
     of_datasets = totals_of_datasets(releases)
-    rows = [
-        (
-            t.dataset,
-            t.partition[:8],
-            f"{t.clients:,}",
-            f"{t.runs:,}",
-            f"{t.releases:,}",
-            f"{t.rounds:,}",
-            f"{t.delta:g}",
-            epsilon_words(t),
-        )
-        for t in spent
-    ]
     several = [t for t in of_datasets if t.partitions > 1]
-    rows += [
-        (
-            t.dataset,
-            f"all {t.partitions:,}",
-            "",
-            f"{t.runs:,}",
-            f"{t.releases:,}",
-            f"{t.rounds:,}",
-            f"{t.delta:g}",
-            epsilon_words(t),
-        )
-        for t in several
-    ]
+    named: list[tuple[Any, str, str]] = [(t, t.partition[:8], f"{t.clients:,}") for t in spent]
+    named += [(t, f"all {t.partitions:,}", "") for t in several]
+    rows = []
+    for t, partition, clients in named:
+        counts = [f"{count:,}" for count in (t.runs, t.releases, t.rounds)]
+        rows.append((t.dataset, partition, clients, *counts, f"{t.delta:g}", epsilon_words(t)))
     if several:
         observer.note(
             "A row `all` bounds what all partitions of a dataset together tell about any one of its rows. It also "
@@ -175,13 +156,10 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
             "--validation."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
-    if rows:
-        shown = [TextTable("", names, rows, right=names[2:])]
-    else:
+    shown = [TextTable("", names, rows, right=names[2:])]
+    lines = []
+    if not rows:
         shown = []
-    if rows:
-        lines = []
-    else:
         lines = [
             "No private run was made in this home.",
             "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
@@ -262,52 +240,50 @@ def inspect(
         "partitions": sorted(opened.partitions),
     }
     holds = held_by(array.recipe for array in opened.arrays.values())
+    classes = [visible(name) for name in samples.classes[:12]]
     more = ""
     if len(samples.classes) > 12:
         more = " ..."
+    of_splits = ", ".join(f"{count:,} {name}" for name, count in splits.items() if count)
+    rows = opened.rows - vanished
     lines = [
         f"{opened.path}",
         f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
-        f"{holds:<12}{opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
-        + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
-        *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
-        *(
-            f"            row {e['row']:,} ({visible(e['name'])}): {visible(e['reason'])}"
-            for e in bad[:FIRST]
-        ),
-        *(
-            [f"            and {len(bad) - FIRST:,} more, which {QUARANTINE} and --json list"]
-            if len(bad) > FIRST
-            else []
-        ),
-        *(
-            [f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset"]
-            if vanished
-            else []
-        ),
-        *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
-        f"classes     {len(samples.classes)}: {', '.join(map(visible, samples.classes[:12]))}{more}",
-        f"domains     {', '.join(map(visible, samples.domains))}",
-        *([f"groups      {_told(counts)}"] if counts else []),
-        *(text_of(opened) or ["text        none"]),
-        f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}",
+        f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
+    if bad:
+        lines.append(f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}")
+    for entry in bad[:FIRST]:
+        name = visible(entry["name"])
+        lines.append(f"            row {entry['row']:,} ({name}): {visible(entry['reason'])}")
+    if len(bad) > FIRST:
+        others = len(bad) - FIRST
+        lines.append(f"            and {others:,} more, which {QUARANTINE} and --json list")
+    if vanished:
+        lines.append(f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset")
+    if "held_out" in opened.dataset:
+        lines.append(f"test set    {opened.dataset['held_out']}")
+    lines += [
+        f"classes     {len(samples.classes)}: {', '.join(classes)}{more}",
+        f"domains     {', '.join(map(visible, samples.domains))}",
+    ]
+    if counts:
+        lines.append(f"groups      {_value_counts(counts)}")
+    lines += text_of(opened) or ["text        none"]
+    lines.append(f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}")
     lines += [
         f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
         for u in unfinished
     ]
+    tables = []
     if arrays:
-        shown = [table_of_arrays(arrays)]
-    else:
-        shown = []
-    return CommandResult(data, lines, Exit.OK, shown)
+        tables.append(table_of_arrays(arrays))
+    return CommandResult(data, lines, Exit.OK, tables)
 
 
-def _told(groups: Mapping[str, int]) -> str:
+def _value_counts(groups: Mapping[str, int]) -> str:
     """Groups with their numbers of values."""
-    return ", ".join(
-        f"{name} ({count:,} value{'' if count == 1 else 's'})" for name, count in groups.items()
-    )
+    return ", ".join(f"{name} ({counted(count, 'value')})" for name, count in groups.items())
 
 
 def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
@@ -318,24 +294,16 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
         side = a["recipe"].get("size")
         prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
         if side is not None and (kind := held_by([recipe])) != IMAGES:
+            prepared = f"{kind} as they are"
             if side:
                 prepared = f"{kind}, {side} tokens"
-            else:
-                prepared = f"{kind} as they are"
         prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))
         weights = str(recipe.get("weights", ""))[:12]
-        rows.append(
-            (
-                a["name"],
-                shape,
-                a["dtype"],
-                "as given" if side is None else prepared,
-                weights,
-                computed,
-            )
-        )
+        if side is None:
+            prepared = "as given"
+        rows.append((a["name"], shape, a["dtype"], prepared, weights, computed))
     return TextTable(
         "", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows
     )

@@ -31,16 +31,16 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
     """The answer of ``--dry-run``."""
     lines = []
     for p in data["programs"]:
+        points = ""
         together = ""
         if p["points"] > 1:
-            together = f", {p['points_at_once']} points at once"
-        points = ""
-        if p["points"] > 1:
             points = f" {p['points']} points"
-        lines += [
-            f"{p['method']}{points}: {p['execution']}, {p['clients_at_once']} clients at once{together}",
-            f"  {p['words']}",
-        ]
+            together = f", {p['points_at_once']} points at once"
+        clients = p["clients_at_once"]
+        lines.append(
+            f"{p['method']}{points}: {p['execution']}, {clients} clients at once{together}"
+        )
+        lines.append(f"  {p['words']}")
     return CommandResult(data, lines)
 
 
@@ -74,35 +74,35 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
-    rounds = counted(result["rounds"], "round" if buffer is None else "step")
-    if buffer is None:
-        how = f"a round, {rounds}"
-    else:
-        how = f"at a time, {rounds} of {buffer} updates"
+    how = f"a round, {counted(result['rounds'], 'round')}"
+    if buffer is not None:
+        how = f"at a time, {counted(result['rounds'], 'step')} of {buffer} updates"
     setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = ""
     if zero is not None:
         untrained = f"; zero-shot (no training) {percent(zero)} %"
-    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}{untrained}"]
+    mean = percent(accuracy["mean"])
+    lines = [f"{name}: accuracy {mean} %{spread}{untrained}"]
     lines += [f"  {line}" for line in caution_lines(result)]
     lines.append(f"  {what}; {setting}, {result['execution']}")
     if (drawn := drawn_clients(result)) is not None:
+        who, errors = drawn
         error = "no standard error"
-        if drawn[1]:
-            error = f"standard error {', '.join(map(percent, drawn[1]))} points"
-        lines.append(f"  {drawn[0]}; {error}")
+        if errors:
+            error = f"standard error {', '.join(map(percent, errors))} points"
+        lines.append(f"  {who}; {error}")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
-        of_seeds = ""
+        chosen_by = f"{percent(held['mean'])} %"
         if held["std"] is not None:
-            of_seeds = f" +- {percent(held['std'])}"
+            chosen_by += f" +- {percent(held['std'])}"
         pooled = ""
         if result["protocol"] != "global":
             pooled = f"; over all rows {percent(held['pooled'])} %"
+        rows = held["rows"]
         lines.append(
-            f"  validation accuracy {percent(held['mean'])} %{of_seeds} on {held['rows']:,} rows that nobody trains on"
-            f"{pooled}"
+            f"  validation accuracy {chosen_by} on {rows:,} rows that nobody trains on{pooled}"
         )
     if accuracy["mean"] is None:
         lines.append(
@@ -111,47 +111,42 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     owned = result["classes_owned"]
     size = result["parameters"]
     each = owned.get("per_client") or [owned["least"], owned["most"]]
-    span = ""
-    if min(each) != max(each):
-        span = f"{min(each):g} to "
-    fixed = ""
+    span = f"{max(each):g}"
+    if min(each) < max(each):
+        span = f"{min(each):g} to {span}"
+    trained = f"{size['trainable']:,} parameters trained"
     if size["fixed"] is not None:
-        fixed = f" ({size['fixed']:,} fixed)"
-    lines.append(
-        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(each):g} of {result['classes']} "
-        f"classes per client; {size['trainable']:,} parameters trained{fixed}"
-    )
+        trained += f" ({size['fixed']:,} fixed)"
+    macro_f1 = percent(result["macro_f1"]["mean"])
+    classes = result["classes"]
+    lines.append(f"  macro-F1 {macro_f1} %; {span} of {classes} classes per client; {trained}")
     if len(accuracy["per_domain"]) > 1:
-        lines.append(
-            "  per domain   "
-            + "  ".join(
-                f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items()
-            )
-        )
-    if fair.get("std_pp") is not None and not (
-        result["protocol"] == "global" and fair["std_pp"] < 1e-9
-    ):
-        parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
-        parts += [
-            f"{name} {percent(fair[key])}"
-            for key, (name, _) in TAILS.items()
-            if fair[key] is not None
-        ]
-        few = [
-            f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None
-        ]
+        domains = [f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items()]
+        lines.append(f"  per domain   {'  '.join(domains)}")
+    differs = fair.get("std_pp")
+    # One model on one set of test rows: clients cannot differ.
+    same_for_all = result["protocol"] == "global" and differs is not None and differs < 1e-9
+    if differs is not None and not same_for_all:
+        parts = [f"mean {percent(fair['mean'])}", f"std {differs:.2f} points"]
+        few = []
+        for key, (name, least) in TAILS.items():
+            if fair[key] is None:
+                few.append(f"{name} at least {least}")
+            else:
+                parts.append(f"{name} {percent(fair[key])}")
         lines.append(f"  over clients {', '.join(parts)}")
         if few:
             lines.append(f"  left out for want of scored clients: {', '.join(few)}")
-    lines += [
+    lines.append(
         f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
-        f"receives {exact['down']:,.0f}",
-        *(f"  {line}" for line in describe_trust(result.get("trust", {}))),
-        *([f"  at the end {watched}"] if watched else []),
-        *([f"  {timing}"] if timing else []),
-        f"  {path}",
-    ]
-    return lines
+        f"receives {exact['down']:,.0f}"
+    )
+    lines += [f"  {line}" for line in describe_trust(result.get("trust", {}))]
+    if watched:
+        lines.append(f"  at the end {watched}")
+    if timing:
+        lines.append(f"  {timing}")
+    return [*lines, f"  {path}"]
 
 
 def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
@@ -167,15 +162,12 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
     lines = []
     mean, pooled = (score_of(result, name).mean for name in SCORES)
-    if (
-        mean is not None
-        and pooled is not None
-        and not all(
-            math.isclose(score, result["accuracy"]["mean"] or 0.0, abs_tol=1e-12)
-            for score in (mean, pooled)
-        )
-    ):
-        lines.append(f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %")
+    if mean is not None and pooled is not None:
+        shown = result["accuracy"]["mean"] or 0.0
+        if not all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
+            lines.append(
+                f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %"
+            )
     if (found := rows_interval(result)) is not None:
         rows, low, high = found
         lines.append(
@@ -194,24 +186,28 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     if size is None:
         return []
     what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
-    what = what or ("--embeddings FILE" if reads_embeddings(path) else "IMAGES")
-    in_home = path.parent.resolve() == Home.from_environment().runs.resolve()
-    named = path.name[:8] if in_home else path
+    if what is None:
+        what = "IMAGES"
+        if reads_embeddings(path):
+            what = "--embeddings FILE"
+    named = str(path)
+    if path.parent.resolve() == Home.from_environment().runs.resolve():
+        named = path.name[:8]
+    megabytes = f"{size / 1e6:,.2f} MB"
+    predict = f"fedcache predict {shell_word(named)} {what}"
     if result["protocol"] == "global":
-        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what}"]
+        return [f"  model of {megabytes}:  {predict}"]
     if is_claimed(result):
         return [
             "  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"
         ]
     if not is_private(result) and not has_client_models(path):
         return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
-    # clients' own parts of private runs are not saved
     whose = "--client NAME"
+    # Clients' own parts of private runs are not saved.
     if is_private(result):
         whose = "--global"
-    return [
-        f"  models of {size / 1e6:,.2f} MB:  fedcache predict {shell_word(named)} {what} {whose}"
-    ]
+    return [f"  models of {megabytes}:  {predict} {whose}"]
 
 
 FEW_ROWS = 20
@@ -231,13 +227,12 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         )
         for row in rows
     ]
-    counts = {
-        value: next((n for row in rows if (n := row.rows[value]) is not None), None)
-        for value in values
-    }
-    headings = [
-        value if counts[value] is None else f"{value} ({counts[value]:,})" for value in values
-    ]
+    counts: dict[str, int | None] = {}
+    headings = []
+    for value in values:
+        known = [row.rows[value] for row in rows if row.rows[value] is not None]
+        counts[value] = next(iter(known), None)
+        headings.append(" ".join([value, *(f"({count:,})" for count in known[:1])]))
     columns = ("method", *sweeps, *headings, "mean")
     if done.by_validation:
         columns = (*columns, "validation")
@@ -250,10 +245,10 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         what = "Highest mean (not a choice)"
         if done.by_validation:
             what = "Chosen by mean validation accuracy"
-        lines.append(
-            f"{what} over {len(values)} held-out values: {rows[0].words}  {percent(rows[0].mean)} %"
-        )
-        lines += [done.tie] if done.tie else []
+        mean = percent(rows[0].mean)
+        lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {mean} %")
+        if done.tie:
+            lines.append(done.tie)
         lines += weight_lines(counts)
     tables = [shown]
     if again := Grid(done.retrained).held_out():
@@ -294,20 +289,19 @@ def search_lines(done: Grid) -> list[str]:
     """How a search went; [] for a grid that is none."""
     if (search := done.search) is None:
         return []
-    seed = search["seed"]
-    pruner = ""
+    how = f"{search['sampler']}, seed {search['seed']}"
     if search["pruner"] != "none":
-        pruner = f", {search['pruner']}"
-    return [
-        f"{search['trials']} trials ({search['sampler']}, seed {seed}{pruner}): {search['finished']} finished, "
-        f"{search['pruned']} pruned, {search['failed']} failed; {search['study']}"
-    ]
+        how += f", {search['pruner']}"
+    counts = ", ".join(f"{search[state]} {state}" for state in ("finished", "pruned", "failed"))
+    return [f"{search['trials']} trials ({how}): {counts}; {search['study']}"]
 
 
 def points_line(done: Grid) -> str:
     """How many points there are, and how many of them were there before."""
-    points = f"{len(done.points)} point{'' if len(done.points) == 1 else 's'}"
-    return f"{points}, {done.reused} of them {'was' if done.reused == 1 else 'were'} there already."
+    were = "were"
+    if done.reused == 1:
+        were = "was"
+    return f"{counted(len(done.points), 'point')}, {done.reused} of them {were} there already."
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
@@ -318,9 +312,11 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         return held_out_answer(done, held_out)
     best = done.best()
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
-    worst = ("worst 10 %",) if any(tails) else ()
-    validation = ("validation %",) if done.by_validation else ()
-    by = "" if done.scored_by == "own" else f" ({done.scored_by})"
+    worst = ("worst 10 %",) * any(tails)
+    validation = ("validation %",) * done.by_validation
+    by = ""
+    if done.scored_by != "own":
+        by = f" ({done.scored_by})"
     columns = (
         "method",
         *sweeps,
@@ -353,27 +349,25 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     figures = f"{percent(done.score_of(best).mean)} %{by}"
     if done.by_validation:
         figures = f"{percent(done.figure(best))} %, on test rows {figures}"
-    last = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}: {best.method} {values}  {figures}"
+    chosen_by = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}"
     lines = [
         points_line(done),
         *search_lines(done),
-        last,
-        *([done.tie] if done.tie else []),
-        *(
-            [unlike]
-            if (unlike := unlike_tests(p.run.result for p in done.points)) is not None
-            else []
-        ),
-        *(
-            f"{key} changes no figure here: points that differ in it alone are equal."
-            for key in done.unchanging
-        ),
+        f"{chosen_by}: {best.method} {values}  {figures}",
     ]
-    lines += [] if done.retrained else model_lines(best.run.path, best.run.result)
-    if not all(tails):
-        lines.append(
-            "worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else ".")
-        )
+    unlike = unlike_tests(p.run.result for p in done.points)
+    lines += [sentence for sentence in (done.tie, unlike) if sentence]
+    lines += [
+        f"{key} changes no figure here: points that differ in it alone are equal."
+        for key in done.unchanging
+    ]
+    if not done.retrained:
+        lines += model_lines(best.run.path, best.run.result)
+    few = "worst 10 % needs at least 10 scored clients"
+    if any(tails) and not all(tails):
+        lines.append(f"{few}; - has fewer.")
+    elif not all(tails):
+        lines.append(f"{few}.")
     lines += [_privacy_line(spent) for spent in done.privacy()]
     for again in done.retrained:
         there = ""
@@ -387,20 +381,18 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
 
 def _privacy_line(spent: Mapping[str, Any]) -> str:
     """What all noise of a grid costs together, of ``Grid.privacy``."""
-    if spent["epsilon_pld"] is not None:
-        found = spent["epsilon_pld"]
-    else:
-        found = spent["epsilon_rdp"]
+    # The tighter accountant has no bound for some noise; the other one then may.
+    bounds = [spent[key] for key in ("epsilon_pld", "epsilon_rdp") if spent[key] is not None]
     epsilon = "no bound"
-    if found is not None:
-        epsilon = f"epsilon {found:.3g}"
+    if bounds:
+        epsilon = f"epsilon {bounds[0]:.3g}"
     kind = "Privacy"
     if spent["simulation"]:
         kind = "Simulated privacy"
-    models = ""
+    models = f"{spent['points']} points"
     if spent["retrained"]:
-        models = f" and {spent['retrained']} retrained"
-    return (
-        f"{kind} of each {spent['unit']} over all {spent['points']} points{models} ({spent['seeds']} seeds): {epsilon} "
-        f"for delta {spent['delta']:g}."
-    )
+        models += f" and {spent['retrained']} retrained"
+    seeds = spent["seeds"]
+    delta = spent["delta"]
+    whose = f"{kind} of each {spent['unit']}"
+    return f"{whose} over all {models} ({seeds} seeds): {epsilon} for delta {delta:g}."

@@ -79,11 +79,10 @@ class GridRecord:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
-        if error is None:
-            why = {}
-        else:
-            why = {"error": getattr(error, "message", "") or type(error).__name__}
-        self._append({"ended": time.time(), **why})
+        line: dict[str, Any] = {"ended": time.time()}
+        if error is not None:
+            line["error"] = getattr(error, "message", "") or type(error).__name__
+        self._append(line)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if self._lines is not None:
@@ -133,23 +132,35 @@ def command_of_grid(request: GridRequest) -> str:
     for key, values in request.sweeps.items():
         words += ["--sweep", f"{key}={','.join(values)}"]
     how = request.sampling
-    words += [] if how.sampler == "grid" else ["--sampler", how.sampler]
-    words += [] if how.trials is None else ["--trials", str(how.trials)]
-    words += [] if how.pruner == "none" else ["--pruner", how.pruner]
-    words += option_words(request.config, without=("method",)) + option_words(request.partition)
-    flags = {
-        "--repartition": request.repartition,
-        "--no-extract": not request.extract,
-        "--exact": request.exact,
-        "--retrain": request.retrain,
+    drawn = {
+        "--sampler": (how.sampler, "grid"),
+        "--trials": (how.trials, None),
+        "--pruner": (how.pruner, "none"),
     }
-    words += [flag for flag, on in flags.items() if on]
-    words += [] if request.score is None else ["--score", request.score]
-    words += [] if request.save.which == "best" else ["--save-models", request.save.which]
-    words += [] if request.save.clients is None else ["--save-clients", request.save.clients]
-    return shlex.join(
-        [*words, *(["--runs", str(request.runs)] if request.runs != request.home.runs else [])]
-    )
+    others = {
+        "--repartition": (request.repartition, False),
+        "--no-extract": (not request.extract, False),
+        "--exact": (request.exact, False),
+        "--retrain": (request.retrain, False),
+        "--score": (request.score, None),
+        "--save-models": (request.save.which, "best"),
+        "--save-clients": (request.save.clients, None),
+        "--runs": (request.runs, request.home.runs),
+    }
+    words += _changed(drawn)
+    words += option_words(request.config, without=("method",)) + option_words(request.partition)
+    return shlex.join([*words, *_changed(others)])
+
+
+def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
+    """The options whose value is not their default, as words: option -> value and default."""
+    words = []
+    for option, (value, default) in options.items():
+        if value != default:
+            words.append(option)
+            if value is not True:
+                words.append(option_value(value))
+    return words
 
 
 def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
@@ -162,11 +173,8 @@ def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
             continue
         option = option_name(item)
         if isinstance(value, Mapping):
-            words += [
-                word
-                for key, one in value.items()
-                for word in (option, f"{key}={option_value(one)}")
-            ]
+            for key, one in value.items():
+                words += [option, f"{key}={option_value(one)}"]
         else:
-            words += [option] if value is True else [option, option_value(value)]
+            words += _changed({option: (value, default)})
     return words

@@ -118,6 +118,11 @@ class Spending:
     partitions: tuple[str, ...]  # digests, one for each seed
     cost: Mapping[str, Any]  # as ``trust.privacy`` of a result
 
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """The dataset, and whether the noise is a simulation: only costs of one kind add up."""
+        return self.dataset, bool(self.cost["simulation"])
+
     @classmethod
     def of_result(cls, result: Mapping[str, Any]) -> Spending | None:
         """That of a stored run; None for a run without noise."""
@@ -319,23 +324,20 @@ class Grid:
         of_points = [*_spent_by(self.points), *self.without_result]
         retrained = _spent_by(self.retrained)
         made = []
-        for dataset, simulation in dict.fromkeys(
-            (s.dataset, s.cost["simulation"]) for s in of_points
-        ):
-            first = [
-                s for s in of_points if (s.dataset, s.cost["simulation"]) == (dataset, simulation)
-            ]
-            again = [
-                s for s in retrained if (s.dataset, s.cost["simulation"]) == (dataset, simulation)
-            ]
+        # Real noise and simulations of one dataset are two kinds.
+        for kind in dict.fromkeys(s.kind for s in of_points):
+            dataset, simulation = kind
+            first = [s for s in of_points if s.kind == kind]
+            again = [s for s in retrained if s.kind == kind]
             costs = [s.cost for s in (*first, *again)]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
             delta = min(c["delta"] for c in costs)
+            unit = "row"
+            if len({digest for s in first for digest in s.partitions}) == 1:
+                unit = "client"
             facts = {
                 "dataset": dataset,
-                "unit": "client"
-                if len({digest for s in first for digest in s.partitions}) == 1
-                else "row",
+                "unit": unit,
                 "points": len(first),
                 "retrained": len(again),
                 "seeds": sum(c["seeds"] for c in costs),
@@ -348,31 +350,34 @@ class Grid:
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
         best = self.best()
-        privacy = self.privacy()
-        held_out = self.held_out()
-        return {
+        chosen = {
+            "method": best.method,
+            "sweep": best.sweep,
+            "digest": best.run.result["digest"],
+            "chosen_by": self.chosen_by,
+        }
+        if tie := self.tie:
+            chosen["tie"] = tie
+        data = {
             "points": [p.to_dict() for p in self.points],
             "damaged": [asdict(d) for d in self.damaged],
             "failed": [asdict(f) for f in self.failed],
             "reused": self.reused,
-            "best": {
-                "method": best.method,
-                "sweep": best.sweep,
-                "digest": best.run.result["digest"],
-                "chosen_by": self.chosen_by,
-                **({"tie": tie} if (tie := self.tie) else {}),
-            },
+            "best": chosen,
             "score": self.scored_by,
-            **({"unchanging": keys} if (keys := self.unchanging) else {}),
-            **({"retrained": [p.to_dict() for p in self.retrained]} if self.retrained else {}),
-            **({"privacy": privacy} if privacy else {}),
-            **({"held_out": [asdict(row) for row in held_out]} if held_out else {}),
-            **(
-                {"search": self.search, "pruned": [asdict(p) for p in self.pruned]}
-                if self.search
-                else {}
-            ),
         }
+        # What only some grids have.
+        more = {
+            "unchanging": self.unchanging,
+            "retrained": [p.to_dict() for p in self.retrained],
+            "privacy": self.privacy(),
+            "held_out": [asdict(row) for row in self.held_out()],
+            "search": self.search,
+        }
+        data |= {name: value for name, value in more.items() if value}
+        if self.search:
+            data["pruned"] = [asdict(p) for p in self.pruned]
+        return data
 
     def frame(self) -> Any:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
@@ -383,15 +388,14 @@ class Grid:
         """
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
         results = [p.run.result for p in self.points]
+        validation = {}
+        if self.by_validation:
+            validation["validation"] = [self.figure(p) for p in self.points]
         return data_frame(
             {
                 "method": [p.method for p in self.points],
                 **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
-                **(
-                    {"validation": [self.figure(p) for p in self.points]}
-                    if self.by_validation
-                    else {}
-                ),
+                **validation,
                 "accuracy": [self.score_of(p).mean for p in self.points],
                 "accuracy_std": [
                     r["accuracy"]["std"] if self.scored_by == "own" else self.score_of(p).std
@@ -414,10 +418,11 @@ class Grid:
             return f"Grid(0 points{without})"
         best = self.best()
         many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
-        again = ""
+        figures = spread(best.run.result["accuracy"])
         if len(self.retrained) == 1:
-            again = f"; trained again on all training rows: {spread(self.retrained[0].run.result['accuracy'])}"
-        return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {spread(best.run.result['accuracy'])}{again})"
+            again = spread(self.retrained[0].run.result["accuracy"])
+            figures += f"; trained again on all training rows: {again}"
+        return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {figures})"
 
     def _repr_html_(self) -> str:
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))

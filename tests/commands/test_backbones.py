@@ -25,7 +25,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def ready() -> dict[str, bool]:
-    return {entry["name"]: entry["ready"] for entry in ok("backbones", "list").data["backbones"]}
+    return {entry["name"]: entry["ready"] for entry in ok("backbones list").data["backbones"]}
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(
     before = ready()
     assert before["random-projection"]
     assert not before[NAME]
-    kept = Path(ok("backbones", "import", checkpoint, "--as", NAME).data["path"])
+    kept = Path(ok("backbones import", checkpoint, "--as", NAME).data["path"])
     assert kept.suffix == ".safetensors"
     assert kept.is_relative_to(own_home)
     assert ready() == {
@@ -43,9 +43,9 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(
         NAME: True,
         **{n: True for n in before if n.startswith(f"{NAME}-")},
     }
-    checked = ok("backbones", "verify", NAME).data
+    checked = ok("backbones verify", NAME).data
     assert (checked["width"], checked["sha256"]) == (512, file_sha256(kept))
-    assert ok("backbones", "pull", NAME).data == {
+    assert ok("backbones pull", NAME).data == {
         "name": NAME,
         "path": str(kept),
         "sha256": checked["sha256"],
@@ -55,16 +55,16 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(
 @pytest.mark.slow
 def test_weights_may_be_named_for_one_command(checkpoint: Path) -> None:
     given = f"{NAME}={checkpoint}"
-    listed = ok("backbones", "list", "--weights", given).data["backbones"]
+    listed = ok("backbones list --weights", given).data["backbones"]
     assert next(e for e in listed if e["name"] == NAME)["ready"]
     assert not ready()[NAME], "nothing was kept"
 
 
 @pytest.mark.slow
 def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
-    told = ok("backbones", "info", "glyph-clip").data
+    told = ok("backbones info glyph-clip").data
     assert told["text_width"] == told["width"]
-    assert ok("backbones", "verify", "glyph-clip").data["width"] == told["width"]
+    assert ok("backbones verify glyph-clip").data["width"] == told["width"]
 
 
 @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ def test_tensors_beside_the_weights_are_named_and_left_out(own_home: Path, tmp_p
     torch.save(
         {"n_averaged": torch.tensor(3), **{f"module.{name}": t for name, t in state.items()}}, path
     )
-    assert "n_averaged" in fedcache("backbones", "import", path, "--as", NAME).err
+    assert "n_averaged" in fedcache("backbones import", path, "--as", NAME).err
     assert load_file(own_home / "weights" / f"{NAME}.safetensors").keys() == state.keys()

@@ -127,9 +127,9 @@ def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
     path.write_text('[train]\nmethod = "fed3r"\nroundz = 3\n')
     must_fail("rounds", "config", "--config", path)
     path.write_text('[train]\nmethod = "fed3r"\nrounds = 3\n')
-    assert ok("config", "--config", path).data["train"]["rounds"] == 3
+    assert ok("config --config", path).data["train"]["rounds"] == 3
     path.write_text("[train\n")
-    assert fedcache("config", "--config", path, "--json").code == 2
+    assert fedcache("config --config", path, "--json").code == 2
 
 
 def test_config_shows_every_key_and_can_be_read_again(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_config_shows_every_key_and_can_be_read_again(tmp_path: Path) -> None:
     path.write_text(
         '[train]\nbackbones = ["a", "b"]\n[train.set]\nlr = 0.5\n[extract.recipe]\nsize = "64"\n'
     )
-    found = ok("config", "--config", path).data
+    found = ok("config --config", path).data
     for section, kind in SECTIONS.items():
         assert list(found[section]) == [field.name for field in fields(kind)]
-    shown = fedcache("config", "--config", path).out
+    shown = fedcache("config --config", path).out
     path.write_text(shown)
-    assert ok("config", "--config", path).data == found
+    assert ok("config --config", path).data == found
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
         out = tmp_path / f"features.{ending}"
         assert ok("export", out, "--store", store).data["rows"] == 18
         assert ok("ingest", out, "--name", f"mine-{ending}").data["images"] == 18
-        run = ok("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2).data
+        run = ok("train --method fedncm --scheme iid --clients 2").data
         assert run["dataset"]["slug"].startswith("mine")
 
 
@@ -168,7 +168,7 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     drawn = ("--alpha", 0.5, "--out", tmp_path / "p.json", "--plot", tmp_path / "p.png")
     done = ok("partition", *store, "--scheme", "dirichlet", "--clients", 3, *drawn)
     assert (tmp_path / "p.png").stat().st_size > 1000
-    again = ok("train", "--method", "fed3r", *store, "--partition", tmp_path / "p.json").data
+    again = ok("train --method fed3r", *store, "--partition", tmp_path / "p.json").data
     assert again["partition"]["digest"] == done.data["digest"]
     iid = ("partition", *store, "--scheme", "iid", "--clients")
     assert "the first 20 of 25 clients" in fedcache(*iid, 25).out
@@ -186,7 +186,7 @@ def test_a_command_that_handles_no_signal_ends_with_130_by_either(
     # by shells, of what they run in the background
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        done = fedcache("runs", "list")
+        done = fedcache("runs list")
     finally:
         signal.signal(signal.SIGINT, ignored)
     assert done.code == Exit.INTERRUPTED

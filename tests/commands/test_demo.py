@@ -35,7 +35,7 @@ def test_every_number_of_the_demo_is_a_stored_run(
 ) -> None:
     pages: list[Any] = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
-    done = ok("demo", "--methods", "fedavg, clip-zs", "--rounds", 2)
+    done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
     data = done.data
     assert (data["store"], data["report"]) == (str(small.path), str(own_home / "demo.html"))
     ((made, out, root),) = pages
@@ -48,7 +48,7 @@ def test_every_number_of_the_demo_is_a_stored_run(
         ("fedavg", "plain"),
         ("clip-zs", "worded"),
     ]
-    runs = {r["name"][:16]: r for r in ok("runs", "list").data["entries"]}
+    runs = {r["name"][:16]: r for r in ok("runs list").data["entries"]}
     for row in data["methods"]:
         for label, scheme in (("feature-shift", "iid"), ("dirichlet", "dirichlet")):
             run = runs[row["digests"][label][:16]]

@@ -42,12 +42,12 @@ def test_what_is_received_is_counted_after_the_first_round() -> None:
     assert (sends["first_down"], sends["down"], sends["clients"]) == (0, 6 * 2_560, 5)
     text = traffic_of(METHODS["fst-cbdg"], Sizes(512, 1024, 10))
     assert (text["first_down"], text["down"], text["clients"]) == (10_250 + 10_240, 10_250, 0)
-    done = ok("methods", "info", "fedpcl")
+    done = ok("methods info fedpcl")
     assert done.data["traffic"]["down"] == sends["down"]
 
 
 def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
-    entries = {e["name"]: e for e in ok("methods", "list").data["methods"]}
+    entries = {e["name"]: e for e in ok("methods list").data["methods"]}
     assert list(entries) == list(METHODS)
     for entry in entries.values():
         assert entry["paper"]
@@ -73,8 +73,8 @@ def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpcl", "flesd"])
 def test_info_shows_the_objective_every_switch_and_both_sides(name: str) -> None:
-    data = ok("methods", "info", name).data
+    data = ok("methods info", name).data
     assert len(data["objective"]) > 80
     assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]
     assert all(side["d"].startswith("D-") for side in data["disagreements"])
-    assert "--set key=value" in fedcache("methods", "info", name).out
+    assert "--set key=value" in fedcache("methods info", name).out

@@ -46,7 +46,7 @@ def trained(place: Path) -> Path:
     done = ok("extract", *words)
     for method, more in METHODS.items():
         backbones = ("--backbones", "glyph-clip") if method in ("clip-zs", "tip-local") else ()
-        ok("train", "--method", method, *backbones, "--scheme", "feature-shift", *more)
+        ok("train --method", method, *backbones, "--scheme", "feature-shift", *more)
     return Path(done.data["path"])
 
 
@@ -122,15 +122,7 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
 
     once(made)
     run = ok(
-        "train",
-        "--method",
-        "fed3r",
-        "--backbones",
-        "random-projection,glyph-clip",
-        "--scheme",
-        "iid",
-        "--clients",
-        2,
+        "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2",
     ).data["path"]
     new = folder(tmp_path / "other", train=2, test=12)
     figures = ok("evaluate", run, "--dataset", f"folder:{new}", "--workers", 0).data["runs"][0][
@@ -204,9 +196,7 @@ def test_refusals(store: Path, words: tuple[str, ...], code: Exit, said: str) ->
 
 def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: Path) -> None:
     new = folder(tmp_path / "other", train=2, test=2)
-    path = ok("extract", "-d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data[
-        "path"
-    ]
+    path = ok("extract -d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
     must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
 
 

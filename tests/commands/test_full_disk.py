@@ -26,9 +26,9 @@ SAID = re.compile(
 
 def trained(place: Path) -> Path:
     images = folder(place / "shapes", train=6, test=3)
-    ok("extract", "--dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
-    ok("train", "fed3r", *IID)
-    return Path(ok("train", "fedncm", *IID).data["path"])
+    ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
+    ok("train fed3r", *IID)
+    return Path(ok("train fedncm", *IID).data["path"])
 
 
 @pytest.fixture

@@ -68,17 +68,12 @@ def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_
     assert "\\x1b]0;owned\\x07.png" in shown(fedcache(*extract), code=3)
     assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
     shown(fedcache("ls"))
-    shown(fedcache("partition", "--scheme", "iid", "--clients", 3, "--name", named), code=2)
-    shown(
-        fedcache(
-            "partition", "--scheme", "iid", "--clients", 3, "--plot", tmp_path / f"p{CLEAR}.svg"
-        )
-    )
+    shown(fedcache("partition --scheme iid --clients 3 --name", named), code=2)
+    shown(fedcache("partition --scheme iid --clients 3 --plot", tmp_path / f"p{CLEAR}.svg"))
     for method in ("fedavg", "fedncm"):
         shown(
             fedcache(
-                "train",
-                "--method",
+                "train --method",
                 method,
                 "--scheme",
                 "iid",
@@ -117,17 +112,16 @@ def _cells_of_figures(page: str) -> list[str]:
 
 
 def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
-    shown(fedcache("train", "--method", f"fed{CLEAR}"), code=2)
+    shown(fedcache("train --method", f"fed{CLEAR}"), code=2)
     shown(fedcache("report", f"x{TITLE}", "-o", tmp_path / "r.html"), code=2)
-    shown(fedcache("extract", "--dataset", f"folder:/no/{TITLE}", "--backbones", "pixels"), code=2)
+    shown(fedcache("extract --dataset", f"folder:/no/{TITLE}", "--backbones", "pixels"), code=2)
     shown(fedcache(f"no{CLEAR}"), code=2)
     shown(fedcache("inspect", f"no{BIDI}"), code=4)
 
 
 def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
     done = fedcache(
-        "extract",
-        "--dataset",
+        "extract --dataset",
         f"folder:{hostile}",
         "--backbones",
         "random-projection",
@@ -144,7 +138,7 @@ def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
     assert [bad["name"] for bad in done.data["bad"]] == [
         f"train/ink{CLEAR}/{CLASSES[0]}/broken{TITLE}.png"
     ]
-    held = fedcache("inspect", "--json")
+    held = fedcache("inspect --json")
     assert held.data["classes"] == sorted(CLASSES)
 
 

@@ -21,7 +21,7 @@ from fedcache.extract.device import Device
 
 
 def entries() -> dict[str, dict[str, str]]:
-    return {e["name"]: e for e in fedcache("doctor", "--json").data["entries"]}
+    return {e["name"]: e for e in fedcache("doctor --json").data["entries"]}
 
 
 def test_doctor_looks_at_everything_and_says_how_to_fix_it(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import ok
+from command import ok, words_of
 from pty_run import on_a_terminal, plain
 from stops import StopsAfter
 
@@ -22,7 +22,7 @@ from fedcache.grids.train_grid import grid
 from fedcache.progress import Round, Silent, byte_size
 from fedcache.runs.loop import train
 
-TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
+TRAIN = words_of("train --method fedavg --scheme iid --clients 3 --participation all")
 
 
 @pytest.fixture

@@ -42,24 +42,22 @@ def store(once: Once) -> Path:
 
 
 def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> None:
-    done = ok("partition", "--by", "site", "--store", store).data
+    done = ok("partition --by site --store", store).data
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
-    saved = ok("train", "--method", "fed3r", "--partition", done["name"], "--store", store).data
-    at_once = ok("train", "--method", "fed3r", "--by", "site", "--store", store).data
+    saved = ok("train --method fed3r --partition", done["name"], "--store", store).data
+    at_once = ok("train --method fed3r --by site --store", store).data
     assert at_once["accuracy"] == saved["accuracy"]
     assert at_once["partition"]["digest"] == done["digest"]
     shards = ok(
-        "shard", "--partition", done["name"], "--out", tmp_path / "sites", "--store", store
+        "shard --partition", done["name"], "--out", tmp_path / "sites", "--store", store
     ).data["stores"]
     assert all(len(set(Store.open(path).group("site").codes.tolist())) == 1 for path in shards)
-    dealt = ok(
-        "partition", "--by", "domain", "--scheme", "iid", "--clients", 2, "--store", store
-    ).data["clients"]
+    dealt = ok("partition --by domain --scheme iid --clients 2 --store", store).data["clients"]
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
 def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store: Path) -> None:
-    done = ok("grid", "--method", "fed3r,fedncm", "--hold-out", "each", "--store", store)
+    done = ok("grid --method fed3r,fedncm --hold-out each --store", store)
     rows = {row["method"]: row for row in done.data["held_out"]}
     opened = Store.open(store)
     (key,) = opened.arrays
@@ -98,9 +96,7 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
-    each = ok(
-        "grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", path
-    ).data
+    each = ok("grid --method fedncm --by site --hold-out each --store", path).data
     assert set(each["held_out"][0]["accuracy"]) == set(site)
 
 
@@ -224,8 +220,8 @@ def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
     for name, size in (("meant", 20), ("last one", 30)):  # the second is the one last used
         np.savez(tmp_path / f"{name}.npz", features=x, labels=rows % 2, site=rows // size)
         ok("ingest", tmp_path / f"{name}.npz", "--name", name)
-    meant = ok("inspect", "meant").data["path"]
-    ok("inspect", "last one")
+    meant = ok("inspect meant").data["path"]
+    ok("inspect 'last one'")
     done = fedcache(
         *words, meant if "--store" in words else "meant", "--by", "site", "--min-rows", 1000
     )

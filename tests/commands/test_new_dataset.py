@@ -33,7 +33,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The package ``my-format``, installed; yields its module's file."""
     site = tmp_path / "site"
     folder = tmp_path / "my-format"
-    assert ok("new", "dataset", "my-format", "--out", folder).data["kind"] == "dataset"
+    assert ok("new dataset my-format --out", folder).data["kind"] == "dataset"
     lay(folder, site)
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
@@ -83,7 +83,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None
     assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
     assert fedcache(*words).data["decoded"] == 0
     deal = ("--scheme", "iid", "--clients", 2)
-    trained = ok("train", "--store", first.data["path"], "--method", "fed3r", *deal).data
+    trained = ok("train --store", first.data["path"], "--method", "fed3r", *deal).data
     assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_is_missing_is_named(reader: Path) -> None:
     must_fail(
         "nowhere.jsonl", "extract", "--dataset", "my-format:nowhere.jsonl", "--backbones", "pixels"
     )
-    assert fedcache("new", "dataset", "folder").code == Exit.USAGE
+    assert fedcache("new dataset folder").code == Exit.USAGE
 
 
 @pytest.mark.usefixtures("reader")
@@ -123,7 +123,7 @@ def test_a_file_that_is_missing_is_named(reader: Path) -> None:
 def test_a_line_without_an_image_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "l.jsonl").write_text(f'{{"image": "a.png"}}\n{line}\n')
     done = fedcache(
-        "extract", "--dataset", f"my-format:{tmp_path / 'l.jsonl'}", "--backbones", "pixels"
+        "extract --dataset", f"my-format:{tmp_path / 'l.jsonl'}", "--backbones", "pixels"
     )
     assert done.code == Exit.USAGE
     assert "line 2" in done.err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from failing_command import must_fail
 from homes import Once
 from own_package import lay
@@ -56,21 +56,18 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
 ) -> None:
     installed("method", "half-step", tmp_path, site)
     deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
-    done = ok("train", "--method", "half-step", *deal).data
+    done = ok("train --method half-step", *deal).data
     assert done["plugins"][0]["name"] == "half-step"
-    grid = ok("grid", "--method", "half-step", "--sweep", "server_lr=0.25,1", *deal).data
+    grid = ok("grid --method half-step --sweep server_lr=0.25,1", *deal).data
     assert [point["sweep"]["server_lr"] for point in grid["points"]] == ["0.25", "1"]
-    whole = ok("train", "--method", "half-step", "--set", "server_lr=1", *deal).data
-    assert (
-        whole["accuracy"]["mean"]
-        == ok("train", "--method", "fedavg", *deal).data["accuracy"]["mean"]
-    )
+    whole = ok("train --method half-step --set server_lr=1", *deal).data
+    assert whole["accuracy"]["mean"] == ok("train --method fedavg", *deal).data["accuracy"]["mean"]
     ok("report", Path(done["path"]), "-o", tmp_path / "page.html")
     assert "half-step" in (tmp_path / "page.html").read_text()
-    assert "half-step\tfrom outside: half-step 0.1" in fedcache("methods", "list").out
+    assert "half-step\tfrom outside: half-step 0.1" in fedcache("methods list").out
     # The method is a copy of FedAvg with another server: the text about FedAvg does not describe it.
-    assert ok("methods", "info", "half-step").data["when"] == ""
-    assert ok("methods", "info", "fedavg").data["when"]
+    assert ok("methods info half-step").data["when"] == ""
+    assert ok("methods info fedavg").data["when"]
 
 
 @pytest.mark.slow
@@ -142,15 +139,14 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
     assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(
         testing.BACKBONE_LAWS
     )
-    assert "own-lines" in fedcache("backbones", "list").err
-    words = ("--dataset", "digits", "--backbones", "own-lines", "--limit", 400)
+    assert "own-lines" in fedcache("backbones list").err
+    words = words_of("--dataset digits --backbones own-lines --limit 400")
     done = ok("extract", *words).data
     array = next(iter(Store.open(Path(done["path"])).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
     assert ok("extract", *words).data["decoded"] == 0
     trained = ok(
-        "train",
-        "--store",
+        "train --store",
         done["path"],
         "--backbones",
         "own-lines",
@@ -162,7 +158,7 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
         "iid",
     ).data
     assert trained["accuracy"]["mean"] > 0.3
-    assert ok("backbones", "verify", "own-lines").data["width"] == 512
+    assert ok("backbones verify own-lines").data["width"] == 512
 
 
 @pytest.mark.parametrize(
@@ -187,19 +183,16 @@ def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mine").mkdir()
-    assert fedcache("new", "method", "mine", "--out", tmp_path / "mine").code == Exit.STORE
+    assert fedcache("new method mine --out", tmp_path / "mine").code == Exit.STORE
     (tmp_path / "file").write_text("")
-    assert (
-        fedcache("new", "method", "mine", "--out", tmp_path / "file" / "mine").code
-        == Exit.ENVIRONMENT
-    )
+    assert fedcache("new method mine --out", tmp_path / "file" / "mine").code == Exit.ENVIRONMENT
     assert not list((tmp_path / "mine").iterdir())
 
 
 @pytest.mark.slow
 def test_pip_installs_it_where_fedcache_finds_it(tmp_path: Path) -> None:
     folder, target = tmp_path / "half-step", tmp_path / "target"
-    ok("new", "method", "half-step", "--out", folder)
+    ok("new method half-step --out", folder)
     pip = [
         sys.executable,
         "-m",

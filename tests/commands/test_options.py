@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 from arrays import ingested
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
@@ -17,18 +17,7 @@ from fedcache.config import SECTIONS, PartitionConfig, TrainConfig
 from fedcache.option_info import option_name
 
 COMMANDS: Any = typer.main.get_command(cli.app)
-TRAIN = (
-    "--method",
-    "fedavg",
-    "--scheme",
-    "iid",
-    "--clients",
-    3,
-    "--participation",
-    "all",
-    "--rounds",
-    1,
-)
+TRAIN = words_of("--method fedavg --scheme iid --clients 3 --participation all --rounds 1")
 
 
 def options_of(command: str) -> dict[str, Any]:
@@ -68,8 +57,8 @@ def test_every_option_with_a_value_says_its_default_and_stands_in_a_panel(comman
 @pytest.mark.slow
 def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
     store = ("--store", ingested(tmp_path))
-    name = ok("partition", "--scheme", "iid", "--clients", 3, *store).data["name"]
-    sites = ok("shard", "--partition", name, *store, "--out", tmp_path / "sites").data["path"]
+    name = ok("partition --scheme iid --clients 3", *store).data["name"]
+    sites = ok("shard --partition", name, *store, "--out", tmp_path / "sites").data["path"]
     common = (
         "--method",
         "fedavg",

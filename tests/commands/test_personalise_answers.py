@@ -28,12 +28,12 @@ METHODS = {
 def trained(place: Path) -> Path:
     """Runs over two domains, each a client, and the shards of these clients."""
     images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
-    made = ok("partition", "--scheme", "feature-shift").data
+    ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    made = ok("partition --scheme feature-shift").data
     for method, more in METHODS.items():
-        ok("train", "--method", method, "--partition", made["name"], *more)
+        ok("train --method", method, "--partition", made["name"], *more)
     out = Home.from_environment().root / "sites"
-    ok("shard", "--partition", made["name"], "--out", out)
+    ok("shard --partition", made["name"], "--out", out)
     return out
 
 
@@ -134,7 +134,7 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
     for split in ("train", "test"):
         for name in CLASSES[:3]:
             (other / split / name).rename(other / split / f"kind of {name}")
-    path = ok("extract", "-d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
+    path = ok("extract -d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
     must_fail(
         "training rows",
         "personalise",
@@ -153,7 +153,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
         (images / split / "new" / "zebra").rename(images / split / "new" / "unknown")
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
     path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
     run = run_of("fedpcl")["digest"][:12]
     done = fedcache("personalise", run, "--store", path, "--name", "z", "--rounds", 1)

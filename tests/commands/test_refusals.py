@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import environment, fedcache, ok
+from command import environment, fedcache, ok, words_of
 from failing_command import must_fail
 from pictures import folder
 from PIL import Image
@@ -25,7 +25,7 @@ from fedcache.models.predictions import Prediction
 from fedcache.process import Stop
 from fedcache.progress import Silent
 
-IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
+IID = words_of("--scheme iid --clients 3 --participation all")
 FULL = pytest.mark.full
 
 
@@ -37,8 +37,7 @@ def images(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(images: Path) -> Path:
     done = ok(
-        "extract",
-        "--dataset",
+        "extract --dataset",
         f"folder:{images}",
         "--backbones",
         "random-projection",
@@ -83,7 +82,7 @@ def test_the_version_is_all_that_version_prints() -> None:
 def test_two_names_of_one_key_that_differ_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\n[partition]\nseed = 1\npartition_seed = 2\n')
-    assert fedcache("train", "--config", file, "--json").code == 2
+    assert fedcache("train --config", file, "--json").code == 2
 
 
 @pytest.mark.parametrize(
@@ -111,24 +110,24 @@ def test_images_of_several_sizes_are_refused_without_leaving_a_store(
     assert fedcache(*words, "--json").code == 2
     assert ok("ls").data["entries"] == []
     assert ok(*words, "--recipe", "pixels:size=8").data["arrays"]
-    made = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
-    assert "--method fedavg-scratch" in fedcache("partition", "--scheme", "iid", "--clients", 2).out
+    made = ok("partition --scheme iid --clients 2").data["name"]
+    assert "--method fedavg-scratch" in fedcache("partition --scheme iid --clients 2").out
     assert (
         "fedcache extract --dataset"
-        in fedcache("shard", "--partition", made, "--out", tmp_path / "sites").out
+        in fedcache("shard --partition", made, "--out", tmp_path / "sites").out
     )
 
 
 def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(
     store: Path, tmp_path: Path
 ) -> None:
-    path = Path(ok("train", "--method", "fed3r", *IID).data["path"])
+    path = Path(ok("train --method fed3r", *IID).data["path"])
     (path / "rounds.jsonl").write_text("{}")
     page = tmp_path / "page.html"
     must_fail("rounds.jsonl", "report", path.name, "-o", page, code=5)
     (path / "result.json").unlink()
     assert fedcache("report", path.name, "-o", page, "--json").code == 4
-    assert fedcache("report", "-o", page, "--json").code == 4
+    assert fedcache("report -o", page, "--json").code == 4
     assert not page.exists()
 
 
@@ -215,7 +214,7 @@ class Impatient(Silent):
 def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(
     images: Path, own_home: Path
 ) -> None:
-    assert fedcache("verify", "--json").code == 4
+    assert fedcache("verify --json").code == 4
     config = ExtractConfig(
         dataset=f"folder:{images}",
         backbones=("random-projection",),
@@ -268,7 +267,7 @@ def test_a_saved_partition_is_looked_for_before_anything_is_extracted(
     images: Path, own_home: Path
 ) -> None:
     refused = fedcache(
-        "train", "--method", "fedavg", "--dataset", f"folder:{images}", "--partition", "three"
+        "train --method fedavg --dataset", f"folder:{images}", "--partition", "three"
     )
     assert refused.code == 4
     assert "There is no partition 'three': nothing of" in refused.err

@@ -36,18 +36,18 @@ def completed(line: str, home: Path) -> list[str]:
 
 def test_the_method_is_named_with_or_without_its_option(tmp_path: Path) -> None:
     ingested(tmp_path)
-    first = ok("train", "fed3r", *IID).data
-    assert ok("train", "--method", "fed3r", *IID).data["path"] == first["path"]
-    assert ok("grid", "fed3r", "fedncm", *IID).data["reused"] == 1
-    assert fedcache("train", "fed3r", "--method", "fedncm").code == Exit.USAGE
+    first = ok("train fed3r", *IID).data
+    assert ok("train --method fed3r", *IID).data["path"] == first["path"]
+    assert ok("grid fed3r fedncm", *IID).data["reused"] == 1
+    assert fedcache("train fed3r --method fedncm").code == Exit.USAGE
     assert fedcache("train").code == Exit.USAGE
 
 
 def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path: Path) -> None:
     ingested(tmp_path)
     out = tmp_path / "all.npz"
-    assert ok("export", "-o", out).data["path"] == str(out)
-    assert fedcache("export").code == fedcache("export", "a.npz", "-o", "b.npz").code == Exit.USAGE
+    assert ok("export -o", out).data["path"] == str(out)
+    assert fedcache("export").code == fedcache("export a.npz -o b.npz").code == Exit.USAGE
 
 
 @pytest.mark.parametrize(
@@ -74,24 +74,22 @@ def test_hints_name_what_is_meant_and_all_that_is_missing(
 
 def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path: Path) -> None:
     ingested(tmp_path)
-    first = ok("train", "fed3r", *IID).data
-    again = ok("train", "fed3r", *IID, "--eval-every", 1).data
+    first = ok("train fed3r", *IID).data
+    again = ok("train fed3r", *IID, "--eval-every", 1).data
     assert (again["reused"], again["path"]) == (True, first["path"])
     end, each = (
-        ok("train", "fedavg", *IID, "--rounds", 2, "--eval-every", k).data["path"] for k in (0, 1)
+        ok("train fedavg", *IID, "--rounds", 2, "--eval-every", k).data["path"] for k in (0, 1)
     )
     assert end != each
-    labels = {
-        e["path"]: e["differs"] for e in ok("runs", "list", "--method", "fedavg").data["entries"]
-    }
+    labels = {e["path"]: e["differs"] for e in ok("runs list --method fedavg").data["entries"]}
     assert labels == {end: "eval_every=0", each: "eval_every=1"}
 
 
 @pytest.mark.slow
 def test_the_shell_completes_values_without_torch(tmp_path: Path, own_home: Path) -> None:
     ingested(tmp_path)
-    run = Path(ok("train", "fed3r", *IID).data["path"]).name
-    ok("runs", "tag", "base", run)
+    run = Path(ok("train fed3r", *IID).data["path"]).name
+    ok("runs tag base", run)
     ok("partition", *IID, "--name", "thirds")
     for line, offered in (
         ("fedcache tr", ["train"]),

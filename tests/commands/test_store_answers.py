@@ -57,13 +57,13 @@ def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(smal
 
 
 def test_lists_that_exclude_each_other_are_refused() -> None:
-    assert fedcache("ls", "--privacy", "--runs").code == Exit.USAGE
+    assert fedcache("ls --privacy --runs").code == Exit.USAGE
 
 
 def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
     small: Store, own_home: Path
 ) -> None:
-    ok("partition", "--store", small.path, "--scheme", "iid", "--clients", 2, "--name", "mine")
+    ok("partition --store", small.path, "--scheme", "iid", "--clients", 2, "--name", "mine")
     size = sum(f.stat().st_size for f in small.path.rglob("*") if f.is_file())
     (entry,) = ok("ls").data["entries"]
     assert entry == {
@@ -78,7 +78,7 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
         "partitions": ["mine"],
         "bytes": size,
     }
-    assert ok("ls", "--dataset", "small").data["entries"] == [entry]
+    assert ok("ls --dataset small").data["entries"] == [entry]
     (own_home / "stores" / "broken.zarr").mkdir()
     told = ok("ls")
     broken, kept = told.data["entries"]
@@ -89,12 +89,10 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
 
 def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
     ingested(tmp_path)
-    ok("partition", "--scheme", "iid", "--clients", 3, "--name", "thirds")
-    first = ok(
-        "train", "--method", "fed3r", "--scheme", "iid", "--clients", 2, "--seeds", "0-2"
-    ).data
-    second = ok("train", "--method", "fed3r", "--partition", "thirds").data
-    entries = {e["path"]: e for e in ok("runs", "list").data["entries"]}
+    ok("partition --scheme iid --clients 3 --name thirds")
+    first = ok("train --method fed3r --scheme iid --clients 2 --seeds 0-2").data
+    second = ok("train --method fed3r --partition thirds").data
+    entries = {e["path"]: e for e in ok("runs list").data["entries"]}
     assert entries.keys() == {first["path"], second["path"]}
     files = list(Path(first["path"], "models").glob("*.safetensors"))
     assert len(files) == 3

@@ -194,11 +194,11 @@ def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
 
 def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read() -> None:
     must_fail("'fedavg'", "grid", "--method", "fedavgg", "--sweep", "nothing=1")
-    assert fedcache("grid", "--sweep", "lr=1", "--json").code == Exit.USAGE
+    assert fedcache("grid --sweep lr=1 --json").code == Exit.USAGE
 
 
 def test_the_ready_grids_are_listed_with_their_points() -> None:
-    grids = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
+    grids = {g["name"]: g for g in ok("grid --ready list").data["grids"]}
     (table,) = list_ready_grids().renderables
     assert [row[0] for row in table.rows] == list(grids)
     for name, grid in grids.items():

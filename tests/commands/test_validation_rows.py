@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import ok, words_of
 from failing_command import must_fail
 from homes import Once
 
@@ -58,7 +58,7 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(
     assert [c["validation"] for c in split["clients"]] == [48] * 4
     assert [c["train"] for c in split["clients"]] == [36] * 4
     paths = ok(
-        "shard", "--partition", done["name"], "--out", tmp_path / "sites", "--store", store
+        "shard --partition", done["name"], "--out", tmp_path / "sites", "--store", store
     ).data["stores"]
     splits = [np.bincount(Store.open(path).samples.split, minlength=3).tolist() for path in paths]
     assert splits == [[27, 48, 9]] * 4
@@ -88,7 +88,7 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
     store: Path, kind: str, how: str
 ) -> None:
     words = ("-s", "iid", "-m", 4, "--validation", how, "--store", store)
-    done = ok("train", "--method", kind, *words, "--set", "feat_post=none").data
+    done = ok("train --method", kind, *words, "--set", "feat_post=none").data
     parts = fc.partition(store, "iid", clients=4, validation=how)
     assert done["partition"]["digest"] == parts.digest
     assert parts.validation is not None
@@ -149,19 +149,7 @@ def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     assert run.frame("clients")["validation"].tolist() == found["per_client"]
 
 
-GRID = (
-    "grid",
-    "--method",
-    "fedavg",
-    "--sweep",
-    "lr=0.01,3,0.3",
-    "--rounds",
-    3,
-    "-s",
-    "dirichlet",
-    "-m",
-    4,
-)
+GRID = words_of("grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4")
 
 
 @pytest.mark.slow
@@ -197,7 +185,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
         "fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True
     )
     assert [point.run.result["digest"] for point in in_python.retrained] == [again["digest"]]
-    fresh = ok("train", "--config", Path(again["path"]) / "config.toml", "--fresh").data
+    fresh = ok("train --config", Path(again["path"]) / "config.toml", "--fresh").data
     assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
 
 
@@ -229,16 +217,7 @@ def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> 
 
 def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
     made = ok(
-        "partition",
-        "-s",
-        "iid",
-        "-m",
-        3,
-        "--validation",
-        "split",
-        "--name",
-        "mine",
-        "--store",
+        "partition -s iid -m 3 --validation split --name mine --store",
         store,
     ).data
     words = ("--method", "fed3r", "--sweep", "lam=0.1,100", "--store", store)

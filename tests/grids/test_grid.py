@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from arrays import ingested
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from homes import Once
 from pictures import folder
 from stops import StopsAfter
@@ -20,24 +20,15 @@ from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import Grid, grid
 
 IID = ("--scheme", "iid", "--clients", 3)
-SGD = ("--set", "head=linear", "--set", "opt=sgd", "--set", "batch=8")
+SGD = words_of("--set head=linear --set opt=sgd --set batch=8")
 SWEEP = ("--sweep", "lr=0.1,0.02", "--sweep", "wd=0,0.01")
 
 
 def extracted(place: Path) -> Path:
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
-    words = (
-        "--backbones",
-        "random-projection:128",
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        0,
-    )
-    return Path(ok("extract", "--dataset", f"folder:{images}", *words).data["path"])
+    words = words_of("--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0")
+    return Path(ok("extract --dataset", f"folder:{images}", *words).data["path"])
 
 
 @pytest.fixture
@@ -164,9 +155,7 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
     assert told == [6, 3]
     # A method of one round has one run for all numbers of rounds; several processes make it at the same time.
     done = ok(
-        "grid",
-        "--method",
-        "fed3r",
+        "grid --method fed3r",
         *IID,
         "--sweep",
         "rounds=1,2,3,4,5,6,7",
@@ -205,16 +194,13 @@ def test_points_are_drawn_without_repeats() -> None:
 @pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", ""])
 def test_a_wrong_sampler_is_refused(word: str) -> None:
     assert (
-        fedcache(
-            "grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sampler", word, "--json"
-        ).code
-        == Exit.USAGE
+        fedcache("grid --method fedavg --sweep lr=0.1 --sampler", word, "--json").code == Exit.USAGE
     )
 
 
 @pytest.mark.slow
 def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> None:
-    words = ("--method", "fed3r", "--clients", 3, "--dtype", "float64")
+    words = words_of("--method fed3r --clients 3 --dtype float64")
     sweep = ("--sweep", "lam=0.01,0.1,1,10,100", "--sweep", "scheme=iid,shards")
     done = fedcache("grid", *words, *sweep, "--json")
     assert done.code == 0, done.err
@@ -247,6 +233,6 @@ def test_statistics_are_shared_by_the_points_that_can_use_them(
     tmp_path: Path, words: tuple[object, ...], shared: int
 ) -> None:
     ingested(tmp_path)
-    done = fedcache("grid", "--method", *words, "--clients", 3, "--json")
+    done = fedcache("grid --method", *words, "--clients", 3, "--json")
     assert done.code == 0, done.err
     assert done.err.count("Clients' statistics are computed once") == shared

@@ -94,12 +94,10 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
 ) -> None:
     once(small_home)
     (own_home / FOLDER).write_text("a file where the folder would be")
-    assert ok("grid", "--method", "fed3r", *IID, "--sweep", "lam=1,2").data["reused"] == 0
+    assert ok("grid --method fed3r", *IID, "--sweep", "lam=1,2").data["reused"] == 0
     (own_home / FOLDER).unlink()
     assert (
-        fedcache(
-            "grid", "--method", "fedavg", *IID, "--sweep", "lr=0.1,0.2", "--domain", "nowhere"
-        ).code
+        fedcache("grid --method fedavg", *IID, "--sweep", "lr=0.1,0.2", "--domain", "nowhere").code
         == 2
     )
     (path,) = (own_home / FOLDER).iterdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import ok
+from command import ok, words_of
 from failing_command import must_fail
 from partition_rows import even_columns
 from pictures import folder
@@ -116,18 +116,7 @@ def test_what_preset_tuned_holds_is_a_point_of_the_grid_that_chose_it(name: str)
 def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
     words = ("grid", "--ready", "fst-sampling", "--dataset", images, "--backbones", "glyph-clip")
-    short = (
-        "--rounds",
-        1,
-        "--seeds",
-        "0",
-        "--clients",
-        2,
-        "--participation",
-        "all",
-        "--sweep",
-        "scheme=iid",
-    )
+    short = words_of("--rounds 1 --seeds 0 --clients 2 --participation all --sweep scheme=iid")
     done = ok(*words, *short).data
     assert [(p["method"], p["sweep"]) for p in done["points"]] == [
         ("fst-cbdg", {"sampling": s, "scheme": "iid"}) for s in ("equal", "balanced")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import embeddings, ingested
-from command import fedcache, ok, start
+from command import fedcache, ok, start, words_of
 from failing_command import must_fail
 from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from made_path import place_of
@@ -27,18 +27,7 @@ from fedcache.grids.search_space import Range, SearchPlan, search_of
 from fedcache.store.lock import this_process
 from fedcache.ui.index import GridIndex, RunIndex
 
-RUN = (
-    "--scheme",
-    "iid",
-    "--clients",
-    3,
-    "--participation",
-    "all",
-    "--rounds",
-    4,
-    "--validation",
-    "0.25",
-)
+RUN = words_of("--scheme iid --clients 3 --participation all --rounds 4 --validation 0.25")
 SEARCH = (
     "grid",
     "--method",

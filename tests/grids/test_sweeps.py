@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 
 from fedcache.errors import UsageError
 from fedcache.grids.points import (
@@ -66,11 +66,9 @@ def test_a_name_that_scheme_and_method_have_is_told_apart():
 @pytest.mark.slow
 def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
     ingested(tmp_path)
-    words = ("--scheme", "dirichlet", "--clients", 4, "--rounds", 1)
+    words = words_of("--scheme dirichlet --clients 4 --rounds 1")
     done = ok(
-        "grid",
-        "--method",
-        "perfedavg",
+        "grid --method perfedavg",
         *words,
         "--sweep",
         "partition.alpha=1,50",
@@ -82,10 +80,7 @@ def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
     assert [p["hyperparameters"]["alpha"] for p in points] == [0.02, 0.02]
     assert points[0]["digest"] != points[1]["digest"]
     assert (
-        fedcache(
-            "grid", "--method", "fedavg", *words, "--set", "lr=1", "--sweep", "lr=0.1,0.2"
-        ).code
-        == 2
+        fedcache("grid --method fedavg", *words, "--set", "lr=1", "--sweep", "lr=0.1,0.2").code == 2
     )
 
 

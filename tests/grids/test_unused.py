@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 
 import fedcache as fc
 from fedcache.config import TrainConfig
@@ -16,7 +16,7 @@ from fedcache.grids.result import without_effect
 from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.runs.score import score_of
 
-IID = ("--scheme", "iid", "--clients", 3, "--rounds", 1)
+IID = words_of("--scheme iid --clients 3 --rounds 1")
 
 
 def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named() -> None:
@@ -83,20 +83,13 @@ def test_settings_without_an_effect_on_any_figure_are_found() -> None:
 @pytest.mark.slow
 def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
     ingested(tmp_path)
-    words = (
-        "grid",
-        "fedavg,fed3r",
-        "--sweep",
-        "lr=0.1,0.01",
-        "--sweep",
-        "momentum=0.1,0.5",
-        "--sweep",
-        "opt=sgd,adam",
+    words = words_of(
+        "grid fedavg,fed3r --sweep lr=0.1,0.01 --sweep momentum=0.1,0.5 --sweep opt=sgd,adam"
     )
     data = ok(*words, *IID).data
     assert len(data["points"]) == 1 + 2 * 2 + 2
-    assert fedcache("grid", "fedavg", "--sweep", "momentum=0.1,0.5", *IID).code == Exit.USAGE
-    assert fedcache("grid", "fedavg,fed3r", "--sweep", "nonesuch=1", *IID).code == Exit.USAGE
+    assert fedcache("grid fedavg --sweep momentum=0.1,0.5", *IID).code == Exit.USAGE
+    assert fedcache("grid fedavg,fed3r --sweep nonesuch=1", *IID).code == Exit.USAGE
 
 
 @pytest.mark.slow
@@ -124,7 +117,7 @@ def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path: Path) -> None
     assert ok(*words).data["score"] == "client-mean", (
         "one score for one model and models of clients"
     )
-    assert ok("grid", "fedavg,fed3r", *IID).data["score"] == "own"
+    assert ok("grid fedavg,fed3r", *IID).data["score"] == "own"
     assert fedcache(*words, "--score", "median").code == Exit.USAGE
     grid = fc.grid(
         ["fedavg", "solo"], lr=[0.1], rounds=[1], scheme=["iid"], clients=[3], score="pooled"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -193,12 +193,10 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: Path) -> None:
     ok("ingest", plain / "rows.npz", "--name", "rows")
-    run = ok(
-        "train", "--method", "fed3r", "--dataset", "rows", "--scheme", "iid", "--clients", 4
-    ).data
+    run = ok("train --method fed3r --dataset rows --scheme iid --clients 4").data
     assert run["accuracy"]["mean"] > 0.8
-    ok("train", "--method", "fedncm", "--dataset", "rows", "--scheme", "iid", "--clients", 4)
-    ok("compare", "-o", plain / "table.md")
+    ok("train --method fedncm --dataset rows --scheme iid --clients 4")
+    ok("compare -o", plain / "table.md")
     ok("predict", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "rows.csv")
     ok("evaluate", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "evaluation.csv")
 
@@ -206,18 +204,7 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: 
 def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Path) -> None:
     ok("ingest", plain / "rows.npz", "--name", "rows")
     (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
-    many = (
-        "--dataset",
-        "rows",
-        "--scheme",
-        "iid",
-        "--clients",
-        1200,
-        "--rounds",
-        1,
-        "--set",
-        "bn=false",
-    )
+    many = words_of("--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false")
     for extra, words in (
         ("tables", ("ingest", plain / "rows.csv", "--name", "more")),
         ("h5", ("export", "--store", "rows", plain / "out.h5")),
@@ -230,4 +217,4 @@ def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Pa
             done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'"
         ), words
     assert not list(plain.glob("out.*")) + list(plain.glob("*.html"))
-    assert ok("runs", "list").data["entries"] == []
+    assert ok("runs list").data["entries"] == []

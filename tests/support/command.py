@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,21 +35,26 @@ class Done:
         return found
 
 
-def fedcache(*words: object) -> Done:
-    """``fedcache WORDS`` in this process; the first may be a part of the line: ``"train --method fed3r"``."""
+def words_of(line: str) -> tuple[str, ...]:
+    """The words of a command line, as a shell has them."""
+    return tuple(shlex.split(line))
+
+
+def fedcache(line: object, *words: object) -> Done:
+    """``fedcache LINE WORDS`` in this process: the line as a shell reads it, each word as it is."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            main([*str(words[0]).split(), *map(str, words[1:])])
+            main([*words_of(str(line)), *(str(w) for w in words)])
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def ok(*words: object) -> Done:
-    """``fedcache WORDS --json``, which must succeed."""
-    done = fedcache(*words, "--json")
+def ok(line: object, *words: object) -> Done:
+    """``fedcache LINE WORDS --json``, which must succeed."""
+    done = fedcache(line, *words, "--json")
     assert done.code == 0, done.err + done.out
     return done
 
