@@ -1,4 +1,4 @@
-"""What a notebook shows: small HTML tables of plain text, and columns as pandas frames where pandas is installed."""
+"""Display in notebooks: small HTML tables of plain text, and columns as pandas frames if pandas is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a field of a configuration says of itself as an option of the command line."""
+"""Metadata of a configuration field as an option of the command line."""
 
 from __future__ import annotations
 

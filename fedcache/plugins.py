@@ -1,4 +1,4 @@
-"""What comes from outside of fedcache: entry points of installed packages, and what ``fc.register`` was given.
+"""Plug-ins: entry points of installed packages, and objects given to ``fc.register``.
 
 Tables of fedcache ask here for a name that is not their own, so that nothing is imported, and no installed package is
 looked at, before such a name is asked for or a list is shown. A plug-in that cannot be loaded is an error of whoever

@@ -1,4 +1,4 @@
-"""What a long call tells its caller while it works. The library prints nothing; the command line listens."""
+"""Progress of long calls. The library prints nothing; the command line listens."""
 
 from __future__ import annotations
 

@@ -57,10 +57,7 @@ from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
 from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop, results  # noqa: E402
-from fedcache.ui.index import (
-    GridIndex,
-    RunIndex,
-)
+from fedcache.ui.index import GridIndex, RunIndex  # noqa: E402
 
 HANG = 120.0
 DETECTED = {

@@ -1,1 +1,1 @@
-"""What the functions of the Python API do with their arguments; ``api`` holds their signatures and docstrings."""
+"""Implementation of the Python API; ``api`` holds the signatures and docstrings."""

@@ -84,7 +84,9 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         )
     config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")
     config = replace(config, dataset=given["dataset"])
-    out = None if given["out"] is None else Path(given["out"])
+    out = None
+    if given["out"] is not None:
+        out = Path(given["out"])
     with_images = bool(given["with_images"])
     check_asked(out, with_images=with_images)
     asked = ModelOptions(

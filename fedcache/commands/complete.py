@@ -1,4 +1,4 @@
-"""What the shell offers for a value while a command is typed: names of methods, backbones, datasets, stores and runs.
+"""Shell completion of option values: names of methods, backbones, datasets, stores and runs.
 
 Each source is imported when its own values are asked for, and none imports torch: an answer has to come while somebody
 types. What cannot be read offers nothing.

@@ -135,7 +135,10 @@ def datasets_check(
     if report["missing"]:
         code = Exit.STORE
     else:
-        code = Exit.CORRUPT if report["wrong"] else Exit.OK
+        if report["wrong"]:
+            code = Exit.CORRUPT
+        else:
+            code = Exit.OK
     return CommandResult(report, lines, code=code)
 
 

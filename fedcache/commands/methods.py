@@ -123,7 +123,7 @@ def methods_info(name: Name) -> CommandResult:
     lines = [f"{m.name}: {m.summary}", m.paper]
     if plugin is not None:
         lines.append(f"From outside: {origin}.")
-    share = "all"
+    share: str | float = "all"
     if d.participation is not None:
         share = d.participation
     reads = ", ".join(sorted(m.needs)) or "features alone"

@@ -329,7 +329,9 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     )
     kind = value_type(item)
     annotation = Annotated[kind, made]  # type: ignore[valid-type]
-    default = False if is_flag else None
+    default = None
+    if is_flag:
+        default = False
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )

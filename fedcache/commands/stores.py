@@ -1,4 +1,4 @@
-"""What is under ``FEDCACHE_HOME``: ``ls``, ``inspect``, ``verify``, ``repair``, ``gc``."""
+"""Commands about stores under ``FEDCACHE_HOME``: ``ls``, ``inspect``, ``verify``, ``repair``, ``gc``."""
 
 from __future__ import annotations
 

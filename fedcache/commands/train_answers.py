@@ -1,4 +1,4 @@
-"""What ``fedcache train`` and ``grid`` say at the end, for a person."""
+"""Final output of ``fedcache train`` and ``grid`` for a person."""
 
 from __future__ import annotations
 

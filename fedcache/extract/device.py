@@ -1,4 +1,4 @@
-"""Where the model runs: resolved once, said aloud, never quietly something else."""
+"""Device of the model: resolved once, printed, and never replaced silently."""
 
 from __future__ import annotations
 

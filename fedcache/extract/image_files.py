@@ -1,4 +1,4 @@
-"""Which files are taken for images and how large they may be; the error of an image that cannot be used.
+"""Image files: recognised suffixes, the largest size, and the error for an image that cannot be used.
 
 Apart from ``images``, which decodes them with Pillow: a dataset is found and numbered without it.
 """

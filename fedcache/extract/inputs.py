@@ -1,4 +1,4 @@
-"""What a backbone reads and a dataset holds: images, texts, or rows of numbers as they are.
+"""Kinds of input that a backbone reads and a dataset holds: images, texts, or rows of numbers.
 
 A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, and ``numpy`` leaves
 a row as it is. A text has no views, and nor has a row: their encoders are given all that was read.

@@ -148,7 +148,9 @@ class Recipe:
         if self.size:
             side = f"{self.size} px {self.resize}"
         if self.decoder != "pillow":
-            side = f"{self.decoder}, {self.size} tokens" if self.size else self.decoder
+            side = self.decoder
+            if self.size:
+                side = f"{self.decoder}, {self.size} tokens"
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"

@@ -1,4 +1,4 @@
-"""What an extraction did, counted while it runs and summed up at its end."""
+"""Result of an extraction: counts while it runs, and the summary at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a grid beside its runs: the command, its points, and how each ended, for whoever watches it.
+"""Record of a grid: its command, its points and how each ended, kept next to its runs.
 
 One file of lines per grid under ``grids/`` of the home, named by a digest of what was asked, so that the same grid
 asked again takes the place of the record before. No result depends on it: where it cannot be written, the grid goes on.

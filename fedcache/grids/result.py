@@ -1,4 +1,4 @@
-"""What came of a grid: its points with their runs, the best of them, and what was lost."""
+"""Result of a grid: its points with their runs, the best of them, and the lost ones."""
 
 from __future__ import annotations
 

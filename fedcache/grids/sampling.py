@@ -1,4 +1,4 @@
-"""How the points of a grid are drawn, as it is asked for; without torch, as commands read it."""
+"""Sampling options of a grid, without torch because commands read them at start-up."""
 
 from __future__ import annotations
 

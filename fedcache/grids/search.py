@@ -131,7 +131,10 @@ class Trials:
             if pruned:
                 state = TrialState.PRUNED
             else:
-                state = TrialState.FAIL if value is None else TrialState.COMPLETE
+                if value is None:
+                    state = TrialState.FAIL
+                else:
+                    state = TrialState.COMPLETE
             frozen = trial.study.tell(trial, None if pruned else value, state=state)
             line = {
                 "state": state.name,

@@ -1,4 +1,4 @@
-"""What ``--sampler optuna`` searches: values and ranges of ``--sweep``, and how the next point is drawn."""
+"""Search space of ``--sampler optuna``: values and ranges of ``--sweep``, and the draw of the next point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many synthetic rows of each class balance a set of soft labels (FST-CBDG eq 7)."""
+"""Class balance: the number of synthetic rows of each class that balances soft labels (FST-CBDG eq 7)."""
 
 from __future__ import annotations
 

@@ -120,7 +120,9 @@ def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
         wide = encoder.channels << stage
         for block in range(count):
             # Every stage but the first halves the image in its first block.
-            stride = 2 if stage and not block else 1
+            stride = 1
+            if stage and not block:
+                stride = 2
             out.append((f"t.{stage}.{block}", before, wide, stride))
             before = wide * kind.expansion
     return out

@@ -43,9 +43,15 @@ class _Batched(torch.autograd.Function):
         x, W = ctx.saved_tensors
         need_x, need_w, need_b = ctx.needs_input_grad
         # Of u = x W' + b: dx = du W, dW = du' x, db = the sum of du over rows.
-        dx = each_times_transposed(du, W.mT) if need_x else None
-        dW = each_times_transposed(du.mT, x.mT) if need_w else None
-        db = du.sum(-2) if need_b else None
+        dx = None
+        if need_x:
+            dx = each_times_transposed(du, W.mT)
+        dW = None
+        if need_w:
+            dW = each_times_transposed(du.mT, x.mT)
+        db = None
+        if need_b:
+            db = du.sum(-2)
         return dx, dW, db
 
 

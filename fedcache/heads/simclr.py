@@ -104,7 +104,10 @@ class Ensemble:
     def _make(self, i: Tensor) -> Tensor:
         total = torch.zeros(len(i), self.size, dtype=self._parts[0].dtype, device=i.device)
         for part in self._parts:  # one client at a time: memory is that of one [B, N] block
-            m = part[i] if self._square else part[i] @ part.mT
+            if self._square:
+                m = part[i]
+            else:
+                m = part[i] @ part.mT
             total += torch.exp((sparse(m, self._count) - 1.0) / self._tau)
         return total / len(self._parts)
 

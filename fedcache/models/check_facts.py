@@ -1,4 +1,4 @@
-"""What a model file may say: every fact by its type and range, then facts and tensors by one another.
+"""Checks of a model file: every fact by its type and range, then facts and tensors against one another.
 
 Anybody can seal a file, so the content of a sealed model is a claim of whoever made it. All of it is checked here,
 once, when the file is read. What passes is what the rest of the package relies on.

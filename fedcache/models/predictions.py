@@ -1,4 +1,4 @@
-"""What a model says of rows: the best classes of each with their probabilities, as lines of a table in a file."""
+"""Predictions: the best classes of each row with their probabilities, as lines of a table in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the rows that a model predicts come from: images or texts, a store, or a file of embeddings."""
+"""Sources of rows for prediction: images or texts, a store, or a file of embeddings."""
 
 from __future__ import annotations
 

@@ -545,7 +545,9 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
-    drawn = ", redrawn for every seed" if len(set(entry.result["partition"]["digests"])) > 1 else ""
+    drawn = ""
+    if len(set(entry.result["partition"]["digests"])) > 1:
+        drawn = ", redrawn for every seed"
     name = partition_words(entry.result)
     return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
 

@@ -319,9 +319,16 @@ def export_model(
     check_weights(asked, [members[0].facts.backbones])
     predictor = predictor_of(members, named(members[0], asked), home, "cpu")
     found = run_result(place)
-    program = make_program(predictor, home, weights_of(asked)) if kind in PROGRAMS else None
-    result = None if found is None else read_result(found)
-    columns = None if found is None or result is None else client_columns(result, found.parent)
+    program = None
+    if kind in PROGRAMS:
+        program = make_program(predictor, home, weights_of(asked))
+    result = None
+    if found is not None:
+        result = read_result(found)
+    if found is None or result is None:
+        columns = None
+    else:
+        columns = client_columns(result, found.parent)
     card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
         card += agreement(program)

@@ -270,7 +270,9 @@ def section_of(
             f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
         )
     columns, rows = table_of(entries, names, score, said.digest)
-    store = source.store.path.name if isinstance(source, RunStore) else ""
+    store = ""
+    if isinstance(source, RunStore):
+        store = source.store.path.name
     return said, Section(
         ident,
         title,
@@ -661,11 +663,9 @@ def _verdict(
     mean = means[best]
     entry = next(iter(group.rows()[best].values()))
     chosen = found is not None and found.chosen is not None
-    by = (
-        "is best by mean validation accuracy and reaches"
-        if chosen
-        else "has the highest mean test accuracy,"
-    )
+    by = "has the highest mean test accuracy,"
+    if chosen:
+        by = "is best by mean validation accuracy and reaches"
     headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
     others = {name: value for name, value in means.items() if name != best and value is not None}
     if others and mean is not None:

@@ -1,4 +1,4 @@
-"""What the models of a stored run got wrong on its own test rows."""
+"""Mistakes of a stored run's models on its own test rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stored run was made from: its configuration, the command that makes it again, the store of its rows."""
+"""Origin of a stored run: its configuration, the command that repeats it, the store of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run of a setting is best, by how much, how sure that is and what it costs, in sentences for a first screen."""
+"""Verdict of a setting: the best run, its lead, the certainty and the cost, in sentences."""
 
 from __future__ import annotations
 

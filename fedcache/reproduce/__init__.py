@@ -1,1 +1,1 @@
-"""Every table and figure of the papers as data, and the runner that puts numbers got here beside the printed ones."""
+"""Tables and figures of the papers as data, and the runner that compares them with measured numbers."""

@@ -1,4 +1,4 @@
-"""How a cell is measured when it is not a run: one thin function for each kind."""
+"""Cells that are not measured by a run: one thin function for each kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.model import head_of
 from fedcache.heads.projection import embed
-from fedcache.report.figures.data import draw
+from fedcache.report.figures.data import draw, linear_cka
 from fedcache.reproduce.metrics import Value
 from fedcache.reproduce.planning import find_domain
 from fedcache.reproduce.prepare import (

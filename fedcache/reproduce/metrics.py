@@ -1,4 +1,4 @@
-"""What a finished run says about a metric of a table, in the unit the papers print; how numbers compare, as text."""
+"""Metrics of a finished run in the unit that the papers print, and their comparison as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the paper's cells to those that are run: what they need here, what takes its place, a sentence for each change.
+"""Planning of a paper's cells: what each needs, what is substituted, and a sentence for each change.
 
 What a cell needs is asked of the code that extracts and trains: nothing is declared ready by hand.
 """

@@ -1,4 +1,4 @@
-"""What a cell is measured on: the store with its features, or the images alone, and who holds which rows."""
+"""Data of a cell: the store with its features, or the images alone, and the partition."""
 
 from __future__ import annotations
 

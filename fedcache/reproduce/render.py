@@ -339,10 +339,12 @@ class RowRanking:
         if self.tied:
             parts.append(f"{len(self.tied)} printed equal{_pairs(self.tied, 'and')}")
         single = all(p.measured.std is None for p in self.places)
-        alone = (
-            " There is one seed, so no standard error: every difference counts." if single else ""
-        )
-        tau = "" if self.tau is None else f" Kendall's tau-b is {self.tau:+.2f}."
+        alone = ""
+        if single:
+            alone = " There is one seed, so no standard error: every difference counts."
+        tau = ""
+        if self.tau is not None:
+            tau = f" Kendall's tau-b is {self.tau:+.2f}."
         return f"PROXY, order of {where}: {'; '.join(parts)}.{tau}{alone}"
 
     def to_dict(self) -> dict[str, Any]:

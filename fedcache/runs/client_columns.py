@@ -1,4 +1,4 @@
-"""What a result says of every client: in ``result.json`` for few, in a parquet file beside it for many.
+"""Columns of clients in a result: in ``result.json`` for few clients, in a parquet file for many.
 
 The file is one of those whose digests a result holds, so it is read whole, unchanged, or not at all.
 """

@@ -1,4 +1,4 @@
-"""From the predictions of an evaluation to what it says of every test row."""
+"""Outcome of every test row, from the predictions of an evaluation."""
 
 from __future__ import annotations
 

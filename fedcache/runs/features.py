@@ -1,4 +1,4 @@
-"""What a run reads: features or images in memory, text features and live encoders, and with them all of its inputs."""
+"""Inputs of a run: features or images in memory, text features and live encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What determines a result, and its digest: the name of a run's directory.
+"""Identity of a run: everything that determines its result, and the digest that names its directory.
 
 A stored result is returned again only while nothing that determines it has changed. Part of that is the code itself.
 Its digest is taken from the syntax trees, so comments, docstrings, formatting and the place of a file are free to

@@ -1,4 +1,4 @@
-"""What belongs to the rows of a run: the store of a stored one, and text features of the same weights as the images."""
+"""Origin of a run's rows: the store of a stored run, and text features of the same weights as the images."""
 
 from __future__ import annotations
 

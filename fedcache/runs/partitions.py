@@ -1,4 +1,4 @@
-"""What clients are dealt: partitions of a store, made, saved in it, drawn, and cut into one store per client."""
+"""Partitions of a store: made, saved in it, drawn, and cut into one store per client."""
 
 from __future__ import annotations
 

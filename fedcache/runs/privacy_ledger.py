@@ -1,4 +1,4 @@
-"""What private runs have spent: one sealed line in ``privacy.jsonl`` of the home for every seed whose noise was drawn.
+"""Privacy ledger: one sealed line in ``privacy.jsonl`` of the home for every seed whose noise was drawn.
 
 Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
 repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything

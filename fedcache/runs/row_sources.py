@@ -1,4 +1,4 @@
-"""Where the rows of a run come from: one store, dealt by index, or a directory with one store per client."""
+"""Sources of a run's rows: one store with a partition, or a directory with one store per client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is asked to do, resolved: every default in place, every word parsed once, contradictions refused."""
+"""Resolved settings of a run: every default in place, every value parsed once, contradictions refused."""
 
 from __future__ import annotations
 

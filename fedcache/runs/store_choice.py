@@ -1,4 +1,4 @@
-"""Which store a run trains on and which of its arrays; what of it is unfinished, only a part, or not there yet."""
+"""Choice of a run's store and feature sets, with notes about unfinished, partial and missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often every test row was classified rightly, in a sealed file beside a result.
+"""Test rows file: how often every test row was classified correctly, sealed, next to a result.
 
 With it two runs are compared over the very same images, by paired differences (``fedcache.report.comparison``).
 """

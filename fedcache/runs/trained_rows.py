@@ -1,4 +1,4 @@
-"""Which rows the clients of a run trained on, and whether a model is measured on some of them."""
+"""Training rows of a run's clients, and the check that a model is not measured on them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[B
     entries = {}
     offset = 0
     for name, values in arrays.items():
-        dtype = np.min_scalar_type(int(values.max())) if len(values) else np.dtype(np.uint8)
+        if len(values):
+            dtype = np.min_scalar_type(int(values.max()))
+        else:
+            dtype = np.dtype(np.uint8)
         small = np.ascontiguousarray(values, dtype.newbyteorder("<"))
         raw = small.view(np.uint8).data
         entries[name] = {

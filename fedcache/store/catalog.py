@@ -39,7 +39,10 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     that nothing is to be made there.
     """
     bare = len(path.parts) == 1
-    places = [path, path.with_name(f"{path.name}.zarr")] if path.name else [path]
+    if path.name:
+        places = [path, path.with_name(f"{path.name}.zarr")]
+    else:
+        places = [path]
     if bare:
         places += [home.stores / place for place in places]
     found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)

@@ -120,7 +120,9 @@ class ContentArray:
                 bad = {
                     chunk * self.chunk_rows + row: NOT_FINITE for row in lost_rows(rows).tolist()
                 }
-                written = pool.submit(writer.write, chunk, rows, bad) if chunk in missing else None
+                written = None
+                if chunk in missing:
+                    written = pool.submit(writer.write, chunk, rows, bad)
                 observer.advance(len(rows))
             if written is not None:
                 written.result()

@@ -277,7 +277,9 @@ def write_shards(
     make_private(out)
     paths = [out / name for name in names]
     for number, (name, train, test) in enumerate(clients):
-        held = validation[number] if validation else None
+        held = None
+        if validation:
+            held = validation[number]
         if held is None:
             held = np.empty(0, np.int64)
         _write_shard(store, paths[number], name, number, (train, test, held))

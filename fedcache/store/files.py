@@ -179,7 +179,10 @@ def _filled(
                 file.flush()
                 os.fsync(file.fileno())
             finally:
-                written = 0 if file.closed else file.tell()
+                if file.closed:
+                    written = 0
+                else:
+                    written = file.tell()
             put(file)
     except OSError as error:
         if error.errno in FULL:
@@ -403,7 +406,9 @@ def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> Mac
         at_least = error.written
     if error.filename:
         place = place or Path(str(error.filename))
-    what = "What was being written" if place is None else str(place)
+    what = "What was being written"
+    if place is not None:
+        what = str(place)
     if needed:
         size = f"{needed:,} bytes"
     elif at_least:
@@ -453,7 +458,10 @@ def memory_limit() -> int:
 
 def threads_for(parts: int) -> int:
     """Threads that copy ``parts`` chunks: the cores this process may use, at most four; memory gives no more."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        own = len(os.sched_getaffinity(0))
+    else:
+        own = os.cpu_count() or 1
     return max(1, min(4, own, parts))
 
 

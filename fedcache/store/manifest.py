@@ -463,7 +463,10 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
     raw = read_partition(store, manifest, name)
     path = store / partition_file(store, manifest, name)
     try:
-        found = read_content(raw) if is_array_file(raw) else parse_json(bytes(raw))
+        if is_array_file(raw):
+            found = read_content(raw)
+        else:
+            found = parse_json(bytes(raw))
     except ValueError as error:
         raise files.damaged(f"partition {name}", path, "is not JSON") from error
     if not isinstance(found, dict):

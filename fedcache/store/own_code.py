@@ -203,7 +203,9 @@ def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             dotted = "." * node.level + (node.module or "")
             try:
-                origin = resolve_name(dotted, package) if node.level else dotted
+                origin = dotted
+                if node.level:
+                    origin = resolve_name(dotted, package)
             except ImportError:
                 continue
             yield origin

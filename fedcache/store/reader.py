@@ -158,7 +158,10 @@ class Reader:
     def _gather(self, wanted: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """Rows out of mapped chunks, each mapped once."""
         out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
-        order = None if (numbers[1:] >= numbers[:-1]).all() else np.argsort(numbers, kind="stable")
+        if (numbers[1:] >= numbers[:-1]).all():
+            order = None
+        else:
+            order = np.argsort(numbers, kind="stable")
         if order is not None:
             numbers = numbers[order]
             wanted = wanted[order]

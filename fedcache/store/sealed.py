@@ -93,7 +93,9 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
         # removed at this moment, by another process that has ended the same work
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = error.args[0] if type(error) is ValueError and error.args else "cannot be read"
+        why = "cannot be read"
+        if type(error) is ValueError and error.args:
+            why = error.args[0]
         raise CorruptionError(f"{path} {why}.", "Remove it; what it held is made again.") from error
 
 

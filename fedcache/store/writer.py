@@ -349,7 +349,9 @@ class ArrayWriter:
 
     def for_workers(self) -> WorkerArray:
         """What a worker in another process needs to write chunks of this array."""
-        header = digest_of(self.journal.header) if self.journal.header is not None else ""
+        header = ""
+        if self.journal.header is not None:
+            header = digest_of(self.journal.header)
         return WorkerArray(
             self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header
         )

@@ -188,7 +188,10 @@ def _text_of(
     path: Path, key: str, values: Any, features: Mapping[str, Any]
 ) -> tuple[str, NDArray[np.float32]]:
     """``text/<name>`` of a backbone of the file, or ``text`` of its only one, as unit rows."""
-    name = key.removeprefix("text/") if key != "text" else next(iter(features))
+    if key != "text":
+        name = key.removeprefix("text/")
+    else:
+        name = next(iter(features))
     if name not in features or (key == "text" and len(features) > 1):
         raise UsageError(
             f"{path}: {key} belongs to none of the features {', '.join(features)}.",

@@ -122,7 +122,10 @@ class ColumnChoice:
 
     def options(self) -> list[str]:
         """The same as options of ``ingest``."""
-        groups = self.groups if self.groups is None else in_a_list(self.groups)
+        if self.groups is None:
+            groups = self.groups
+        else:
+            groups = in_a_list(self.groups)
         one_each = {
             "--features-key": ",".join(self.features) or None,
             "--label-key": self.label,
@@ -517,7 +520,9 @@ def _domains(
     Raises UsageError for names of several domains that no column tells apart.
     """
     names_key = next((name for name in columns if name.lower() == "domains" and name != key), None)
-    names = None if names_key is None else words_in(columns[names_key])
+    names = None
+    if names_key is not None:
+        names = words_in(columns[names_key])
     if key is None:
         if names is not None and len(names) > 1:
             raise UsageError(
@@ -582,7 +587,10 @@ def features_of(
     wide = [key for key, values in raw.items() if isinstance(values, FileRows) and values.columns]
     keys: list[str] = []
     for word in asked:
-        key = word if word in raw or not wide else wide[0]
+        if word in raw or not wide:
+            key = word
+        else:
+            key = wide[0]
         find_column(path, raw, key, (), "--features-key")
         keys.append(key)
     if not asked:
@@ -695,7 +703,10 @@ def find_names(
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             continue
-        names = _names(values) if isinstance(values, Words) or values.dtype.kind in "iu" else ()
+        if isinstance(values, Words) or values.dtype.kind in "iu":
+            names = _names(values)
+        else:
+            names = ()
         if "" not in names and len(set(names)) == count:
             return key, names, [*said, f"{key} names the rows."]
         said.append(f"{key} repeats or is empty, so it names no rows.")

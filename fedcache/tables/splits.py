@@ -94,7 +94,9 @@ def by_split(
     twice: list[str] = []
     for name, column in columns.items():
         base, word = split_of_name(name)
-        held = tables.setdefault(word, {}) if word else without
+        held = without
+        if word:
+            held = tables.setdefault(word, {})
         if word and base in held:
             twice.append(name)
         held[base] = column
@@ -183,7 +185,9 @@ def find_splits(
         if codes is not None:
             return FoundSplits((usual,), codes.astype(np.uint8), [])
     for name in MAYBE_SPLITS:
-        meanings = CODES | SPLIT_WORDS if name == "subset" else SPLIT_WORDS
+        meanings = SPLIT_WORDS
+        if name == "subset":
+            meanings = CODES | SPLIT_WORDS
         for key in raw:
             if last_level(key) != name:
                 continue

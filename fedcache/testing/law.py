@@ -1,4 +1,4 @@
-"""What a law is, and what is raised when it does not hold."""
+"""Law: a property that every method must have, and the error for a violation."""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def read_details(path: Path) -> dict[str, Any]:
     if isinstance(one, StoredRun):
         scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
-        name = "" if store is None else store.path.stem
+        name = ""
+        if store is not None:
+            name = store.path.stem
         return {
             "drawing": _draw(one.rounds),
             "settings": settings_of(one),
@@ -447,7 +449,9 @@ class GridIndex:
         if told["damaged"]:
             state = "damaged"
         elif not at_work:
-            state = "stopped" if "error" in told or "ended" not in told else "finished"
+            state = "finished"
+            if "error" in told or "ended" not in told:
+                state = "stopped"
         total = max(len(points), told.get("trials", 0) if at_work else 0)
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
@@ -481,12 +485,16 @@ class GridIndex:
             if "error" in end:
                 state = "failed"
             elif end.get("run"):
-                run = self.runs.facts(end["run"]) if here else None
+                run = None
+                if here:
+                    run = self.runs.facts(end["run"])
                 state = "gone"
             elif here and "ended" not in told:
                 run = _run_of(method, sweep, unfinished, told["started"])
             if run is not None:
-                state = "pruned" if "pruned" in end else run["state"]
+                state = "pruned"
+                if "pruned" not in end:
+                    state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
             facts = {k: None if run is None else run.get(k) for k in LIVE}
             point = {

@@ -1,4 +1,4 @@
-"""What the page may ask for: a token before every path, loopback names as the host, GET alone, nothing from elsewhere.
+"""Server of the page: a token before every path, loopback host names, GET only, no foreign requests.
 
 The token stands in the path, so links that are relative keep it and nothing needs a cookie; whoever does not know it
 learns nothing, not even which paths there are. A name that resolves to this machine (DNS rebinding) is refused by its

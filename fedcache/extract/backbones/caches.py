@@ -1,4 +1,4 @@
-"""Where the libraries keep what they download, by their own rules and without importing them."""
+"""Download folders of timm, torchvision, open_clip and Hugging Face, found without importing them."""
 
 from __future__ import annotations
 

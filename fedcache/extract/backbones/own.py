@@ -1,4 +1,4 @@
-"""What backbones that a user brings have in common: where they lay last, their output as one row per image, checks.
+"""Shared code of the backbones that a user brings: last known place, output as one row per image, checks.
 
 A row of one is made from its file or code, not read from the table. The home remembers it by its bare name, so that a
 run, a prediction or a resumed extraction finds the file again; what counts is its sha256, wherever it lies.

@@ -1,4 +1,4 @@
-"""What a TFLite file says of its layers, and the same file with another tensor as its output.
+"""Layers of a TFLite file, and the same file with another tensor as its output.
 
 The interpreter gives what the graph declares as output, which of a classifier are scores; a feature is a tensor inside.
 The declaration is a list of numbers of tensors. Another number in its place makes another output, for which the graph

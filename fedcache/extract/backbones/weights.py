@@ -1,4 +1,4 @@
-"""Where weights lie, and how they get there: one resolver for every backbone, which imports no torch.
+"""Weight files: one resolver finds or downloads them for every backbone, without importing torch.
 
 The order is the one the messages name: ``--weights NAME=FILE``, ``<home>/weights``, the library's own place (a pip
 package, the Hugging Face cache, torch's cache). Only ``pull`` fetches anything, and what was fetched is hashed before

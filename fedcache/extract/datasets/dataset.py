@@ -1,4 +1,4 @@
-"""What a dataset is, a part of one, several as the domains of one, and what every reader needs: digests and uids.
+"""Datasets: one, a part of one, several as the domains of one, with the digests and uids that every reader needs.
 
 Rows are numbered before anything is decoded, in the order of their sorted names, and an image that cannot be read
 keeps its row. The digest is of the content (names, uids, labels, domains, splits), so the same tree as a directory,

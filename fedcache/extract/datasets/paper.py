@@ -1,4 +1,4 @@
-"""What the data file of a paper's dataset says (``papers/NAME.toml``), and where on the disk its layout is found.
+"""Data file of a paper's dataset (``papers/NAME.toml``), and the search for its layout on the disk.
 
 A dataset may lie there in several layouts: as the papers' authors released it, or as its owners publish it. Each layout
 names the files by which it is recognised; the first one found is read.

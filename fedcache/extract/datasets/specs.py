@@ -1,4 +1,4 @@
-"""What names a dataset: the kinds of specs, which module reads each, and what is said of a spec that names none.
+"""Dataset specs: the kinds, the module that reads each, and the error for a spec that names no dataset.
 
 Nothing that reads is imported here: a command that finds its store by name starts without Pillow, h5py and readers.
 """

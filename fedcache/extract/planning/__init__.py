@@ -1,1 +1,1 @@
-"""What an extraction will do before it does it: which store, what is missing, what is taken over, what it costs."""
+"""Plan of an extraction: the store, the missing features, the reused features, and the cost."""

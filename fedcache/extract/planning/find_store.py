@@ -1,4 +1,4 @@
-"""Which store a command means, what is unfinished in it, and the commands that hints give, which run as written."""
+"""Search for the store that a command means, its unfinished parts, and the command lines for hints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where images of stores are looked for: known before any is read, and without what opens datasets."""
+"""Folders that hold the images of stores, found without opening a dataset."""
 
 from __future__ import annotations
 

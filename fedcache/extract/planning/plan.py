@@ -1,4 +1,4 @@
-"""What an extraction will do: which weights, which recipes, which prompt templates, how many bytes."""
+"""Contents of an extraction: weights, recipes, prompt templates, and bytes."""
 
 from __future__ import annotations
 
@@ -312,7 +312,9 @@ def make_current(
         changed = store.use_text(name, templates, weights=item.recipe.weights)
         state = "computed"
         if item.recipe.key not in computed:
-            state = "made current" if changed else "current"
+            state = "current"
+            if changed:
+                state = "made current"
         said.append({"backbone": name, "templates": templates, "state": state})
     return said
 

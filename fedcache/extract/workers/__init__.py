@@ -1,1 +1,1 @@
-"""Where batches are computed: in this process, in CPU workers, before a GPU, or as tasks for other machines."""
+"""Places that compute batches: this process, CPU workers, a GPU, or tasks for other machines."""

@@ -1,4 +1,4 @@
-"""What a method sees of the clients and grid points that it is computed for at once, besides tensors: its draws too.
+"""Context of a method: the clients and grid points computed at once, and their random draws.
 
 M clients of G grid points are one batch. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-client tensor
 carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by

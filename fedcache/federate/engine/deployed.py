@@ -1,4 +1,4 @@
-"""What a run deploys: the tensors that predict, apart from the run that made them."""
+"""Deployed tensors of a run: the ones that predict, apart from the run that made them."""
 
 from __future__ import annotations
 

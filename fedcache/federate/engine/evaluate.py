@@ -169,7 +169,10 @@ def evaluate_personal(
     tally = Tally(data, len(clients))
     fresh_before = FreshModel()
     for block in _same_tests(table, chosen, everywhere):
-        test = table.test_of(block[0]) if union is None else union
+        if union is None:
+            test = table.test_of(block[0])
+        else:
+            test = union
         if not len(test):
             continue
         # One product scores all models of a block; models that cannot be stacked are scored one by one.

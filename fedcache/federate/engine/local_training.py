@@ -253,7 +253,10 @@ def train(
     if not all(n in p for n in wanted):
         carry = {**opt_init(carry, names, ctx), **carry}
     for epoch in range(epochs):
-        stream = batches(carry, epoch) if batches else minibatches(data, ctx, epoch, purpose)
+        if batches:
+            stream = batches(carry, epoch)
+        else:
+            stream = minibatches(data, ctx, epoch, purpose)
         carry = fold_batches(carry, stream, optimiser_step(loss, names, down), ctx)
     return carry
 

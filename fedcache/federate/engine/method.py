@@ -1,4 +1,4 @@
-"""What a method is: data whose fields are pure functions, the hyperparameters those functions read, and how it declares
+"""Method: data whose fields are pure functions, the hyperparameters those functions read, and how it declares
 what clients send and in what they may differ.
 
 A variant of a method is ``dataclasses.replace(method, ...)``. Nothing is a field that neither the engine nor the

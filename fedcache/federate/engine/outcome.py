@@ -1,4 +1,4 @@
-"""What a run returns: metrics over clients and predictions, traffic, records, and what a later run needs to go on.
+"""Outcome of a run: metrics over clients, predictions, traffic, records, and the state to resume from.
 
 Traffic is scalars and bytes up and down, counted from what uploads and broadcasts really hold: ``exact`` counts those
 tensors; ``paper`` counts weights only (no biases, no BatchNorm), as the papers' tables do.

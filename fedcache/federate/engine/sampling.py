@@ -1,4 +1,4 @@
-"""Which clients take part in a round: of those that are there the ones that are drawn, less those that drop out."""
+"""Client sampling: the drawn clients among the available ones, without those that drop out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long clients take in a simulation, and whose updates each step of an asynchronous server is made of.
+"""Simulated time: durations of clients, and the updates in each step of an asynchronous server.
 
 The server follows FedBuff (Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022,
 arXiv:2106.06639, algorithm 1): clients that are free are sampled and begin with the current model; an update that

@@ -1,4 +1,4 @@
-"""Which stored view of a row training reads: the plain image, or augmentations that are drawn anew in every epoch.
+"""Stored views of a row: the plain image, or augmentations drawn anew in every epoch.
 
 View 0 is the plain image and the only one that tests, scores and predictions read. Views 1 .. V-1 are augmentations
 that were stored when features were extracted; a method reads them where its hyperparameters ask for them.

@@ -1,1 +1,1 @@
-"""How the clients of a round are computed: one by one, as one batch, or in coordinates of their Gram matrices."""
+"""Execution of a round's clients: one by one, as one batch, or in coordinates of their Gram matrices."""

@@ -1,4 +1,4 @@
-"""Which executors there are, and which one is cheapest for a run."""
+"""Choice of the executor that is cheapest for a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an execution is: a class that computes the middle of a round, between the broadcast and the server's step.
+"""Executor: a class that computes the middle of a round, between the broadcast and the server's step.
 
 To add one, derive from ``Executor`` in a file of its own and register it (``choose.registered``). All executions
 give the same results: bit for bit the same draws, and sums that differ by rounding alone (1e-10 in float64). The laws

@@ -320,7 +320,9 @@ class Gram(Batched):
         # as files bring names in another order, and sums would follow it
         for n, t in sorted(state.items()):
             if is_first(n):
-                full = t.unsqueeze(0) if batch.axes == 1 else t
+                full = t
+                if batch.axes == 1:
+                    full = t.unsqueeze(0)
                 full = full.movedim(1, 0)  # [M, G, U, D]
                 number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
         units = {key: frame.unit(j, len(number), len(batch.points)) for key, j in number.items()}
@@ -341,7 +343,9 @@ class Gram(Batched):
                 for of_point in kept
                 for at, alone in zip(of_point, kept[0], strict=True)
             )
-            several = kept[:1] if common else kept
+            several = kept
+            if common:
+                several = kept[:1]
             seen = [[at.seen[j] for at in of_point] for of_point in several]
             frame.bases.append(torch.empty(0))  # never read: nothing of these is turned back here
             frame.seen.append(_padded(seen, longest))
@@ -369,7 +373,10 @@ class Gram(Batched):
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
-                tree = entered[g][c] if c in entered[g] else point.states[c]
+                if c in entered[g]:
+                    tree = entered[g][c]
+                else:
+                    tree = point.states[c]
                 maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
                 before = point.states.kept.get(order[0])
                 others, kept = _begin(

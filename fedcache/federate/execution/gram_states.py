@@ -1,4 +1,4 @@
-"""What clients hold between rounds, of which some may be kept as coordinates on their rows.
+"""Client states between rounds; some are kept as coordinates on the client's rows.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, k bases.
 """

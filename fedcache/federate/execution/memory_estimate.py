@@ -1,4 +1,4 @@
-"""What a run asks of the machine: its sizes, how it will be computed, what the machine has, and the peak of memory.
+"""Memory estimate of a run: its sizes, its execution, the machine's memory, and the peak.
 
 The parts of the peak are those that grow: features, packed rows and Gram matrices, what clients keep, uploads under
 way, and a chunk's working set. What Python and torch take by themselves is not counted. Uploads are taken to be as

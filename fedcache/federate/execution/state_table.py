@@ -1,4 +1,4 @@
-"""What clients keep between rounds, in a file: a row for each client that took part, read and written one by one.
+"""State table: a file with one row for each client that took part, read and written one by one.
 
 For runs whose clients keep more than memory should hold. No row is written over that the last checkpoint refers to, so
 a checkpoint is an index of places and digests and costs what changed since the one before, and a killed run goes on to
@@ -166,7 +166,9 @@ class StateTable(MutableMapping[int, Tree]):
         self._new.discard(client)
 
     def __contains__(self, client: object) -> bool:
-        number = index(client) if isinstance(client, SupportsIndex) else -1
+        number = -1
+        if isinstance(client, SupportsIndex):
+            number = index(client)
         return 0 <= number < len(self._rows) and bool(self._rows["kind"][number])
 
     def __iter__(self) -> Iterator[int]:

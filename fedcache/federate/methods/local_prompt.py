@@ -1,4 +1,4 @@
-"""Every client learns its two prompts alone; the lower bound of TPFL's tables ("Local").
+"""Local prompts: every client learns its two prompts alone; the lower bound of TPFL's tables ("Local").
 
 The computation of ``tpfl`` without the server; each client's prompts are scored on the test rows of all clients, and
 the report is the mean over clients. D's text speaks of gains up to 18.5 points over it, its tables show 54.6 (D-63).

@@ -1,4 +1,4 @@
-"""Every client trains a ResNet-18 with labels, alone: what FLESD's figure 2 compares self-supervision with.
+"""Local supervised ResNet-18 of every client: the comparison in FLESD's figure 2.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
 3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own

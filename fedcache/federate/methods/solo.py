@@ -1,4 +1,4 @@
-"""Every client trains alone; nothing travels.
+"""Local training: every client trains alone, and nothing is sent.
 
 The lower bound of every comparison: argmin of the mean cross-entropy of Q(P(r)) on the client's own rows (A table 2,
 "Solo"). One client of ``fedavg`` is the same computation, bit for bit.

@@ -442,8 +442,14 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
         for name, rows, shared, own, end in zip(
             table.names[start:stop], train, shares, test, ends, strict=True
         ):
-            quoted = f'"{name}"' if plain else canonical_json(name).decode()
-            tested = "null" if shared else f"[{own}]"
+            if plain:
+                quoted = f'"{name}"'
+            else:
+                quoted = canonical_json(name).decode()
+            if shared:
+                tested = "null"
+            else:
+                tested = f"[{own}]"
             objects.append(f'{{"name":{quoted},"test":{tested},"train":[{rows}]{end}}}')
         yield (b"," if start else b"") + ",".join(objects).encode()
     yield b"]"

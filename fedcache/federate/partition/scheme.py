@@ -1,4 +1,4 @@
-"""What a partition scheme is: a name, declared arguments, and a function that deals rows to clients.
+"""Partition scheme: a name, declared arguments, and a function that assigns rows to clients.
 
 The arguments are data, so that command-line options, their help, the messages for wrong values and the tests of those
 messages all come from one table per scheme.

@@ -1,1 +1,1 @@
-"""What is done with uploads before they are aggregated: validation, attacks, robust rules, privacy."""
+"""Processing of uploads before they are aggregated: validation, attacks, robust rules, privacy."""

@@ -1,4 +1,4 @@
-"""What rounds of noise cost together, by two accountants of ``dp-accounting``; no torch, so that it starts at once.
+"""Privacy accounting of rounds of noise by two accountants of ``dp-accounting``, without torch.
 
 A round is the Gaussian mechanism on a sum whose terms have norm at most C: a client more or less moves the sum by C,
 and the noise has deviation z C. Where each client takes part with probability q by itself, and nobody knows who did, a

@@ -1,4 +1,4 @@
-"""What runs were trained on: who holds which classes, features in two dimensions, how backbones agree."""
+"""Figures of the training data: classes per client, features in two dimensions, agreement of backbones."""
 
 from __future__ import annotations
 

@@ -414,7 +414,10 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         from matplotlib.collections import LineCollection
 
         order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
-        share = (points.scores - low) / (high - low) if high > low else np.ones(len(order))
+        if high > low:
+            share = (points.scores - low) / (high - low)
+        else:
+            share = np.ones(len(order))
         height = [
             {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
         ]

@@ -1,4 +1,4 @@
-"""What runs reached and say of themselves: accuracy, clients, costs, confusion matrices, the methods' own numbers."""
+"""Figures of runs: accuracy, clients, costs, confusion matrices, the methods' own numbers."""
 
 from __future__ import annotations
 
@@ -516,7 +516,9 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
     written: list[float] = []
     for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
         line = axes.axhline(100 * accuracy, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
-        what = "all rows in one place" if entry.pooled_rows else "costs nothing here"
+        what = "costs nothing here"
+        if entry.pooled_rows:
+            what = "all rows in one place"
         marks(line, [f"{label}: {100 * accuracy:.2f} %, {what}"], entry.key)
         if all(abs(100 * accuracy - at) > 3 for at in written):  # points; the lines of a name
             written.append(100 * accuracy)

@@ -1,1 +1,1 @@
-"""What there is to say about a method: its switches, what travels, and its page in the documentation."""
+"""Description of a method: its switches, its messages, and its page in the documentation."""

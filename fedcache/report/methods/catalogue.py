@@ -1,4 +1,4 @@
-"""Every method in a few facts, read from ``catalogue.json`` without importing torch or any method.
+"""Catalogue of methods, read from ``catalogue.json`` without importing torch or any method.
 
 The file is written by ``tools/make_docs.py``. Counts of scalars and bytes are kept as polynomials of the feature width
 W and the number of classes C, so that they are exact for any store. The file says from which sources it was made; where

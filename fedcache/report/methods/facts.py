@@ -1,4 +1,4 @@
-"""What there is to say of a method: its objective, its switches and their sides of each disagreement, what travels."""
+"""Facts of a method: its objective, its switches and the interpretations behind them, its messages."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     if towers is not None:
         width = towers.width
     else:
-        width = sizes.text_width if "text" in need else sizes.width
+        if "text" in need:
+            width = sizes.text_width
+        else:
+            width = sizes.width
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)

@@ -302,11 +302,10 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
     values = np.array([[_mean(found.get((t, b))) for b in blocks] for t in labels])
     # what was not trained is below all that was
     ranked = ranking(np.nan_to_num(values, nan=-1.0), LEVEL)
-    ranks = (
-        ranked.ranks
-        if ranked is not None
-        else tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
-    )
+    if ranked is not None:
+        ranks = ranked.ranks
+    else:
+        ranks = tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]
     both = [

@@ -1,4 +1,4 @@
-"""What is compared: one TOML file of data, backbones, partitions and treatments, read into plain values and checked."""
+"""Study file: one TOML file of data, backbones, partitions and treatments, read and checked."""
 
 from __future__ import annotations
 

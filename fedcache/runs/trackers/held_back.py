@@ -1,4 +1,4 @@
-"""What trackers are told of private runs, and when.
+"""Delayed metrics of private runs for trackers.
 
 Tracking libraries note the time at which each round is written. The time of a round grows with the number of clients
 that took part in it, and the epsilon of a private run assumes that nobody learns who did. So a tracker gets all rounds

@@ -1,4 +1,4 @@
-"""What all trackers share: one tracked run for every run and seed, its parameters, and its final figures."""
+"""Shared code of trackers: one tracked run for every run and seed, its parameters, and its final figures."""
 
 from __future__ import annotations
 

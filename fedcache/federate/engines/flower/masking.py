@@ -1,4 +1,4 @@
-"""What a site's upload is under secure aggregation: one vector of bounded numbers, of which the server sees only sums.
+"""Masked uploads for secure aggregation: one vector of bounded numbers per site; the server sees only sums.
 
 Every pooled mean and sum is linear in the uploads, so the sum of the vectors is all that the server needs:
 

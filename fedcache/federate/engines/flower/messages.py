@@ -1,4 +1,4 @@
-"""What travels between server and sites: words as JSON, and trees of tensors as raw bytes. Nothing is unpickled.
+"""Messages between server and sites: JSON for words, raw bytes for trees of tensors. Nothing is unpickled.
 
 A message holds the trees of many points. Equal tensors travel once however many points share them, so the first
 broadcast of a grid is as small as that of one run, and so is an upload that the swept numbers do not change. Rows that

@@ -1,4 +1,4 @@
-"""What a federation is asked to do: refused where sites cannot do it, and kept as a Flower app in a directory.
+"""Plan of a federation: checked against what sites can do, and kept as a Flower app in a directory.
 
 An app is a configuration, flat words and numbers as Flower has them, and two lines of Python that are the same for
 every method.

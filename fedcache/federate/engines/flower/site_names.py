@@ -1,4 +1,4 @@
-"""Whose name is whose: the key that each name of a site belongs to, kept by a server from run to run.
+"""Names of sites: the key that owns each name, kept by a server from run to run.
 
 Flower 1.41 tells an app the public key of every node (``Grid.get_nodes``). Where the server knows keys, a node takes
 part only when it signs with the private one, so the key says which site it is, after a restart too. A name belongs to

@@ -1,4 +1,4 @@
-"""Who takes part: what sites say of themselves, whether they can be taken together, and those that come late.
+"""Participating sites: their descriptions, whether they fit together, and late arrivals.
 
 Features of different recipes must never be averaged, so sites that differ from more than half of them are refused by
 digest, with what differs in words; where no such half is, the server must be told which site is right. What a site says

@@ -1,4 +1,4 @@
-"""What the files of methods share; the words that nearly all of them are written in are names of this package."""
+"""Shared code of the methods; the names that nearly all of them use are names of this package."""
 
 from fedcache.federate.engine.client_data import ClientData as ClientData
 from fedcache.federate.engine.context import Ctx as Ctx

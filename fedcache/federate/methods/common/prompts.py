@@ -1,4 +1,4 @@
-"""What the prompt methods share: their switches, initial prompts, and features of prompted texts and images.
+"""Shared code of the prompt methods: switches, initial prompts, features of prompted texts and images.
 
 Live encoders take one batch axis, so these functions have no leading axes (the ``sequential`` execution); the weights
 of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, averaged and counted.

@@ -1,4 +1,4 @@
-"""What the contrastive methods share: P alone, a batch of one or two views, a client's own prototypes."""
+"""Shared code of the contrastive methods: P alone, a batch of one or two views, a client's own prototypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What self-supervised methods share: pairs of views, SimCLR's loss, and the linear probe that scores an encoder.
+"""Shared code of the self-supervised methods: pairs of views, SimCLR's loss, and the linear probe.
 
 Chen et al., "A simple framework for contrastive learning of visual representations", ICML 2020; FLESD eq 3. On images
 the two views are made live, step by step as torchvision makes them (``heads.augment``), which is exact; on features
