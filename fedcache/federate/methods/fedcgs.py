@@ -92,6 +92,7 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     else:
         between = S.sum(0, keepdim=True) / n.sum().sqrt()
         lost = 1
+    # Degrees of freedom: every mean that is taken off costs one.
     free = float(n.sum()) - lost
     if free < 1:
         raise FederatedRunError(
@@ -132,6 +133,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         sigma = up["values"].diag()
     else:
         sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
+    # Without a setting the ridge is a thousandth of the mean variance.
     automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
     gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"

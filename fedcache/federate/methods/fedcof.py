@@ -64,6 +64,7 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(
         -1
     )
+    # The spread of the clients' class means around the mean of the class estimates its covariance.
     rows = apart.flatten(0, 1)
     return rows.mT @ rows
 

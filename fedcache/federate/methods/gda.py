@@ -39,6 +39,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """The statistics of ``fedcgs``, of plain images or as means over the stored augmentations."""
     if ctx.hp["proto_view"] == "center":
         return fedcgs.fit(down, state, data, ctx)
+    # View 0 is the plain image; the others are augmentations of it.
     views = range(1, ctx.env.views)
     parts = [
         add_up(data, ctx, ctx.env.width, partial(fedcgs.sums, ctx=ctx, view=view)) for view in views

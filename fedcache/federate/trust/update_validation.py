@@ -118,13 +118,11 @@ class UpdateValidation:
         """What is wrong with the round, names, shapes, types or counts of one upload; its other floats are not read."""
         if sent_in is not None and sent_in != self.number:
             return f"it answers round {sent_in}, and this is round {self.number}"
-        if why := self.structure_problem(up):
+        why = self.structure_problem(up)
+        if why is not None:
             return why
         assert isinstance(up, dict)
-        for name in self._counts:
-            if why := _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]:
-                return why
-        return None
+        return self._count_problem(up, rows)
 
     def is_sound(self, up: object, rows: float) -> bool:
         """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.
@@ -141,12 +139,15 @@ class UpdateValidation:
                 return False
             if dtype.is_floating_point:
                 total += torch.linalg.vector_norm(t).item()
-        return math.isfinite(total) and (not self._counts or self._counts_are_sound(up, rows))
+        return math.isfinite(total) and self._count_problem(up, rows) is None
 
-    def _counts_are_sound(self, up: Mapping[str, Tensor], rows: float) -> bool:
-        return all(
-            not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts
-        )
+    def _count_problem(self, up: Mapping[str, Tensor], rows: float) -> str | None:
+        """The first thing wrong with the counts of one client's upload, in words."""
+        for name in self._counts:
+            why = _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]
+            if why:
+                return why
+        return None
 
     def structure_problem(
         self,
@@ -164,19 +165,20 @@ class UpdateValidation:
         if not isinstance(up, dict) or not all(isinstance(t, Tensor) for t in up.values()):
             return "it is no dictionary of tensors"
         if up.keys() != self.expected.keys():
-            if missing := sorted(self.expected.keys() - up.keys()):
+            missing = sorted(self.expected.keys() - up.keys())
+            if missing:
                 return f"it lacks {', '.join(missing)}"
-            return f"it holds {', '.join(sorted(map(str, up.keys() - self.expected.keys())))}, which nobody asked for"
+            extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
+            return f"it holds {extra}, which nobody asked for"
         axes = len(lead)
         for name, declared, dtype in self._layout:
             t = up[name]
-            shape = (
-                torch.Size(coordinates[name]) if coordinates and name in coordinates else declared
-            )
+            shape = declared
+            if coordinates and name in coordinates:
+                shape = torch.Size(coordinates[name])
             if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
-                return (
-                    f"{name} has shape {tuple(t.shape[axes:] or t.shape)}, expected {tuple(shape)}"
-                )
+                found = tuple(t.shape[axes:] or t.shape)
+                return f"{name} has shape {found}, expected {tuple(shape)}"
             if t.dtype != dtype:
                 return f"{name} is {_short(t.dtype)}, expected {_short(dtype)}"
         return None

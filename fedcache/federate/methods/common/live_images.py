@@ -142,6 +142,7 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
     if name == "auto":
         name = "cifar" if small else "imagenet"
     policy = POLICIES[name] if small or name != "supervised" else LARGE_SUPERVISED
+    # A switch that is set replaces the number of the policy.
     keys = {"crop_area": "area", "jitter": "jitter", "hue": "hue", "grey": "grey", "blur": "blur"}
     own = {field: float(cast(float, hp[key])) for key, field in keys.items() if hp[key] is not None}
     crop = policy.crop if hp["crop"] == "auto" else cast(Crop, hp["crop"])
