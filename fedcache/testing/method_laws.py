@@ -137,6 +137,7 @@ def the_callers_torch_state_changes_nothing(trial: Trial) -> None:
         (_other_numbers(),),
     )
     for contexts in ambient:
+        # Only the run itself happens in that state: it is compared with the usual one outside of it.
         with ExitStack() as stack:
             for context in contexts:
                 stack.enter_context(context)
@@ -207,8 +208,9 @@ def the_order_of_clients_does_not_matter(trial: Trial) -> None:
     order = [0, 2, 3, 1]  # the first client may be a public set
     a = trial.run((data, clients))
     b = trial.run((data, [clients[i] for i in order]))
-    same = np.array_equal(a.client_accuracy[order], b.client_accuracy, equal_nan=True)
-    require(same, f"the accuracies are {a.client_accuracy[order]} and {b.client_accuracy}")
+    expected = a.client_accuracy[order]
+    same = np.array_equal(expected, b.client_accuracy, equal_nan=True)
+    require(same, f"the accuracies are {expected} and {b.client_accuracy}")
     if "sets" not in a.server:  # a server that keeps one row per client keeps it in their order
         apart = gap(a.server, b.server)
         require(apart < trial.closeness, f"the server differs by {apart:.1e}")
@@ -247,6 +249,7 @@ def who_is_not_sampled_sends_nothing_and_keeps_its_state(trial: Trial) -> None:
 def no_test_row_is_trained_on(trial: Trial) -> None:
     """Test rows that are NaN change no tensor of the server or of a client."""
     data, clients = trial.federation()
+    # A NaN spreads to everything that is computed from it, so one that was read is found anywhere.
     holed = features_of(data).clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
     a = trial.run((data, clients))
@@ -274,6 +277,7 @@ def other_labels_change_nothing(trial: Trial) -> None:
 def a_missing_row_is_never_read(trial: Trial) -> None:
     """A row that belongs to no client and is NaN is not read, not even as padding."""
     data, clients = trial.federation()
+    # Row 0 is the one that padding would read by mistake: all rows of clients move up by one.
     x = torch.cat([torch.full_like(features_of(data)[:1], torch.nan), features_of(data)])
     shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
     moved = [TinyClient(c.name, c.train + 1, c.test + 1) for c in clients]
@@ -308,6 +312,7 @@ def no_row_leaves_a_client(trial: Trial) -> None:
                 f"an upload of shape {shape} has one entry for each of {rows} rows",
             )
         x = features_of(fitted(trial.method, data))
+        # The first client may be a public set, whose rows everybody may see.
         own = x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()
         for t in sent:
             # perhaps a part of the rows, one below another

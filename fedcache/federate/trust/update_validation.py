@@ -257,7 +257,9 @@ def _unbounded(t: Tensor) -> str:
         return "is nan"
     if torch.isinf(t).any():
         return "is inf"
-    return f"holds {float(t.abs().max()):.2g}, and {largest(t.dtype):.2g} is the largest that is safe to add up"
+    found = largest_number(t)
+    most = largest(t.dtype)
+    return f"holds {found:.2g}, and {most:.2g} is the largest that is safe to add up"
 
 
 def all_bounded(tree: object) -> bool:
@@ -288,8 +290,13 @@ def not_finite(
     rates = [
         f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")
     ]
-    known = f" ({', '.join(rates)})" if rates else ""
-    whose = "in the server's model" if client is None else f"for client {client[0]} ({client[1]!r})"
+    known = ""
+    if rates:
+        known = f" ({', '.join(rates)})"
+    whose = "in the server's model"
+    if client is not None:
+        i, client_name = client
+        whose = f"for client {i} ({client_name!r})"
     return FederatedRunError(
         f"{name} {_unbounded(t)} in round {number} {whose}.",
         f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
@@ -327,12 +334,15 @@ def _count_problem(name: str, counts: Tensor, rows: float) -> str:
     """What is wrong with one client's numbers of rows, of which something is."""
     if not torch.isfinite(counts).all():
         return f"{name} is not finite"
-    if (counts < 0).any():
-        return f"{name} holds a negative number of rows ({float(counts.min()):g})"
-    if float(counts.sum()) > rows * (1.0 + SLACK) + SLACK:
-        return f"{name} counts {float(counts.sum()):g} rows, and the client holds {rows:g}"
+    smallest = float(counts.min())
+    if smallest < 0:
+        return f"{name} holds a negative number of rows ({smallest:g})"
+    total = float(counts.sum())
+    if total > rows * (1.0 + SLACK) + SLACK:
+        return f"{name} counts {total:g} rows, and the client holds {rows:g}"
     broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
-    return f"{name} holds {float(broken[0]):g} rows, which is no whole number"
+    first = float(broken[0])
+    return f"{name} holds {first:g} rows, which is no whole number"
 
 
 def _short(dtype: object) -> str:

@@ -185,11 +185,9 @@ class Server:
         clients = [rows_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         # Where nothing is sent there is nothing to leave out.
-        trust = (
-            replace(spec.trust, on_bad="fail")
-            if spec.method.uploads is sends_nothing
-            else spec.trust
-        )
+        trust = spec.trust
+        if spec.method.uploads is sends_nothing:
+            trust = replace(trust, on_bad="fail")
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
         run.keeps_uploads = self.secure_bound is None and spec.method.uploads is not sends_nothing
         run.start()
@@ -337,12 +335,14 @@ class Server:
         if len(ids) >= self.sites.terms.quorum:
             return
         named = ""
-        for client, why in sorted(reasons.items())[:1]:
-            named = f"; site {self.sites.members[client].facts.name!r} is out because: "
-            named += why.removeprefix(NO_ANSWER).rstrip(".")
+        if reasons:
+            client = min(reasons)
+            name = self.sites.members[client].facts.name
+            why = reasons[client].removeprefix(NO_ANSWER).rstrip(".")
+            named = f"; site {name!r} is out because: {why}"
+        quorum = self.sites.terms.quorum
         raise FederatedRunError(
-            f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
-            f"{self.sites.terms.quorum} are needed{named}.",
+            f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and {quorum} are needed{named}.",
             "Start or mend the missing sites and run again: it goes on after the last whole round.",
         )
 

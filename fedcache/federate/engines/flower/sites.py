@@ -467,9 +467,8 @@ class Sites:
                 "A name is that of the first node that takes it, in this run alone: sites have no keys here."
             )
         else:
-            self.say(
-                f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one."
-            )
+            owned = len(self.names.known())
+            self.say(f"A name belongs to the first key that takes part under it: {owned} have one.")
         while True:
             came += self._ask_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, refused, disbelieved = self._judged(came)
@@ -588,11 +587,12 @@ class Sites:
     ) -> FedcacheError:
         """Why nobody knows which sites are right."""
         others = {member.node for member, *_ in refused}
-        first = next(m for m in in_client_order(came) if m.node not in others)
+        first = next(m for m in in_client_order(came) if m.node not in others).facts.name
         member, why, hint = refused[0]
+        other = member.facts.name
         return StoreError(
-            f"{len(came)} sites came, and no more than half of them can be taken together: beside "
-            f"{first.facts.name!r}, site {member.facts.name!r} differs: {why}.",
+            f"{len(came)} sites came, and no more than half of them can be taken together: beside {first!r}, site "
+            f"{other!r} differs: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
 
@@ -603,16 +603,22 @@ class Sites:
         lacking: Sequence[FedcacheError | str],
     ) -> FedcacheError:
         names = ", ".join(m.facts.name for m in kept) or "none"
-        said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
-        if not kept and not refused and self.terms.like and not lacking:
-            said += f" None that came is {self.terms.like!r}, with which the others must agree (--like)."
-        for member, why, hint in refused:
-            return StoreError(f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
-        for problem in lacking:
+        terms = self.terms
+        state = f"{len(kept)} of {terms.sites} sites take part after {terms.wait:g} s: {names}."
+        # The first reason is the one that is shown; the log has all of them.
+        if refused:
+            member, why, hint = refused[0]
+            return StoreError(f"{state} Site {member.facts.name!r} is refused: {why}.", hint)
+        if lacking:
+            problem = lacking[0]
             if isinstance(problem, FedcacheError):
-                return FedcacheError(problem.code, f"{said} {problem.message}", problem.hint)
-            return FederatedRunError(f"{said} A node says nothing of itself: {problem}.", START)
-        return FederatedRunError(said, START)
+                return FedcacheError(problem.code, f"{state} {problem.message}", problem.hint)
+            return FederatedRunError(f"{state} A node says nothing of itself: {problem}.", START)
+        if not kept and terms.like:
+            state += (
+                f" None that came is {terms.like!r}, with which the others must agree (--like)."
+            )
+        return FederatedRunError(state, START)
 
     def text(self, digest: str, classes: int) -> Tensor:
         """The class text features [C, D] of that digest, which all sites have, from the first that sends them.
