@@ -134,8 +134,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     else:
         sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
     # Without a setting the ridge is a thousandth of the mean variance.
-    automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
-    gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
+    gamma = 1e-3 * float(sigma.trace()) / sigma.shape[0]
+    if ctx.hp["gamma_shrink"] is not None:
+        gamma = float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
     if known:
         W = solve_spectrum(up, gamma, switch=name).mT

@@ -85,8 +85,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     N = up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
     G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
-    automatic = 1e-2 * variance(up["sum"], up["count"])
-    gamma = automatic if ctx.hp["gamma"] is None else float(ctx.number("gamma"))
+    gamma = 1e-2 * variance(up["sum"], up["count"])
+    if ctx.hp["gamma"] is not None:
+        gamma = float(ctx.number("gamma"))
     times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))
     W = solve(G, S.mT, times * gamma, switch="gamma", unit=times)
     b = torch.where(N > 0, torch.zeros_like(N), N.new_full((), MASKED))

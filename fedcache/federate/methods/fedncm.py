@@ -78,7 +78,9 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
     y = data.labels(data.positions())
     # Many rows of one client: adding each to its class costs less than a product with 0 and 1.
     if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
-        rows = z if bool((weight == 1.0).all()) else z * weight.unsqueeze(-1)
+        rows = z
+        if not bool((weight == 1.0).all()):
+            rows = z * weight.unsqueeze(-1)
         total = z.new_zeros(classes, z.shape[1]).index_add_(0, y, rows)
         return total, z.new_zeros(classes).index_add_(0, y, weight)
     member = one_hot(y, classes).double() * weight.unsqueeze(-1)

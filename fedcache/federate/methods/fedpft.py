@@ -200,7 +200,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
             SCALE,
         )
     x, y = draw(up, ctx)
-    center = mean_of(up) if ctx.hp["center"] else torch.zeros_like(x[0], dtype=torch.float64)
+    if not ctx.hp["center"]:
+        center = torch.zeros_like(x[0], dtype=torch.float64)
     x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))

@@ -95,7 +95,7 @@ def models_at(down: Tree, at: Tensor, ctx: Ctx) -> Tree:
     chosen = {}
     for n in model.names(ctx.hp):
         t = down[ALL + n]
-        lead = torch.broadcast_shapes(at.shape, t.shape[:axis])
+        lead = torch.broadcast_shapes(at.shape, t.shape[:axis])  # type: ignore[no-untyped-call]
         t = t.expand(*lead, *t.shape[axis:])
         # gather wants an index of the shape of its result: one model of all its numbers.
         place = at.expand(lead).reshape(*lead, *(1,) * (t.dim() - axis))

@@ -91,7 +91,9 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     n = mask.sum(-1)
     Y = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype) * mask.unsqueeze(-1)
     t = affine(x, ctx.text)
-    p = first_values(x, t, Y, ctx) if ctx.round == 0 else down
+    p = down
+    if ctx.round == 0:
+        p = first_values(x, t, Y, ctx)
     # A copy of each client's own, which the steps below change in place.
     p = {k: p[k].expand(*ctx.lead, *p[k].shape[len(ctx.lead) :]).clone() for k in names(ctx.hp)}
     step_w, step_alpha = step_sizes(x, t, n)

@@ -122,7 +122,9 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The adapted model, without what its optimiser kept; nothing where theta is deployed."""
-    adapted = adapt(down, data, ctx) if ctx.count("adapt_steps") else {}
+    if not ctx.count("adapt_steps"):
+        return {}
+    adapted = adapt(down, data, ctx)
     return {name: t for name, t in adapted.items() if name in down}
 
 

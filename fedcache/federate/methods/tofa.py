@@ -121,8 +121,10 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The sums of ``fedcgs``, and scores [M, C] where there are texts to weigh."""
     M, C, _ = server["texts"].shape
-    score = {"score": UploadTensor((M, C), torch.float64)} if M > 1 else {}
-    return {**fedcgs.uploads(server, ctx), **score}
+    declared = fedcgs.uploads(server, ctx)
+    if M > 1:
+        return {**declared, "score": UploadTensor((M, C), torch.float64)}
+    return declared
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:

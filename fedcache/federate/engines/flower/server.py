@@ -237,8 +237,8 @@ class Server:
     ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
         """For each job the uploads of its clients, or why there is none; their sums under secure aggregation."""
         if self.secure_bound is not None:
-            words = partial(self._words, common=common, ahead=1)
-            return summed_round(self.sites, jobs, samples, downs, words, self.secure_bound)
+            to_client = partial(self._words, common=common, ahead=1)
+            return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
         about = {}
