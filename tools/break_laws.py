@@ -633,7 +633,7 @@ TABLE = (
         "no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_needed",
         "shares are not capped",
         PIPELINE,
-        "np.minimum(n, share * below[k] / (1.0 - k * share))",
+        "np.minimum(n, cap)",
         "n",
     ),
     B(

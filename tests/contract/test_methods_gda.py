@@ -26,16 +26,19 @@ def released(x, y, classes):
     return mu @ precision, np.log(1.0 / classes) - np.einsum("nd,dc,nc->n", mu, precision, mu) / 2
 
 
+def check(out, W, b, close=1e-10):
+    """The server has the weights and the bias, up to rounding."""
+    for name, want in (("W", W), ("b", b)):
+        assert np.abs(out.server[name].numpy() - want).max() < close * np.abs(want).max()
+
+
 @pytest.mark.parametrize(
     "group", [CLIENTS, parts(0, 1), parts(3, 17)], ids=["nine", "one", "seventeen"]
 )
 def test_it_is_the_released_code_whatever_the_partition(group):
     W, b = released(X, Y.argmax(1), 6)
     out = go("gda", {"alpha": 0.3}, DATA, group, **EVERYONE)
-    assert (
-        np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
-    )
-    assert np.abs(out.server["b"].numpy() - 0.3 * b).max() < 1e-10 * np.abs(b).max()
+    check(out, 100.0 * TEXT + 0.3 * W, 0.3 * b)
     x = DATA.x[:, 0].numpy()
     logits = 100.0 * x @ TEXT.T + 0.3 * (x @ W.T + b)
     assert np.array_equal(out.predict(DATA.x).numpy(), logits.argmax(1))
@@ -50,10 +53,7 @@ def test_augmentations_give_what_the_released_code_makes_of_them():
     x = np.concatenate([data.x[POOL, view].numpy() for view in (1, 2, 3)])
     W, b = released(x, np.tile(data.y[POOL].numpy(), 3), 6)
     out = go("gda", {"alpha": 0.3, "proto_view": "aug"}, data, CLIENTS, **EVERYONE)
-    assert (
-        np.abs(out.server["W"].numpy() - (100.0 * TEXT + 0.3 * W)).max() < 1e-10 * np.abs(W).max()
-    )
-    assert np.abs(out.server["b"].numpy() - 0.3 * b).max() < 1e-10 * np.abs(b).max()
+    check(out, 100.0 * TEXT + 0.3 * W, 0.3 * b)
     hp = METHODS["gda"].resolve("paper", {"proto_view": "aug"})
     assert METHODS["gda"].faithful(hp, 4) == "cached_views"
 
@@ -66,10 +66,7 @@ def test_fewer_rows_than_features_are_enough():
     data = replace(DATA, classes=5, text=DATA.text[:5], y=DATA.y.clamp(max=4))
     W, b = released(x, y, 5)
     out = go("gda", {"alpha": 2.0, "scale": 7.0}, data, few, **EVERYONE)
-    assert (
-        np.abs(out.server["W"].numpy() - (7.0 * TEXT[:5] + 2.0 * W)).max() < 1e-9 * np.abs(W).max()
-    )
-    assert np.abs(out.server["b"].numpy() - 2.0 * b).max() < 1e-9 * np.abs(b).max()
+    check(out, 7.0 * TEXT[:5] + 2.0 * W, 2.0 * b, 1e-9)
 
 
 def test_with_one_row_a_class_the_precision_is_zero():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from command import ok
@@ -36,16 +37,15 @@ def sharded(place: Path, clients: int, *, rows: int, classes: int = 3, width: in
     store = Store.from_arrays(
         {"mine": x}, labels=y, classes=list("abcd")[:classes], path=place / "whole.zarr"
     )
-    ok(
-        "partition",
-        "--store",
-        store.path,
-        "--scheme",
-        "iid",
-        "--clients",
-        clients,
-        "--name",
-        "even",
-    )
-    ok("shard", "--store", store.path, "-p", "even", "--out", place / "sites")
+    cut(store, place, clients, "iid")
     return place / "sites"
+
+
+def cut(store: Store, place: Path, clients: int, scheme: str, *options: object) -> Any:
+    """Cut a store into shards in ``place / "sites"``; returns what the partition command answers."""
+    made = ok(
+        *("partition", "--store", store.path, "--scheme", scheme, "--clients", clients),
+        *(*options, "--name", "cut"),
+    )
+    ok("shard", "--store", store.path, "-p", "cut", "--out", place / "sites")
+    return made.data

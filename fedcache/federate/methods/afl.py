@@ -26,7 +26,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.methods import fedncm
+from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
@@ -38,23 +38,15 @@ from fedcache.federate.methods.common import (
     UploadTensor,
 )
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import add_up, class_sums
-from fedcache.heads.ridge import factored, gram, solve, unpack
+from fedcache.heads.ridge import factored, solve, unpack
 
 
-def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """W_k [C, D] and C_k, packed."""
-
-    def sums(block: ClientData) -> Tree:
-        x, mask = block.full()
-        z = x.double() * mask.double().unsqueeze(-1)
-        total, _ = class_sums(z, block, ctx.env.classes, mask.double())
-        return {"gram": gram(z), "class_sum": total}
-
-    made = add_up(data, ctx, ctx.env.width, sums)
+    _, made = fedcgs.fit(down, state, data, ctx)
     D = ctx.env.width
     i = torch.arange(D, device=ctx.env.device)
-    # of a packed triangle the diagonal
+    # The ridge belongs on the diagonal, whose entries stand at these places of the packed triangle.
     made["gram"][..., i * D - i * (i - 1) // 2] += float(ctx.number("gamma"))
     W = solve(unpack(made["gram"], D), made["class_sum"].mT, 0.0, switch="gamma")
     return {}, {"head": W.mT.contiguous(), "gram": made["gram"]}
@@ -77,6 +69,7 @@ def merge(Wu: Tensor, Cu: Tensor, Wv: Tensor, Cv: Tensor) -> tuple[Tensor, Tenso
     Both terms have one form: (I - R_u C_v + R_u C_v S^-1 C_v) W_u = W_u - R_u (t - C_v S^-1 t) with t = C_v W_u and
     S = C_u + C_v.
     """
+    # S is the system of both clients' rows, whose solution is searched.
     S = Cu + Cv
 
     def term(W: Tensor, C: Tensor, other: Tensor) -> Tensor:
@@ -101,6 +94,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     C = unpack(up["gram"][0], ctx.env.width)
     for head, triangle in zip(up["head"][1:], up["gram"][1:], strict=True):
         W, C = merge(W, C, head.mT, unpack(triangle, ctx.env.width))
+    # The merged C has the ridge of every client once.
     bare = None
     if ctx.hp["clean"]:
         bare = remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma")))
@@ -148,7 +142,7 @@ METHOD = replace(
     broadcast=broadcast,
     additive=lambda _hp: False,
     diagnose=cleaned,
-    paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+    paper_count=fedcgs.METHOD.paper_count,
     page=MethodPage(
         family="One round, closed form",
         formula=r"""

@@ -47,6 +47,7 @@ def lbfgs(
     """W [C, D] and b [C] that minimise mean CE of scale (W x + b) + (l2/2) |W|^2 on rows x [N, D] in float64; b is not
     penalised.
     """
+    # The problem is convex, so a start at zero reaches the same minimum as any other.
     W = x.new_zeros(classes, x.shape[1]).requires_grad_()
     b = x.new_zeros(classes).requires_grad_()
     solver = torch.optim.LBFGS(

@@ -51,7 +51,7 @@ from fedcache.federate.methods.common import (
     UploadTensor,
 )
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import add_up, class_sums, predict
+from fedcache.federate.methods.fedncm import add_up, class_rows, class_sums, predict
 from fedcache.heads.ridge import (
     LONGEST_FOURIER,
     SINGLE_ROUNDING,
@@ -100,11 +100,11 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
         own = z[..., some, :]
         at = y[..., some].unsqueeze(-1)
         part = z.new_zeros(*lead, C, D)
-        total += (
-            part.index_add_(0, at[:, 0], own)
-            if z.dim() == 2
-            else part.scatter_add_(-2, at.expand_as(own), own)
-        )
+        # One client's rows are added by class at once, which is faster than a place for each number.
+        if z.dim() == 2:
+            total += part.index_add_(0, at[:, 0], own)
+        else:
+            total += part.scatter_add_(-2, at.expand_as(own), own)
     return total, weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
 
 
@@ -113,9 +113,7 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
     owned = None
     single = ctx.hp["precision"] == "float32"
     if ctx.hp["class_weight"] == "local":  # n_c of all rows, before a block is weighed by it
-        mask = data.mask().double()
-        y = data.labels(data.positions())
-        owned = mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
+        owned = class_rows(data, ctx)
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
@@ -180,6 +178,7 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     B = sums["class_sum"].mT
     A = unpack(sums["gram"], B.shape[-2])
     if ctx.hp["bias"]:
+        # A column of ones adds the sum of the rows and their number to A, and the class counts to B.
         ones = sums["sum"].unsqueeze(-1)
         count = sums["count"].unsqueeze(-2)
         A = torch.cat(
@@ -203,9 +202,8 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
         weights, b = around_mean(sums, float(ctx.number("lam")))
     else:
         weights, b = through_zero(sums, ctx)
-    if ctx.hp[
-        "w_normalize"
-    ]:  # the norm is that of the weights alone, and divides the bias too (D-85)
+    if ctx.hp["w_normalize"]:
+        # The norm is that of the weights alone, and divides the bias too (D-85).
         norm = weights.norm(dim=-2).clamp(min=1e-12)
         weights = weights / norm.unsqueeze(-2)
         b = b / norm
@@ -268,6 +266,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     if not personal(ctx.hp):
         return {}
     omega = float(ctx.number("omega"))
+    # The client's own rows are in the sums already, and count omega times more.
     own = statistics(data, ctx)
     return head({k: t + omega * own[k] for k, t in down.items()}, ctx)
 

@@ -11,49 +11,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from fedcache.federate.methods import fedncm
+from fedcache.federate.methods import fedcgs
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
     HParam,
     MethodPage,
-    Statistic,
     Tree,
     Uploads,
-    UploadTensor,
     model,
 )
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
-from fedcache.federate.methods.fedncm import add_up, class_sums
-from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
+from fedcache.heads.ridge import solve, solve_spectrum, spectrum, unpack
+
+SUMS = ("gram", "class_sum")
+"""A_i and B_i among the statistics of ``fedcgs``."""
 
 
-def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """A_i, packed, and B_i of the client."""
-
-    def sums(block: ClientData) -> Tree:
-        x, mask = block.full()
-        if bool((mask == 1.0).all()):
-            z = x.double()
-        else:
-            z = x.double() * mask.double().unsqueeze(-1)
-        total, _ = class_sums(z, block, ctx.env.classes, mask.double())
-        return {"gram": gram(z), "class_sum": total}
-
-    return {}, add_up(data, ctx, ctx.env.width, sums)
+    kept, made = fedcgs.fit(down, state, data, ctx)
+    return kept, {name: made[name] for name in SUMS}
 
 
-def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i [D (D + 1) / 2] and B_i [C, D]."""
-    C = ctx.env.classes
-    D = ctx.env.width
-    return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
-        "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
-    }
+    declared = fedcgs.uploads(server, ctx)
+    return {name: declared[name] for name in SUMS}
 
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:
@@ -67,6 +53,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     kappa = float(ctx.number("kappa"))
     lam = float(ctx.number("lam"))
     if "values" in up:
+        # In the basis of A's eigenvectors V the products with A are products with its eigenvalues.
         pull = up["values"].unsqueeze(-1) * (up["vectors"].mT @ prior)  # V'A W0
         W = prior + solve_spectrum({**up, "target": kappa * up["target"] - pull}, lam)
     else:
@@ -79,7 +66,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 METHOD = replace(
-    fedncm.METHOD,
+    fedcgs.METHOD,
     name="fed3r-prior",
     paper="ours; after Fani et al., ICML 2024",
     summary="Ridge regression around the zero-shot classifier; one round, exact for every partition.",
@@ -109,7 +96,6 @@ METHOD = replace(
     needs=frozenset({"labels", "text"}),
     zero_shot=model.by_text,
     text_travels=False,
-    paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
     page=MethodPage(
         family="With class texts",
         formula=r"""

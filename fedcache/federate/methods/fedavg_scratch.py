@@ -9,6 +9,7 @@ pool), which has 11,168,832 without its classifier; the released one may have th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -54,6 +55,7 @@ def init(ctx: Ctx) -> Tree:
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy of a batch of images [B, 3, H, W], and BatchNorm's updates."""
+    # Only the trunk's passes are in lower precision; the loss is in the run's type.
     with precision(ctx):
         h, updates = simclr.encoder_of(ctx.hp).trunk(p, batch["x"], training=True)
         u = affine(h, p["Q.W"], p["Q.b"])
@@ -88,14 +90,7 @@ def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     return simclr.represent({**down, **state}, x, ctx, project=False)
 
 
-def trainable(server: Tree, state: Tree) -> int:
-    """Scalars a gradient moves, running statistics left out."""
-    known = {**server, **state}
-    return sum(
-        t.numel()
-        for n, t in known.items()
-        if n[:2] in ("t.", "Q.") and not n.endswith((".mean", ".var"))
-    )
+trainable = partial(simclr.trainable, parts=("t.", "Q."))
 
 
 METHOD = Method(

@@ -15,11 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Protocol
-from fedcache.federate.methods import fedavg
+from fedcache.federate.methods import fedavg, solo
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
@@ -36,12 +35,12 @@ from fedcache.federate.methods.common.switches import (
     LOGIT_HEAD,
     MLP,
     PROJECTION,
+    SHARED_INIT,
     TRAIN_VIEW,
     TRAINING,
     declare,
     without,
 )
-from fedcache.heads.projection import logits
 
 FROZEN = ("Q.W", "Q.b")
 
@@ -61,9 +60,11 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
 def tuned_names(hp: Hp) -> tuple[str, ...]:
     """The tensors that fine-tuning moves."""
-    return {"all": model.trained(hp), "head": FROZEN, "body": model.head_of(hp).body()}[
-        str(hp["tune"])
-    ]
+    if hp["tune"] == "all":
+        return model.trained(hp)
+    if hp["tune"] == "head":
+        return FROZEN
+    return model.head_of(hp).body()
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -73,16 +74,12 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     # A client of less than a batch tunes on what it has.
     tuning = replace(ctx, hp={**ctx.hp, "drop_last": False})
     names = tuned_names(ctx.hp)
+    # Evaluation runs without gradients, and fine-tuning needs them.
     with torch.enable_grad():
         p = train(
             down, names, ctx.count("tune_epochs"), model.ce_loss, down, data, tuning, purpose="tune"
         )
     return {k: p[k] for k in (*names, *model.head_of(ctx.hp).buffers())}
-
-
-def predict(down: Tree, tuned: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C] of the fine-tuned model."""
-    return logits(model.head_of(ctx.hp), {**down, **tuned}, x)[0]
 
 
 def protocol(hp: Hp) -> Protocol:
@@ -94,9 +91,9 @@ def protocol(hp: Hp) -> Protocol:
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """The weights of P up, those of P and Q down."""
-    return model.head_of(hp, "projection").paper_weights(width, classes), model.head_of(
-        hp
-    ).paper_weights(width, classes)
+    up = model.head_of(hp, "projection").paper_weights(width, classes)
+    down = model.head_of(hp).paper_weights(width, classes)
+    return up, down
 
 
 METHOD = replace(
@@ -108,13 +105,7 @@ METHOD = replace(
         *declare(
             FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt"), TRAIN_VIEW
         ),
-        HParam(
-            "init",
-            "shared",
-            "choice",
-            "initial weights from the broadcast seed",
-            choices=("shared",),
-        ),
+        SHARED_INIT,
         HParam(
             "tune_epochs",
             5,
@@ -132,7 +123,7 @@ METHOD = replace(
     fit=fit,
     uploads=server_tensors(sent_names),
     personal_part=personal_part,
-    predict=predict,
+    predict=solo.predict,
     embed=model.embed,
     protocol=protocol,
     check=lambda _hp, _ctx: None,

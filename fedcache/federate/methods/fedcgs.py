@@ -95,6 +95,7 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     else:
         between = S.sum(0, keepdim=True) / n.sum().sqrt()
         lost = 1
+    # Degrees of freedom: every mean that is taken off costs one.
     free = float(n.sum()) - lost
     if free < 1:
         raise FederatedRunError(
@@ -135,10 +136,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         sigma = up["values"].diag()
     else:
         sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
-    automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
-    if ctx.hp["gamma_shrink"] is None:
-        gamma = automatic
-    else:
+    # Without a setting the ridge is a thousandth of the mean variance.
+    gamma = 1e-3 * float(sigma.trace()) / sigma.shape[0]
+    if ctx.hp["gamma_shrink"] is not None:
         gamma = float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
     if known:

@@ -72,6 +72,7 @@ def init(ctx: Ctx) -> Tree:
 
 def adapted(p: Tree, x: Tensor) -> Tensor:
     """z [.., N, D], the gated features of unit length, of x [.., N, D]."""
+    # Attention over features: the gate of a row sums to 1.
     gate = affine(affine(x, p["A.W"], p["A.b"]).tanh(), p["B.W"], p["B.b"]).softmax(-1)
     return normalize(gate * x, dim=-1)
 

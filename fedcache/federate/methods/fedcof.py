@@ -64,6 +64,7 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(
         -1
     )
+    # The spread of the clients' class means around the mean of the class estimates its covariance.
     rows = apart.flatten(0, 1)
     return rows.mT @ rows
 
@@ -84,10 +85,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     N = up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
     G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
-    automatic = 1e-2 * variance(up["sum"], up["count"])
-    if ctx.hp["gamma"] is None:
-        gamma = automatic
-    else:
+    gamma = 1e-2 * variance(up["sum"], up["count"])
+    if ctx.hp["gamma"] is not None:
         gamma = float(ctx.number("gamma"))
     times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))
     W = solve(G, S.mT, times * gamma, switch="gamma", unit=times)

@@ -30,18 +30,12 @@ from fedcache.federate.methods.common.switches import (
     declare,
     init_param,
 )
+from fedcache.federate.methods.fedncm import class_rows
 
 ROWS = "n"
 GAP = "discrepancy"
 """Names of n_k and of the client's distance, [1] each, in an upload."""
 SMALLER = "Use a smaller a or a larger b, for example --set a=0.1"
-
-
-def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
-    """Rows of each class that the clients have, float64 [*lead, C]."""
-    y = data.labels(data.positions())
-    mask = data.mask().double()
-    return mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
 
 
 def discrepancy(shares: Tensor, metric: str) -> Tensor:
@@ -90,6 +84,7 @@ def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 def weights(up: Tree, ctx: Ctx) -> Tensor:
     """p_k [S, ..] of the uploads of a round."""
     share, limited = unlimited(up, ctx)
+    # A client may not count negatively; where all would, they are averaged by their rows.
     raw = torch.relu(limited)
     total = raw.sum(0, keepdim=True)
     return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), share).squeeze(-1)

@@ -66,6 +66,7 @@ def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
     alpha = ctx.number("alpha")
     if ctx.hp["alpha_by"] == "alike":
         return alpha
+    # A client with more rows takes more steps, so its pull is weaker by the same factor.
     mean_rows = cast(float, ctx.env.mean_rows)
     # A client without rows takes no step, and its alpha moves nothing.
     rows = torch.tensor(data.n, dtype=ctx.env.dtype, device=ctx.env.device).clamp(min=1.0)

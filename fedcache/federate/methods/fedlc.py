@@ -47,7 +47,7 @@ from fedcache.federate.methods.common.switches import (
     declare,
     init_param,
 )
-from fedcache.federate.methods.feddisco import class_rows
+from fedcache.federate.methods.fedncm import class_rows
 from fedcache.heads.losses import MASKED, cross_entropy
 from fedcache.heads.projection import logits
 

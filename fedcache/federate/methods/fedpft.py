@@ -60,7 +60,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     K = ctx.count("k_mix")
     D = ctx.env.width
     cov = str(ctx.hp["cov"])
-    S = scale_size(str(ctx.hp["cov"]), ctx.env.width)
+    S = scale_size(cov, D)
+    # EM runs on the CPU for one client and class at a time, so leading axes become one.
     lead = data.rows.shape[:-1]
     R = data.rows.shape[-1]
     rows = data.full()[0].reshape(-1, R, D).double().cpu().numpy()
@@ -71,9 +72,8 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     for i, (x, y, n) in enumerate(zip(rows, labels, data.n, strict=True)):
         for c in np.unique(y[:n]):
             z = x[:n][y[:n] == c]
-            k = 1
-            if len(z) > K:
-                k = K
+            # A class with no more rows than Gaussians is one Gaussian.
+            k = K if len(z) > K else 1
             seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
             up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(
                 z, k, cov, ctx, seed
@@ -150,10 +150,12 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     cov = str(ctx.hp["cov"])
     D = up["mean"].shape[-1]
     count, mean, scale, weight = (up[k].cpu().numpy() for k in ("count", "mean", "scale", "weight"))
+    # An order of content, so that the draws do not depend on the order of clients.
     order = sorted(
         range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes())
     )
     count, mean, scale, weight = (a[order] for a in (count, mean, scale, weight))
+    # Of so few rows a client's own covariance says nothing; the class has one over all clients.
     few = (count > 0) & (count <= ctx.count("k_mix"))
     shared = {
         int(c): pooled(of_class(mean, scale, weight, count, int(c)), cov)[1]
@@ -186,6 +188,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
     Raises FederatedRunError for features whose differences the 16 bits of the means do not hold.
     """
+    # Are the 16-bit means so far apart from each other that they say nothing of the differences?
     center = mean_of(up)
     variance = variances(up, ctx)
     step = torch.from_numpy(
@@ -200,9 +203,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
             SCALE,
         )
     x, y = draw(up, ctx)
-    if ctx.hp["center"]:
-        center = mean_of(up)
-    else:
+    if not ctx.hp["center"]:
         center = torch.zeros_like(x[0], dtype=torch.float64)
     x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)

@@ -83,6 +83,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     known = {**down, **state}
     body = model.head_of(ctx.hp).body()
     p = {k: known[k] for k in model.names(ctx.hp)}
+    # The classifier first, on features that stay as they are.
     p = train(p, OWN, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
     p = {
         k: p[k] for k in model.names(ctx.hp)

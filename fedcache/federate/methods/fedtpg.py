@@ -103,6 +103,7 @@ def attention(q: Tensor, kv: Tensor, p: Tree, name: str, heads: int) -> Tensor:
         .transpose(0, 1)
         for part, rows in (("Q", q), ("K", kv), ("V", kv))
     )
+    # Scaled dot products of each query with all keys.
     weight = (Q @ K.mT / math.sqrt(Q.shape[-1])).softmax(-1)
     return affine((weight @ V).transpose(0, 1).flatten(-2), p[f"{name}.O.W"], p[f"{name}.O.b"])
 
@@ -140,6 +141,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     texts = texts_of_names(ctx)
     place = torch.arange(ctx.env.classes, device=texts.device)
     if ctx.hp["names"] == "own":
+        # Labels become places among the known classes, because only their texts are scored.
         known = torch.unique(data.labels(data.positions()))
         place = place.new_zeros(ctx.env.classes).index_copy(0, known, place[: len(known)])
         texts = texts[known]

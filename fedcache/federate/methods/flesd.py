@@ -50,6 +50,7 @@ def init(ctx: Ctx) -> Tree:
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """Its losses; an encoder of its own for a client whose trunk does not fit the student's."""
     losses = simclr.enter(down, data, ctx)
+    # A smaller or larger trunk cannot start at the student's weights, so it is kept by the client.
     if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
         return losses
     return {**simclr.init(ctx), **losses}
@@ -90,6 +91,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share, own=own)
     w = broadcast(server, ctx)
     student = distillation.distil(w, target, ctx)
+    # Of the first 1,024 public rows, because the matrix of similarities grows with their square.
     few = ctx.public[:1024, 0]
     old, new = (distillation.unit(p, few, ctx) for p in (w, student))
     return {**student, "drift": (new @ new.mT - old @ old.mT).abs().mean()}

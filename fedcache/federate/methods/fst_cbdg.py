@@ -74,6 +74,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     if ctx.hp["pseudo"] == "uniform":
         q = x.new_full((*x.shape[:-1], ctx.env.classes), 1.0 / ctx.env.classes)
     else:
+        # Zero-shot probabilities of the class texts.
         u = affine(x, ctx.text)
         q = softmax(over(ctx.number("logit_scale"), u) * u)
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
@@ -109,6 +110,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     With f = softmax(u), u = s (W I + b), eq 3 has dL/du_j = w_j (f_j - q_j), since q_j sums to 1; eq 6 has the same
     with 1 for the row's own class in the place of q. The new q_j is as far from f as q_j was, times beta.
     """
+    # Of the real rows: probabilities f, and the soft labels q of the same rows.
     f = softmax(classify(p, batch["x"], ctx))
     q = p["rows/q"]
     index = batch["i"].unsqueeze(-1).expand(f.shape)
@@ -126,6 +128,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         else:
             counted = (old + change, batch["w"])
         batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
+    # Real rows are compared with the soft labels that have just moved, synthetic ones with their class.
     share, fake_share = (1.0, 0.0) if alone else shares(batch, ctx)
     parts = []
     if ablation != "tsamp_only":
@@ -172,6 +175,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The uniform mean; ``tsamp_central`` instead trains the server's head on ``central_rows`` rows per class."""
     if ctx.hp["ablation"] != "tsamp_central":
         return {**server, **up}
+    # The server knows no votes, so it draws as many rows of each class.
     deal = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
     ctx.rng.generator("deal", 0, 0).shuffle(deal)
     size = ctx.count("batch")

@@ -39,6 +39,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """The statistics of ``fedcgs``, of plain images or as means over the stored augmentations."""
     if ctx.hp["proto_view"] == "center":
         return fedcgs.fit(down, state, data, ctx)
+    # View 0 is the plain image; the others are augmentations of it.
     views = range(1, ctx.env.views)
     parts = [
         add_up(data, ctx, ctx.env.width, partial(fedcgs.sums, ctx=ctx, view=view)) for view in views
@@ -64,10 +65,9 @@ def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
     ridge = float(scatter.trace()) / max(1.0, float(n.sum()) - 1.0)
     # With one row a class the scatter is rounding alone, and its pseudo-inverse is 0.
     known = ridge > D * torch.finfo(scatter.dtype).eps * float(unpack(up["gram"], D).trace())
+    W = torch.zeros_like(mean)
     if known:
         W = D * solve(scatter, mean.mT, ridge).mT
-    else:
-        W = torch.zeros_like(mean)
     b = -torch.log(n.new_tensor(float(C))) - 0.5 * (W * mean).sum(-1)
     return W, torch.where(n > 0, b, b.new_full((), MASKED))
 
@@ -80,7 +80,10 @@ def prepare(up: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """s T + alpha W and alpha b, as a linear head."""
-    W, b = (up["weights"], up["bias"]) if "weights" in up else discriminants(of_all_views(up, ctx))
+    if "weights" not in up:
+        up = prepare(up, ctx)
+    W = up["weights"]
+    b = up["bias"]
     alpha = float(ctx.number("alpha"))
     scale = float(ctx.number("scale"))
     b = torch.where(up["count"] > 0, alpha * b, b)  # a class without a Gaussian stays out

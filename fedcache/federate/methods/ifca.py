@@ -29,6 +29,7 @@ from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
     MODEL,
+    SHARED_INIT,
     TRAINING,
     declare,
     without,
@@ -47,6 +48,7 @@ def init(ctx: Ctx) -> Tree:
     """K models, each with weights of its own, that nobody has chosen yet."""
     head = model.head_of(ctx.hp)
     K = ctx.count("models")
+    # A stream for each model: equal first models would be chosen by the same clients for ever.
     drawn = [
         head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
         for k in range(K)
@@ -75,44 +77,52 @@ def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
         ]
         return {"loss": torch.stack(found, -1)}
 
+    # Every model is only looked at here; the chosen one is trained afterwards.
     with torch.no_grad():
         return add_up(data, ctx, max(ctx.env.width, ctx.count("dim")), sums)["loss"]
 
 
 def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
     """The model of smallest loss under its plain names, and its place as 0 and 1, float64 [*lead, K]."""
-    at = losses(down, data, ctx).argmin(-1)
     K = ctx.count("models")
-    axis = len(ctx.lead)
+    at = losses(down, data, ctx).argmin(-1).expand(ctx.lead)
+    return models_at(down, at, ctx), one_hot(at, K).double()
+
+
+def models_at(down: Tree, at: Tensor, ctx: Ctx) -> Tree:
+    """The model of number ``at`` [*lead] for each place of the leading axes, under its plain names."""
+    axis = at.dim()
     chosen = {}
     for n in model.names(ctx.hp):
         t = down[ALL + n]
-        t = t.expand(*ctx.lead, *t.shape[axis:])
-        place = at.expand(ctx.lead).reshape(*ctx.lead, *(1,) * (t.dim() - axis))
-        chosen[n] = t.gather(axis, place.expand(*ctx.lead, 1, *t.shape[axis + 1 :])).squeeze(axis)
-    return chosen, one_hot(at, K).double().expand(*ctx.lead, K)
+        lead = torch.broadcast_shapes(at.shape, t.shape[:axis])  # type: ignore[no-untyped-call]
+        t = t.expand(*lead, *t.shape[axis:])
+        # gather wants an index of the shape of its result: one model of all its numbers.
+        place = at.expand(lead).reshape(*lead, *(1,) * (t.dim() - axis))
+        place = place.expand(*lead, 1, *t.shape[axis + 1 :])
+        chosen[n] = t.gather(axis, place).squeeze(axis)
+    return chosen
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of the model that fits best, sent in its place with the client's weight."""
     p, place = best(down, data, ctx)
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), model.ce_loss, down, data, ctx)
-    n = (
-        torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device)
-        .reshape(data.rows.shape[:-1])
-        .unsqueeze(-1)
-    )
-    if ctx.hp["agg"] == "uniform":
-        weight = place
-    else:
-        weight = place * n
+    weight = place
+    if ctx.hp["agg"] != "uniform":
+        n = torch.tensor(data.n, dtype=torch.float64, device=ctx.env.device)
+        weight = place * n.reshape(data.rows.shape[:-1]).unsqueeze(-1)
     up: Tree = {CHOSEN: weight}
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
-        up[ALL + name] = t.double() * weight.reshape(
-            *weight.shape, *(1,) * (t.dim() - weight.dim())
-        )
+        # All other places are 0, so the server's sum over clients adds each model's own clients.
+        up[ALL + name] = t.double() * beside(weight, t)
     return {}, up
+
+
+def beside(weight: Tensor, t: Tensor) -> Tensor:
+    """Weights [*lead, K] with axes of 1 behind, so that they multiply ``t`` [*lead, K or 1, ..]."""
+    return weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
@@ -136,10 +146,10 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
-        w = weight.reshape(*weight.shape, *(1,) * (total.dim() - weight.dim()))
-        out[ALL + name] = torch.where(
-            w > 0, (total / torch.where(w > 0, w, 1.0)).to(old.dtype), old
-        )
+        w = beside(weight, total)
+        # Divide by 1 where nobody chose the model: 0 / 0 would be NaN before it is left out.
+        mean = total / torch.where(w > 0, w, 1.0)
+        out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)
     return out
 
 
@@ -152,16 +162,7 @@ def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
     """The client's model; without one, that which most rows chose."""
     if own:
         return own
-    at = down[CHOSEN].argmax(-1)
-    axis = at.dim()
-    out = {}
-    for n in model.names(ctx.hp):
-        t = down[ALL + n]
-        place = at.reshape(*at.shape, *(1,) * (t.dim() - axis))
-        out[n] = t.gather(axis, place.expand(*t.shape[:axis], 1, *t.shape[axis + 1 :])).squeeze(
-            axis
-        )
-    return out
+    return models_at(down, down[CHOSEN].argmax(-1), ctx)
 
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -202,13 +203,7 @@ METHOD = replace(
             bn=False,
             z_norm="l2",
         ),
-        HParam(
-            "init",
-            "shared",
-            "choice",
-            "initial weights from the broadcast seed",
-            choices=("shared",),
-        ),
+        SHARED_INIT,
         HParam("models", 2, "int", "K, the models of the server", low=1),
     ),
     defaults=replace(fedavg.METHOD.defaults, official_participation=None),

@@ -67,6 +67,7 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
         Y: [.., R, C] one-hot labels, 0 on padding.
         ctx: reads ``alpha_init``.
     """
+    # The level is the mean over the client's classes, so that no class has its own first multiplier.
     count = Y.sum(-2)
     mean = (Y * t).sum(-2) / count.clamp(min=1.0)  # of f.t_k over the rows of class k
     level = mean.sum(-1, keepdim=True) / (count > 0).sum(-1, keepdim=True).clamp(min=1)
@@ -96,6 +97,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     p = down
     if ctx.round == 0:
         p = first_values(x, t, Y, ctx)
+    # A copy of each client's own, which the steps below change in place.
     p = {k: p[k].expand(*ctx.lead, *p[k].shape[len(ctx.lead) :]).clone() for k in names(ctx.hp)}
     step_w, step_alpha = step_sizes(x, t, n)
     velocity = {k: torch.zeros_like(v) for k, v in p.items() if k != "alpha"}

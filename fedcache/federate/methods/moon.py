@@ -38,6 +38,7 @@ from fedcache.federate.methods.common.switches import (
     LOGIT_HEAD,
     MLP,
     PROJECTION,
+    SHARED_INIT,
     TRAIN_VIEW,
     TRAINING,
     declare,
@@ -88,13 +89,7 @@ METHOD = replace(
     summary="FedAvg whose clients contrast their projection with the broadcast one and with their own last one.",
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, AGG, TRAINING, TRAIN_VIEW),
-        HParam(
-            "init",
-            "shared",
-            "choice",
-            "initial weights from the broadcast seed",
-            choices=("shared",),
-        ),
+        SHARED_INIT,
         HParam("mu", 1.0, "float", "weight of the contrast; 0 is fedavg", low=0.0),
         HParam("tau", 0.5, "float", "temperature of the contrast", low=1e-6),
     ),

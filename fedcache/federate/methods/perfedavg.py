@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
 from fedcache.federate.engine.method import Defaults, Protocol, no_state
-from fedcache.federate.methods import fedavg
+from fedcache.federate.methods import fedavg, solo
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
@@ -52,7 +52,6 @@ from fedcache.federate.methods.common.switches import (
     init_param,
     without,
 )
-from fedcache.heads.projection import logits
 
 
 def as_sgd(ctx: Ctx, rate: str) -> Ctx:
@@ -69,6 +68,7 @@ def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
             return loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
         first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
         g, _ = grads(loss, trained, p, first, down, ctx)
+        # First order: the gradient of the step is a constant, so there are no second derivatives.
         step = {n: p[n] - over(alpha, d) * d for n, d in zip(trained, g, strict=True)}
         return loss({**p, **step}, batch, down, ctx)
 
@@ -106,6 +106,7 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 
+    # Evaluation runs without gradients, and adaptation needs them.
     with torch.enable_grad():
         return train(
             down,
@@ -121,16 +122,10 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The adapted model, without what its optimiser kept; nothing where theta is deployed."""
-    if ctx.count("adapt_steps"):
-        adapted = adapt(down, data, ctx)
-    else:
-        adapted = {}
+    if not ctx.count("adapt_steps"):
+        return {}
+    adapted = adapt(down, data, ctx)
     return {name: t for name, t in adapted.items() if name in down}
-
-
-def predict(down: Tree, adapted: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [.., N, C] of the adapted model."""
-    return logits(model.head_of(ctx.hp), {**down, **adapted}, x)[0]
 
 
 def protocol(hp: Hp) -> Protocol:
@@ -178,7 +173,7 @@ METHOD = replace(
     enter=no_state,
     uploads=server_tensors(model.names),
     personal_part=personal_part,
-    predict=predict,
+    predict=solo.predict,
     embed=model.embed,
     protocol=protocol,
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),

@@ -79,6 +79,7 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
         lam = ctx.number("lambda")
         decay = ctx.number("inner_decay")
         p = dict(p)
+        # The inner problem: theta near w_i that fits this batch, by K steps.
         for _ in range(ctx.count("K")):
             g, updates = grads(loss, trained, p, batch, down, ctx)
             for n, d in zip(trained, g, strict=True):

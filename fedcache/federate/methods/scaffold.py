@@ -81,6 +81,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Corrected local epochs, then c_i by option II."""
     known = {**down, **state}
     p = {k: known[k] for k in model.names(ctx.hp)}
+    # c - c_i is constant during a round, so its product with the weights can stand in the loss.
     p |= {f"shift/{n}": down[f"c/{n}"] - state[f"c/{n}"] for n in model.trained(ctx.hp)}
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     far = travelled(data, ctx)
@@ -88,6 +89,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp)}
     for n in model.trained(ctx.hp):
         old = state[f"c/{n}"]
+        # Option II of the paper: the mean gradient of the way, which is 0 where no step was taken.
         length = torch.as_tensor(over(far, p[n]))
         new = (down[n] - p[n]) / torch.where(length > 0, length, 1.0) - p[f"shift/{n}"]
         kept[f"c/{n}"] = torch.where(length > 0, new, old)

@@ -74,6 +74,7 @@ SUMS = ("gram", "class_sum", "count")
 def init(ctx: Ctx) -> Tree:
     """The class texts [M, C, D], of unit length."""
     tower = ctx.towers.text
+    # The first text is the backbone's own template, against which the others are weighed.
     templates = (ctx.towers.template, *TEMPLATES[: ctx.count("texts") - 1])
     with torch.no_grad():
         made = [
@@ -104,6 +105,7 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         z = block.full()[0].double()
         y = block.labels(block.positions())
         p = confidence(normalize(z, dim=-1), texts, float(prompts.scale(ctx)))
+        # A text is good where it is probable on its own class and improbable on the others.
         own = one_hot(y, ctx.env.classes).double().unsqueeze(1)
         return {"own": (own * p).sum(0), "other": ((1.0 - own) * (1.0 - p)).sum(0)}
 
@@ -119,11 +121,10 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The sums of ``fedcgs``, and scores [M, C] where there are texts to weigh."""
     M, C, _ = server["texts"].shape
+    declared = fedcgs.uploads(server, ctx)
     if M > 1:
-        score = {"score": UploadTensor((M, C), torch.float64)}
-    else:
-        score = {}
-    return {**fedcgs.uploads(server, ctx), **score}
+        return {**declared, "score": UploadTensor((M, C), torch.float64)}
+    return declared
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -150,6 +151,7 @@ def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
     count = seen["count"]
     n = count.sum()
     known = count > 0
+    # Class means; the scatter within classes is what remains of the moments without them.
     mean = torch.where(
         known.unsqueeze(-1), seen["class_sum"] / torch.where(known, count, 1.0).unsqueeze(-1), 0.0
     )
@@ -184,6 +186,7 @@ def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Te
         return vision
     if ctx.hp["fusion"] == "half":
         return 0.5 * (vision + text)
+    # eta of the page: the more certain of the two answers has the larger weight.
     sure = vision.log_softmax(-1).amax(-1, keepdim=True) - text.log_softmax(-1).amax(
         -1, keepdim=True
     )

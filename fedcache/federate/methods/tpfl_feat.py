@@ -67,6 +67,7 @@ def texts(rho: Tensor, ctx: Ctx) -> Tensor:
 def forward(p: Tree, batch: Batch, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of a batch per client, its unit features [.., B, D] and the class features [.., C, D]."""
     z = images(p["u"], batch["x"])
+    # Both vectors act before the features are brought to unit length.
     t = texts(p["rho"], ctx)
     u = affine(z, t)
     return cross_entropy(over(ctx.number("scale"), u) * u, batch["y"], batch["w"]), z, t

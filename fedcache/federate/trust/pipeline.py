@@ -112,15 +112,13 @@ class UploadPool:
         """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
         out: Tree = {}
         for name, (order, stack) in self._stacks.items():
-            place = torch.tensor(
-                sorted(range(len(order)), key=order.__getitem__), device=stack.device
-            )
-            out[name] = stack[: len(order)] if order == sorted(order) else stack[place]
+            out[name] = stack[: len(order)]
+            # Uploads that came in another order are put in client order, which costs a copy.
+            if order != sorted(order):
+                out[name] = stack[np.argsort(order, kind="stable")]
+        scales = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}
         for name, total in self._sums.items():
-            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}[
-                self.rule(name)
-            ]
-            out[name] = (total / scale).to(self._dtypes[name])
+            out[name] = (total / scales[self.rule(name)]).to(self._dtypes[name])
         return out
 
 
@@ -197,10 +195,10 @@ class UploadPipeline:
         """Add an upload to a pool; counts that the server weighs stacked uploads by are as small as the weight."""
         scale = self._scale(client, weight)
         if scale != 1.0:
-            counts = {
-                n for n, t in self.expected.items() if t.counts_rows and pool.rule(n) == "stack"
-            }
-            up = {n: t * scale if n in counts else t for n, t in up.items()}
+            up = dict(up)
+            for name, declared in self.expected.items():
+                if declared.counts_rows and pool.rule(name) == "stack":
+                    up[name] = up[name] * scale
         pool.add(up, weight, client, scale)
 
     def accepts_batch(
@@ -366,9 +364,10 @@ def capped_weights(rows: Sequence[float], share: float) -> list[float]:
     below = np.cumsum(rising)[::-1]
     while largest[k] * (1.0 - k * share) > share * below[k] * (1.0 + ROUNDING):
         k += 1
-    if k:
-        return [float(w) for w in np.minimum(n, share * below[k] / (1.0 - k * share))]
-    return list(rows)
+    if not k:
+        return list(rows)
+    cap = share * below[k] / (1.0 - k * share)
+    return [float(w) for w in np.minimum(n, cap)]
 
 
 def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int, float]:
@@ -397,25 +396,24 @@ def weight_warnings(
     limit = far_out_limit(rows)
     if share is not None:
         found = rows > share * whole
+    elif limit is not None:
+        found = (rows > limit) | (rows > whole / 2)
     else:
-        if limit is not None:
-            found = (rows > limit) | (rows > whole / 2)
-        else:
-            found = np.zeros(len(rows), bool)
-    said = []
+        found = np.zeros(len(rows), bool)
+    warnings = []
     places = np.flatnonzero(found)
     for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
         c = int(clients[place])
         n = float(rows[place])
         has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {n / whole:.0%} of all"
         if share is None:
-            said.append(
+            warnings.append(
                 f"{has}: more than half of them, or than {FAR_OUT} times the median, and uploads weigh by rows "
                 "(--max-share 0.2 caps its weight, --aggregate median gives every client one vote)"
             )
         else:
-            said.append(f"{has}: --max-share {share:g} caps its weight in every round")
-    return said
+            warnings.append(f"{has}: --max-share {share:g} caps its weight in every round")
+    return warnings
 
 
 # Uploads that a policy compares with one another: attack simulation, clipping and noise, robust
@@ -465,29 +463,27 @@ class UploadLayout:
     ) -> None:
         self.rules = rules
         self.expected = expected
-        counted = {n for n, t in expected.items() if t.counts_rows}
-        taken = {n for n in counted if counts and rules[n] == "sum"}
-        self.names = sorted(
-            n
-            for n, t in expected.items()
-            if t.dtype.is_floating_point and (n in taken or n not in counted)
-        )
+        self.names = []
         self.base = {}
-        for name in self.names:
-            replaces = rules[name] in ("mean", "uniform") and not expected[name].is_step
-            if (
-                replaces
-                and name in broadcast
-                and tuple(broadcast[name].shape) == expected[name].shape
-            ):
-                self.base[name] = broadcast[name].double()
+        for name, declared in sorted(expected.items()):
+            # Counts say how much an upload weighs; they are voted on only beside the sums they belong to.
+            left_out = declared.counts_rows and not (counts and rules[name] == "sum")
+            if left_out or not declared.dtype.is_floating_point:
+                continue
+            self.names.append(name)
+            sent = broadcast.get(name)
+            replaces = rules[name] in ("mean", "uniform") and not declared.is_step
+            if replaces and sent is not None and tuple(sent.shape) == declared.shape:
+                self.base[name] = sent.double()
 
     def vector(self, up: Tree, rows: float) -> Tensor:
         """[d] float64 of an upload by a client with that many rows."""
         parts = []
         for name in self.names:
             t = self.change(name, up[name].double())
-            parts.append((t / rows if self.rules[name] == "sum" else t).flatten())
+            if self.rules[name] == "sum":
+                t = t / rows
+            parts.append(t.flatten())
         if parts:
             return torch.cat(parts)
         return torch.zeros(0, dtype=torch.float64)
@@ -503,9 +499,9 @@ class UploadLayout:
             start += size
             if self.rules[name] == "sum":
                 t = t * rows
-            out[name] = (t + self.base[name] if name in self.base else t).to(
-                self.expected[name].dtype
-            )
+            if name in self.base:
+                t = t + self.base[name]
+            out[name] = t.to(self.expected[name].dtype)
         return out
 
     def change(self, name: str, t: Tensor) -> Tensor:
@@ -547,10 +543,9 @@ class BufferedUploads(UploadPipeline):
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
         # A copy: an executor may write the next client's upload to the same memory.
+        own = up
         if isinstance(up, dict):
             own = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
-        else:
-            own = up
         self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
 
     def pooled(self) -> Tree:
@@ -593,10 +588,10 @@ class BufferedUploads(UploadPipeline):
         if self.policy.privacy is not None or len(self._kept) < 2:
             return []
         V = self._rows(self._layout())
+        far = torch.zeros(len(V))
+        # The median of no numbers is an error: an upload may hold counts alone.
         if V.shape[1]:
             far = (V - V.median(0).values).norm(dim=1)
-        else:
-            far = torch.zeros(len(V))
         order = far.argsort(descending=True, stable=True).tolist()
         return [self._kept[i].client for i in order]
 
@@ -625,18 +620,18 @@ class BufferedUploads(UploadPipeline):
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
         """The first rejected uploads of a run, and the first round with unprotected classes."""
-        said = []
+        warnings = []
         if self.unprotected_classes and not unprotected:
-            said.append(
+            warnings.append(
                 f"round {self.round.number}: {self.unprotected_classes} classes have so few owners that --aggregate "
                 f"{self.policy.rule.text} expects no liar among them: their prototypes are not protected"
             )
         for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
             name = self.round.names[r.client]
-            said.append(
+            warnings.append(
                 f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
             )
-        return said
+        return warnings
 
     def _layout(self, *, counts: bool = False) -> UploadLayout:
         rules = {name: self._pool.rule(name) for name in self.expected}
@@ -718,27 +713,18 @@ class BufferedUploads(UploadPipeline):
         pooled = pool.done()
         if rule.text == "mean":
             return pooled
-        liars = self._expected_liars()
+        # Of the liars that the policy expects among all clients, some may be rejected already.
+        rejected = len(self.rejected)
+        liars = max(0, self.policy.liars_of(len(self._kept) + rejected) - rejected)
         self._check_rule(rule, len(self._kept), liars)
         layout = self._layout(counts=True)
         # Sums are those of m clients of the middle one's size: the sum of all rows is as large as a liar says.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
-        taken = rule.of_moments if self._has_second_moments else rule
-        made = _with_definite_gram(layout.tree(taken(self._rows(layout), liars), total, pooled))
+        kinds = {t.statistic.kind for t in self.expected.values() if t.statistic}
+        # Second moments fit the sums beside them, so a rule must take both from the same uploads.
+        voted = rule.of_moments if kinds & SECOND_MOMENTS else rule
+        made = _with_definite_gram(layout.tree(voted(self._rows(layout), liars), total, pooled))
         return {name: made[name] for name in pooled}
-
-    @property
-    def _has_second_moments(self) -> bool:
-        """Whether uploads hold second moments, which fit the sums beside them."""
-        return any(
-            t.statistic and t.statistic.kind in SECOND_MOMENTS for t in self.expected.values()
-        )
-
-    def _expected_liars(self) -> int:
-        """f of this round: of all its clients, less those that are rejected already."""
-        return max(
-            0, self.policy.liars_of(len(self._kept) + len(self.rejected)) - len(self.rejected)
-        )
 
     def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
         """Refuse a rule that what is left of a round cannot carry.
@@ -752,11 +738,9 @@ class BufferedUploads(UploadPipeline):
             if not self.rejected and not of:
                 raise
             gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
-            lost = ""
-            if gone:
-                lost = f" after {len(self.rejected)} were rejected ({gone})"
-            said = f"Round {self.round.number}{of}: {m} uploads are left{lost}. {error.message}"
-            raise FederatedRunError(said, error.hint) from error
+            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
+            left = f"Round {self.round.number}{of}: {m} uploads are left{lost}."
+            raise FederatedRunError(f"{left} {error.message}", error.hint) from error
 
     def _private(self, layout: UploadLayout) -> Tree:
         """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
@@ -783,10 +767,9 @@ class BufferedUploads(UploadPipeline):
 
     def _prototype_names(self) -> tuple[str, str]:
         """Names of the prototypes and of their counts, where the server merges by class."""
-        tensors = self.expected.items()
-        return next(n for n, t in tensors if not t.counts_rows), next(
-            n for n, t in tensors if t.counts_rows
-        )
+        counts = [name for name, t in self.expected.items() if t.counts_rows]
+        prototypes = [name for name in self.expected if name not in counts]
+        return prototypes[0], counts[0]
 
     def _merged_classes(self) -> Tree:
         """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
@@ -824,10 +807,10 @@ class BufferedUploads(UploadPipeline):
         total = privacy.noisy_sum(V, self.round.noise)
         sums = total[: C * width].view(C, width)
         owners = total[C * width :]
+        # Noise alone makes up to about one deviation of owners; half a client is nobody.
         known = owners > max(0.5, privacy.deviation)
-        return torch.where(
-            known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0
-        ), owners * known
+        means = sums / owners.clamp(min=0.5).unsqueeze(-1)
+        return torch.where(known.unsqueeze(-1), means, 0.0), owners * known
 
 
 def _with_definite_gram(pooled: Tree) -> Tree:

@@ -102,18 +102,21 @@ class TrustPolicy:
 
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
         """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
-        told = ["evaluation", *(["rows"] if "sum" in set(method.pool(hp).values()) else [])]
-        # a rejected upload is named with its round
-        told += ["participants"] if self.on_bad == "reject" else []
+        uncovered = ["evaluation"]
+        if "sum" in method.pool(hp).values():
+            uncovered.append("rows")
+        if self.on_bad == "reject":  # a rejected upload is named with its round
+            uncovered.append("participants")
         of_all_rows = {"row norms", "row counts"} & method.reads(hp)
-        told += ["statistics"] if hp.get("feat_post") == "standardize" or of_all_rows else []
-        missing = [word for word in told if word not in privacy.allow]
+        if hp.get("feat_post") == "standardize" or of_all_rows:
+            uncovered.append("statistics")
+        missing = [word for word in uncovered if word not in privacy.allow]
         if missing:
             what = "; ".join(f"{word} ({UNCOVERED[word]})" for word in missing)
+            allow = ",".join(sorted({*missing, *privacy.allow}))
             raise UsageError(
                 f"{method.name} with --dp-noise would tell what epsilon does not cover: {what}.",
-                f"Say that this may be known: --dp-allow {','.join(sorted({*missing, *privacy.allow}))};  or simulate: "
-                f"{SIMULATE}",
+                f"Say that this may be known: --dp-allow {allow};  or simulate: {SIMULATE}",
             )
 
     def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:

@@ -203,10 +203,9 @@ def _taken_together(own: Plugin, V: Tensor, f: int, number: float | None) -> Ten
         or made.shape != V.shape[1:]
         or not bool(torch.isfinite(made).all())
     ):
+        found = f"a {type(made).__name__}"
         if isinstance(made, Tensor):
             found = f"{tuple(made.shape)} numbers"
-        else:
-            found = f"a {type(made).__name__}"
         raise UsageError(
             f"The aggregator {own.name!r} of {own.origin} returned {found} for rows of shape {tuple(V.shape)}.",
             f"It takes V [m, d] and returns [{V.shape[1]}] finite numbers.",
@@ -260,8 +259,9 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
     except ValueError:
         good = False
     if not good:
+        legal_one = "0.1" if name == "trimmed" else "1"
         raise UsageError(
-            f"--aggregate {text}: {name} needs {what}, as in {name}:{'0.1' if name == 'trimmed' else '1'}.",
+            f"--aggregate {text}: {name} needs {what}, as in {name}:{legal_one}.",
             f"For example {EXAMPLE}.",
         )
     return name, value

@@ -110,8 +110,9 @@ def statistic_problem(
 
 def _sum(s: _Checked) -> str | None:
     """Sum of all rows: that of the class sums."""
-    if float(s.t.norm()) > s.counted * s.within:
-        return _too_long("is", float(s.t.norm()), s.counted, s.longest)
+    length = float(s.t.norm())
+    if length > s.counted * s.within:
+        return _too_long("is", length, s.counted, s.longest)
     if "class sums" not in s.others:
         return None
     of_classes = s.others["class sums"]
@@ -129,14 +130,14 @@ def _class_sums(s: _Checked) -> str | None:
     """Sums of the rows of each class."""
     lengths = s.t.norm(dim=-1)
     if s.count is None:
-        if float(lengths.sum()) > s.rows * s.within:
-            return _too_long(
-                "has class sums that are together", float(lengths.sum()), s.rows, s.longest
-            )
+        together = float(lengths.sum())
+        if together > s.rows * s.within:
+            return _too_long("has class sums that are together", together, s.rows, s.longest)
         return None
     absent = (s.count == 0) & (lengths > 0)
     if absent.any():
-        return f"is not 0 for class {int(absent.nonzero()[0])}, of which the upload counts no rows"
+        c = int(absent.nonzero()[0])
+        return f"is not 0 for class {c}, of which the upload counts no rows"
     if math.isinf(s.within):
         return None
     excess = lengths - s.count * s.within
@@ -215,10 +216,7 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
     if smallest < -tolerance:
         return f"holds {smallest:.3g} where a sum of squares stands"
     if trace > rows * s.within * s.within:
-        return (
-            f"is too large: its trace is {trace:.3g}, and {rows:g} rows that are no longer than {s.longest:.3g} give "
-            f"at most {rows * s.longest * s.longest:.3g}"
-        )
+        return _too_large(f"its trace is {trace:.3g}", rows, s.longest)
     least = float((moments**2).sum())
     if trace + tolerance < least:
         return f"is too small: its trace is {trace:.3g}, and the sums in the same upload need at least {least:.3g}"
@@ -230,9 +228,9 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
         return None
     lowest = float(torch.linalg.eigvalsh(scatter)[0])
     if lowest < -tolerance:
-        what = "it, less the part of the sums in the same upload,"
-        if not len(moments):
-            what = "it"
+        what = "it"
+        if len(moments):
+            what = "it, less the part of the sums in the same upload,"
         return f"is no sum of z z' over rows: {what} has the eigenvalue {lowest:.3g}"
     return None
 
@@ -262,10 +260,7 @@ def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -
         if rows == 0.0 and total > 0.0:
             return "is not 0 where the upload counts no rows"
         if rows > 0.0 and total > rows * s.within * s.within:
-            return (
-                f"is too large: {total:.3g} in sum, and {rows:g} rows that are no longer than {s.longest:.3g} give at "
-                f"most {rows * s.longest * s.longest:.3g}"
-            )
+            return _too_large(f"{total:.3g} in sum", rows, s.longest)
     if len(least) and bool((squares * (1.0 + s.tolerance(squares.shape[-1])) < least).any()):
         return "is smaller than the squares of the sums in the same upload need"
     return None
@@ -290,15 +285,11 @@ def _ridge_solutions(s: _Checked) -> str | None:
     return None
 
 
-def _mixture_means(s: _Checked) -> str | None:
-    """Means of Gaussians: each lies among the rows."""
-    return _class_means(s)
-
-
 def _mixture_deviations(s: _Checked) -> str | None:
     """Standard deviations of Gaussians."""
-    if float(s.t.min()) < 0.0:
-        return f"holds a negative standard deviation ({float(s.t.min()):.3g})"
+    negative = _negative(s.t, "standard deviation")
+    if negative is not None:
+        return negative
     width = s.others["mixture means"].shape[-1]
     total = (s.t**2).sum(-1) * (width / s.t.shape[-1])  # one deviation stands for every feature
     return _spread(s, total, width)
@@ -309,9 +300,16 @@ def _mixture_factors(s: _Checked) -> str | None:
     width = s.others["mixture means"].shape[-1]
     rows = torch.arange(1, width + 1, device=s.t.device)
     diagonal = s.t[..., rows * (rows + 1) // 2 - 1]
-    if float(diagonal.min()) < 0.0:
-        return f"holds a negative number on the diagonal of a Cholesky factor ({float(diagonal.min()):.3g})"
-    return _spread(s, (s.t**2).sum(-1), width)
+    negative = _negative(diagonal, "number on the diagonal of a Cholesky factor")
+    return negative or _spread(s, (s.t**2).sum(-1), width)
+
+
+def _negative(t: Tensor, what: str) -> str | None:
+    """What is wrong with numbers of which none may be below 0."""
+    smallest = float(t.min())
+    if smallest < 0.0:
+        return f"holds a negative {what} ({smallest:.3g})"
+    return None
 
 
 def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
@@ -325,25 +323,31 @@ def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
 
 def _mixture_weights(s: _Checked) -> str | None:
     """Weights of the Gaussians of each class, which sum to 1 where the client has rows of it."""
-    if float(s.t.min()) < 0.0:
-        return f"holds a negative weight ({float(s.t.min()):.3g})"
+    negative = _negative(s.t, "weight")
+    if negative is not None:
+        return negative
     total = s.t.sum(-1)
-    if s.count is None:
-        expected = torch.ones_like(total)
-    else:
+    expected = torch.ones_like(total)
+    if s.count is not None:
         expected = (s.count > 0).double()
     apart = (total - expected).abs()
     c = int(apart.argmax())
+    found = float(total[c])
+    want = float(expected[c])
     if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):
-        return f"sums to {float(total[c]):.3g} for class {c}, expected {float(expected[c]):g}"
+        return f"sums to {found:.3g} for class {c}, expected {want:g}"
     return None
 
 
 def _too_long(what: str, length: float, rows: float, longest: float) -> str:
-    return (
-        f"{what} too long: {length:.3g}, and {rows:g} rows that are no longer than {longest:.3g} sum to at most "
-        f"{rows * longest:.3g}"
-    )
+    most = rows * longest
+    bound = f"{rows:g} rows that are no longer than {longest:.3g} sum to at most {most:.3g}"
+    return f"{what} too long: {length:.3g}, and {bound}"
+
+
+def _too_large(what: str, rows: float, longest: float) -> str:
+    most = rows * longest * longest
+    return f"is too large: {what}, and {rows:g} rows that are no longer than {longest:.3g} give at most {most:.3g}"
 
 
 CHECKS: Mapping[StatisticKind, Check] = {
@@ -355,7 +359,7 @@ CHECKS: Mapping[StatisticKind, Check] = {
     "squares": _squares,
     "class squares": _class_squares,
     "ridge solutions": _ridge_solutions,
-    "mixture means": _mixture_means,
+    "mixture means": _class_means,  # each lies among the rows
     "mixture deviations": _mixture_deviations,
     "mixture factors": _mixture_factors,
     "mixture weights": _mixture_weights,

@@ -118,13 +118,11 @@ class UpdateValidation:
         """What is wrong with the round, names, shapes, types or counts of one upload; its other floats are not read."""
         if sent_in is not None and sent_in != self.number:
             return f"it answers round {sent_in}, and this is round {self.number}"
-        if why := self.structure_problem(up):
+        why = self.structure_problem(up)
+        if why is not None:
             return why
         assert isinstance(up, dict)
-        for name in self._counts:
-            if why := _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]:
-                return why
-        return None
+        return self._count_problem(up, rows)
 
     def is_sound(self, up: object, rows: float) -> bool:
         """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.
@@ -141,12 +139,15 @@ class UpdateValidation:
                 return False
             if dtype.is_floating_point:
                 total += torch.linalg.vector_norm(t).item()
-        return math.isfinite(total) and (not self._counts or self._counts_are_sound(up, rows))
+        return math.isfinite(total) and self._count_problem(up, rows) is None
 
-    def _counts_are_sound(self, up: Mapping[str, Tensor], rows: float) -> bool:
-        return all(
-            not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts
-        )
+    def _count_problem(self, up: Mapping[str, Tensor], rows: float) -> str | None:
+        """The first thing wrong with the counts of one client's upload, in words."""
+        for name in self._counts:
+            why = _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]
+            if why:
+                return why
+        return None
 
     def structure_problem(
         self,
@@ -164,9 +165,11 @@ class UpdateValidation:
         if not isinstance(up, dict) or not all(isinstance(t, Tensor) for t in up.values()):
             return "it is no dictionary of tensors"
         if up.keys() != self.expected.keys():
-            if missing := sorted(self.expected.keys() - up.keys()):
+            missing = sorted(self.expected.keys() - up.keys())
+            if missing:
                 return f"it lacks {', '.join(missing)}"
-            return f"it holds {', '.join(sorted(map(str, up.keys() - self.expected.keys())))}, which nobody asked for"
+            extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
+            return f"it holds {extra}, which nobody asked for"
         axes = len(lead)
         for name, declared, dtype in self._layout:
             t = up[name]
@@ -174,9 +177,8 @@ class UpdateValidation:
             if coordinates and name in coordinates:
                 shape = torch.Size(coordinates[name])
             if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
-                return (
-                    f"{name} has shape {tuple(t.shape[axes:] or t.shape)}, expected {tuple(shape)}"
-                )
+                found = tuple(t.shape[axes:] or t.shape)
+                return f"{name} has shape {found}, expected {tuple(shape)}"
             if t.dtype != dtype:
                 return f"{name} is {_short(t.dtype)}, expected {_short(dtype)}"
         return None
@@ -255,7 +257,9 @@ def _unbounded(t: Tensor) -> str:
         return "is nan"
     if torch.isinf(t).any():
         return "is inf"
-    return f"holds {float(t.abs().max()):.2g}, and {largest(t.dtype):.2g} is the largest that is safe to add up"
+    found = largest_number(t)
+    most = largest(t.dtype)
+    return f"holds {found:.2g}, and {most:.2g} is the largest that is safe to add up"
 
 
 def all_bounded(tree: object) -> bool:
@@ -291,7 +295,8 @@ def not_finite(
         known = f" ({', '.join(rates)})"
     whose = "in the server's model"
     if client is not None:
-        whose = f"for client {client[0]} ({client[1]!r})"
+        i, client_name = client
+        whose = f"for client {i} ({client_name!r})"
     return FederatedRunError(
         f"{name} {_unbounded(t)} in round {number} {whose}.",
         f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
@@ -329,12 +334,15 @@ def _count_problem(name: str, counts: Tensor, rows: float) -> str:
     """What is wrong with one client's numbers of rows, of which something is."""
     if not torch.isfinite(counts).all():
         return f"{name} is not finite"
-    if (counts < 0).any():
-        return f"{name} holds a negative number of rows ({float(counts.min()):g})"
-    if float(counts.sum()) > rows * (1.0 + SLACK) + SLACK:
-        return f"{name} counts {float(counts.sum()):g} rows, and the client holds {rows:g}"
+    smallest = float(counts.min())
+    if smallest < 0:
+        return f"{name} holds a negative number of rows ({smallest:g})"
+    total = float(counts.sum())
+    if total > rows * (1.0 + SLACK) + SLACK:
+        return f"{name} counts {total:g} rows, and the client holds {rows:g}"
     broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
-    return f"{name} holds {float(broken[0]):g} rows, which is no whole number"
+    first = float(broken[0])
+    return f"{name} holds {first:g} rows, which is no whole number"
 
 
 def _short(dtype: object) -> str:

@@ -19,7 +19,7 @@ from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
-from small_sites import Heard
+from small_sites import Heard, cut
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -61,23 +61,8 @@ def store_at(path: Path) -> Store:
 def shards(place: Path) -> Path:
     """Three shards of one store, of different sizes, the first without one class."""
     store = store_at(place / "whole.zarr")
-    made = ok(
-        "partition",
-        "--store",
-        store.path,
-        "--scheme",
-        "dirichlet",
-        "--clients",
-        3,
-        "--alpha",
-        0.7,
-        "--partition-seed",
-        4,
-        "--name",
-        "three",
-    )
-    assert any(0 in client["counts"] for client in made.data["clients"])
-    ok("shard", "--store", store.path, "-p", "three", "--out", place / "sites")
+    made = cut(store, place, 3, "dirichlet", "--alpha", 0.7, "--partition-seed", 4)
+    assert any(0 in client["counts"] for client in made["clients"])
     return place / "sites"
 
 

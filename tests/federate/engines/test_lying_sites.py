@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import ok
 from fake_grid import FakeGrid, grid_of
 from methods_tried import tried
-from small_sites import Heard
+from small_sites import Heard, cut
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -153,20 +152,7 @@ def stores(place: Path) -> Path:
     store = Store.from_arrays(
         {"mine": x}, labels=y, classes=list("abcd"), text={"mine": text}, path=place / "all.zarr"
     )
-    ok(
-        "partition",
-        "--store",
-        store.path,
-        "--scheme",
-        "iid",
-        "--clients",
-        SITES,
-        "--partition-seed",
-        2,
-        "--name",
-        "six",
-    )
-    ok("shard", "--store", store.path, "-p", "six", "--out", place / "sites")
+    cut(store, place, SITES, "iid", "--partition-seed", 2)
     return place / "sites"
 
 

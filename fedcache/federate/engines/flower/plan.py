@@ -113,19 +113,29 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         )
     plain = TrainConfig()
     simulated = (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
-    words = {n: value for n in simulated if (value := getattr(config, n)) != getattr(plain, n)}
-    if options := {f"--{name.replace('_', '-')}": value for name, value in words.items()}:
+    options = {
+        _option(name): getattr(config, name)
+        for name in simulated
+        if getattr(config, name) != getattr(plain, name)
+    }
+    if options:
         given = [f"{option} {shell_word(value)}" for option, value in options.items()]
         raise UsageError(
             f"{', '.join(options)} simulates who takes part or how long that takes; sites are real.",
             " ".join([IN_PROCESS.format(method.name), *given]),
         )
     dealt = ("client_backbones", "client_set", "domain", "partition")
-    if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:
+    given = [_option(name) for name in dealt if getattr(config, name)]
+    if given:
         raise UsageError(
             f"{', '.join(given)} deals what sites already hold.",
             "Leave it out: every site is a client.",
         )
+
+
+def _option(name: str) -> str:
+    """The option of the command line that sets a field."""
+    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -201,9 +211,10 @@ class Plan:
             k for k in self.sweep if split_key(k)[0] != "set" or split_key(k)[1] == "feat_post"
         ]
         if strange:
+            option = _option(strange[0])
             raise UsageError(
                 f"--sweep {strange[0]}: a grid that travels in one message varies what heads are trained with.",
-                f"Run it once for each: fedcache flower app --{strange[0].replace('_', '-')} VALUE",
+                f"Run it once for each: fedcache flower app {option} VALUE",
             )
         for _, config in self.points:
             check_suited(method, method.resolve(config.preset, config.set), config)

@@ -80,8 +80,7 @@ def summed_round(
     jobs: Sequence[ServerJob],
     samples: Sequence[Sequence[int]],
     downs: Sequence[Tree],
-    common: Mapping[str, Any],
-    words: Callable[[ServerJob, int], Mapping[str, Any]],
+    words: Callable[[Sequence[ServerJob], int], Mapping[str, Any]],
     bound: float,
 ) -> list[SummedUploads]:
     """One round of every job. Jobs of the same clients travel together, as one vector.
@@ -89,8 +88,7 @@ def summed_round(
     Args:
         sites: who takes part.
         jobs: with ``samples``, the clients of their rounds, and ``downs``, what those are sent.
-        common: words of every message.
-        words: what a client is told of a job.
+        words: of the message with some jobs to a client.
         bound: within which every number of a vector lies.
     """
     found = [SummedUploads()] * len(jobs)
@@ -111,23 +109,17 @@ def summed_round(
             maskings.append(
                 Masking.of(run.method, run.hp, run.expected_uploads(), downs[g], scale, bound)
             )
-        asked = {
-            sites.members[client].node: SiteMessage(
-                {
-                    **common,
-                    "jobs": [words(jobs[g], client) for g in group],
-                    "clients": len(sites.members),
-                    "client": client,
-                    "weight": weights[client],
-                    "secure": [m.to_words() for m in maskings],
-                },
-                [downs[g] for g in group],
-            )
-            for client in clients
-        }
+        secure = [m.to_words() for m in maskings]
+        messages = {}
+        places = {}
+        for client in clients:
+            node = sites.members[client].node
+            message = words([jobs[g] for g in group], client)
+            message = {**message, "weight": weights[client], "secure": secure}
+            messages[node] = SiteMessage(message, [downs[g] for g in group])
+            places[node] = client
         number = jobs[group[0]].run.round + 1
-        got = sites.transport.ask_sum(asked, bound, number, sites.terms.timeout)
-        places = {sites.members[client].node: client for client in clients}
+        got = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
         start = 0
         for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
             part = got.total[start : start + masking.size]
@@ -193,10 +185,9 @@ class Server:
         clients = [rows_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
         # Where nothing is sent there is nothing to leave out.
+        trust = spec.trust
         if spec.method.uploads is sends_nothing:
-            trust = replace(spec.trust, on_bad="fail")
-        else:
-            trust = spec.trust
+            trust = replace(trust, on_bad="fail")
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
         run.keeps_uploads = self.secure_bound is None and spec.method.uploads is not sends_nothing
         run.start()
@@ -225,19 +216,17 @@ class Server:
             downs = [job.run.down() for job in going]
             answers = self._round(going, samples, downs, common)
             seconds = (time.perf_counter() - began) / len(going)
-            ended = [
-                (job, ids)
-                for job, sample, down, got in zip(going, samples, downs, answers, strict=True)
-                for ids in (self._merge(job, sample, down, got),)
-                if ids is not None
-            ]
-            due = [
-                job
-                for job, _ in ended
-                if not job.open or (eval_every > 0 and job.run.round % eval_every == 0)
-            ]
+            ended = []
+            due = []
+            for job, sample, down, got in zip(going, samples, downs, answers, strict=True):
+                merged = self._merge(job, sample, down, got)
+                if merged is None:
+                    continue
+                ended.append((job, *merged))
+                if not job.open or (eval_every > 0 and job.run.round % eval_every == 0):
+                    due.append(job)
             self._score(due, common)
-            for job, (ids, traffic) in ended:
+            for job, ids, traffic in ended:
                 self._record(job, ids, traffic, seconds, job in due)
         # A run that was resumed after its last round is scored again.
         self._score([job for job in jobs if job.failed is None and job.evaluation is None], common)
@@ -251,28 +240,15 @@ class Server:
     ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
         """For each job the uploads of its clients, or why there is none; their sums under secure aggregation."""
         if self.secure_bound is not None:
-            return summed_round(
-                self.sites,
-                jobs,
-                samples,
-                downs,
-                common,
-                lambda job, client: self._words(job, client, job.run.round + 1),
-                self.secure_bound,
-            )
+            to_client = partial(self._words, common=common, ahead=1)
+            return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
         about = {}
         for client, member in enumerate(self.sites.members):
             mine = [g for g, sample in enumerate(samples) if client in sample]
             if mine:
-                told = [self._words(jobs[g], client, jobs[g].run.round + 1) for g in mine]
-                words = {
-                    **common,
-                    "jobs": told,
-                    "clients": len(self.sites.members),
-                    "client": client,
-                }
+                words = self._words([jobs[g] for g in mine], client, common, ahead=1)
                 messages[member.node] = SiteMessage(words, [downs[g] for g in mine])
                 about[member.node] = (client, mine)
         for node, answer in self.sites.ask("fit", messages).items():
@@ -341,9 +317,8 @@ class Server:
                     pipeline.add_sum(name, total, dtype)
             already = len(run.rejected)
             pooled = run.pooled(pipeline, ids)
-            for rejected in run.rejected[
-                already:
-            ]:  # sound by itself, but the server cannot aggregate with it
+            # Sound by themselves, but the server cannot aggregate with them.
+            for rejected in run.rejected[already:]:
                 self._say_rejected(number, rejected.client, rejected.why)
                 reasons[rejected.client] = rejected.why
                 ids.remove(rejected.client)
@@ -363,12 +338,14 @@ class Server:
         if len(ids) >= self.sites.terms.quorum:
             return
         named = ""
-        for client, why in sorted(reasons.items())[:1]:
-            named = f"; site {self.sites.members[client].facts.name!r} is out because: "
-            named += why.removeprefix(NO_ANSWER).rstrip(".")
+        if reasons:
+            client = min(reasons)
+            name = self.sites.members[client].facts.name
+            why = reasons[client].removeprefix(NO_ANSWER).rstrip(".")
+            named = f"; site {name!r} is out because: {why}"
+        quorum = self.sites.terms.quorum
         raise FederatedRunError(
-            f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
-            f"{self.sites.terms.quorum} are needed{named}.",
+            f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and {quorum} are needed{named}.",
             "Start or mend the missing sites and run again: it goes on after the last whole round.",
         )
 
@@ -377,13 +354,11 @@ class Server:
         name = self.sites.members[client].facts.name
         run = job.run
         if why.startswith(NO_ANSWER):
-            entry = MissedSite(number, name, why.removeprefix(NO_ANSWER))
-            if entry not in self.sites.missed:
-                self.sites.missed.append(entry)
-                self.sites.say(
-                    f"warning: round {number} goes on without site {name!r}: {entry.why}."
-                )
-            run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
+            why = why.removeprefix(NO_ANSWER)
+            self.sites.miss(
+                number, name, why, f"round {number} goes on without site {name!r}: {why}."
+            )
+            run.warnings.append(f"round {number} went on without site {name!r}: {why}")
             return
         if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
@@ -396,45 +371,35 @@ class Server:
     def _say_rejected(self, number: int, client: int, why: str) -> None:
         """Name the site of a rejected upload in the result and in the log."""
         name = self.sites.members[client].facts.name
+        rejected = f"the upload of site {name!r} is rejected: {why}."
         self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
-        self.sites.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
+        self.sites.say(f"warning: round {number}: {rejected}")
 
     def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
         """Ask every site for its counts, and make of them what the in-process evaluation makes of predictions."""
         if not jobs:
             return
         downs = [job.run.down() for job in jobs]
-        messages = {
-            m.node: SiteMessage(
-                {
-                    **common,
-                    "jobs": [self._words(job, c, job.run.round) for job in jobs],
-                    "clients": len(self.sites.members),
-                    "client": c,
-                },
-                downs,
-            )
-            for c, m in enumerate(self.sites.members)
-        }
+        messages = {}
+        for client, member in enumerate(self.sites.members):
+            words = self._words(jobs, client, common)
+            messages[member.node] = SiteMessage(words, downs)
         answers = self.sites.ask("score", messages)
+        facts = [member.facts for member in self.sites.members]
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
             for client, member in enumerate(self.sites.members):
-                answer = _sound(answers[member.node])
-                read = (
-                    answer if isinstance(answer, str) else checked_counts(answer, g, member.facts)
-                )
+                read: SiteMessage | Tensor | str = _sound(answers[member.node])
+                if isinstance(read, SiteMessage):
+                    read = checked_counts(read, g, member.facts)
                 if isinstance(read, Tensor):
                     counts[client] = read
                     continue
-                entry = MissedSite(job.run.round, member.facts.name, f"not scored: {read}")
-                if entry not in self.sites.missed:
-                    self.sites.missed.append(entry)
-                    self.sites.say(f"warning: site {member.facts.name!r} is not scored: {read}.")
-                job.run.warnings.append(f"site {member.facts.name!r} is not scored: {read}")
-            job.evaluation, job.dealt = score_counts(
-                job.run, [m.facts for m in self.sites.members], counts
-            )
+                name = member.facts.name
+                warning = f"site {name!r} is not scored: {read}"
+                self.sites.miss(job.run.round, name, f"not scored: {read}", f"{warning}.")
+                job.run.warnings.append(warning)
+            job.evaluation, job.dealt = score_counts(job.run, facts, counts)
 
     def _record(
         self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool
@@ -455,9 +420,18 @@ class Server:
         metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(ids), **diagnostics}
         job.on_round(run.round, metrics, asdict(traffic), partial(snapshot_of, run, job.records))
 
-    def _words(self, job: ServerJob, client: int, number: int) -> dict[str, Any]:
-        hp = {k: v for k, v in job.run.hp.items() if not isinstance(v, Tensor)}
-        return SiteJob(job.id, hp, job.run.seed, number, job.latest.get(client, 0)).to_words()
+    def _words(
+        self, jobs: Sequence[ServerJob], client: int, common: Mapping[str, Any], ahead: int = 0
+    ) -> dict[str, Any]:
+        """Words of one message to a client; ``ahead`` is 1 for the round after the last that each job has ended."""
+        told = []
+        for job in jobs:
+            run = job.run
+            # Tensors of a setting travel in the trees.
+            hp = {k: v for k, v in run.hp.items() if not isinstance(v, Tensor)}
+            site = SiteJob(job.id, hp, run.seed, run.round + ahead, job.latest.get(client, 0))
+            told.append(site.to_words())
+        return {**common, "jobs": told, "clients": len(self.sites.members), "client": client}
 
     def _join(self, jobs: Sequence[ServerJob], member: Member) -> None:
         name = member.facts.name
@@ -476,12 +450,9 @@ class Server:
             wider.keeps_uploads = run.keeps_uploads
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
-                self.sites.say(
-                    f"warning: site {name!r} came late: {run.method.name} keeps a place for each site it began with."
-                )
-                self.sites.missed.append(
-                    MissedSite(number, name, "came late, and the method has no place for it")
-                )
+                why = "came late, and the method has no place for it"
+                kept = f"{run.method.name} keeps a place for each site it began with"
+                self.sites.miss(number, name, why, f"site {name!r} came late: {kept}.")
                 return
             wider.server = run.server
             wider.round = run.round

@@ -70,15 +70,14 @@ def serve(
     folder = _folder(home, server_folder(port) + ("" if known is not None else "-insecure"))
     process = start_superlink(Address(where, port), known, folder)
     try:
-        local = Address(
-            "127.0.0.1" if where == EVERYWHERE else where, port, None if known is None else known.ca
-        )
+        by = ""
         if known is not None:
-            register(local, list(known.nodes.values()))
-            say(f"Sites that may take part: {', '.join(known.nodes) or 'none'}.")
-        say(
-            f"Listening at {where}:{port}{' by TLS' if known is not None else ''}; its log is {process.log}."
-        )
+            by = " by TLS"
+            here = "127.0.0.1" if where == EVERYWHERE else where
+            register(Address(here, port, known.ca), list(known.nodes.values()))
+            names = ", ".join(known.nodes) or "none"
+            say(f"Sites that may take part: {names}.")
+        say(f"Listening at {where}:{port}{by}; its log is {process.log}.")
         _stay(process, asked, {})
     finally:
         process.stop()
@@ -116,18 +115,15 @@ def attend(
     if not address.check():
         say(f"Nothing listens at {address} yet; the site looks for it until it is there.")
     state = state_of(home.root, store)
-    config = {
-        "shard": str(shard.resolve()),
-        "state": str(state),
-        **({"name": name} if name else {}),
-    }
-    config |= {"masked-only": "yes"} if masked_only else {}
-    process = start_supernode(
-        address, config, key, _folder(home, f"site-{state.name}"), port or free_port()
-    )
-    say(
-        f"Site {name or store.dataset['shard']['client']!r} at {address}; its log is {process.log}."
-    )
+    config = {"shard": str(shard.resolve()), "state": str(state)}
+    if name:
+        config["name"] = name
+    if masked_only:
+        config["masked-only"] = "yes"
+    folder = _folder(home, f"site-{state.name}")
+    process = start_supernode(address, config, key, folder, port or free_port())
+    client = name or store.dataset["shard"]["client"]
+    say(f"Site {client!r} at {address}; its log is {process.log}.")
     unknown = MachineError(
         f"The server at {address} does not know this site's key {key}, or the same site was killed less than a minute "
         "ago and is not missed yet.",
@@ -265,11 +261,8 @@ def up(
         with ExitStack() as stack:
             loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
             stack.callback(loopback.stop)
-            told(
-                {
-                    "note": f"Server at {loopback.address}{' by TLS' if tls else ''}; logs in {folder}."
-                }
-            )
+            by = " by TLS" if tls else ""
+            told({"note": f"Server at {loopback.address}{by}; logs in {folder}."})
             for path in stores:
                 loopback.add(path, home)
             last = loopback.run(plan, told)

@@ -8,7 +8,7 @@ every message, because Flower answers each in a process of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,7 @@ class SiteJob:
 
     def to_words(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {
-            "id": self.id,
-            "hp": dict(self.hp),
-            "seed": self.seed,
-            "round": self.round,
-            "since": self.since,
-        }
+        return asdict(self)
 
 
 class _Alone(RunState):
@@ -158,9 +152,8 @@ class _Alone(RunState):
 
     def _eligible(self) -> np.ndarray:
         """Itself, also to be scored without a row to train on."""
-        return np.array(
-            [next(i for i, client in enumerate(self.training_clients) if client is not NOBODY)]
-        )
+        known = [client is not NOBODY for client in self.training_clients]
+        return np.flatnonzero(known)
 
 
 @dataclass(frozen=True)
@@ -199,13 +192,12 @@ class Site:
                 seen[key] = run.fit_one(down, where[1])
             kept = dict(run.states.get(where[1]) or {})
             self.memory.save(job.id, job.round, kept, job.since)
-            if (secure := message.words.get("secure")) is None:
-                trees.append(seen[key])
-            else:  # masked before it leaves: ``secure_aggregation``
+            up = seen[key]
+            secure = message.words.get("secure")
+            if secure is not None:  # masked before it leaves: ``secure_aggregation``
                 masking = Masking.from_words(secure[len(trees)])
-                trees.append(
-                    {"vector": masking.vector(seen[key], down, float(message.words["weight"]))}
-                )
+                up = {"vector": masking.vector(up, down, float(message.words["weight"]))}
+            trees.append(up)
             outline = {name: list(t.shape) for name, t in kept.items()}
             told.append({"id": job.id, "round": job.round, "outline": outline})
         return SiteMessage({"jobs": told}, trees)
@@ -229,9 +221,8 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
     """Labelled test rows by (domain, label, predicted class); the last class stands for no prediction. int64."""
     C = data.classes
     label = data.y.cpu().numpy()[evaluation.rows]
-    if data.domain is None:
-        domain = np.zeros(len(label), np.int64)
-    else:
+    domain = np.zeros(len(label), np.int64)
+    if data.domain is not None:
         domain = data.domain.cpu().numpy()[evaluation.rows]
     known = label >= 0
     guess = np.where(evaluation.predictions < 0, C, evaluation.predictions)[known]
@@ -324,13 +315,12 @@ class ShardSite:
                     f"{self.path.name} holds features of another recipe than the run began with.",
                     "Start the run again.",
                 )
-            data = request.data(str(message.words["feat_post"]))
+            feat_post = str(message.words["feat_post"])
+            data = request.data(feat_post)
             client = request.client(self.name)
             domains = len(request.store.samples.domains)
-            memory = StoredClientMemory(
-                self.state, str(request.store.dataset["digest"]), client.name
-            )
-            feat_post = str(message.words["feat_post"])
+            digest = str(request.store.dataset["digest"])
+            memory = StoredClientMemory(self.state, digest, client.name)
             models = SiteModels(
                 self.state, request.store, tuple(request.keys), feat_post, client.name
             )

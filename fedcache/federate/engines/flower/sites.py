@@ -158,36 +158,34 @@ class SiteFacts:
 def _fact(name: str, value: Any) -> Any:
     """One fact as its type. Raises ValueError for one outside its limits."""
     if name == "number":
-        if value is not None and not _is_whole(value, 0, 2**53):
-            raise ValueError(f"number is {value!r:.60}, expected a whole number or none")
-        return value
-    if name in COUNTS:
+        sound = value is None or _is_whole(value, 0, 2**53)
+        expected = "a whole number or none"
+    elif name in COUNTS:
         low, high = COUNTS[name]
-        if not _is_whole(value, low, high):
-            raise ValueError(
-                f"{name} is {value!r:.60}, expected a whole number from {low} to {high:,}"
-            )
-        return value
-    if name in TEXTS:
-        if not isinstance(value, str) or len(value) > TEXTS[name]:
-            raise ValueError(
-                f"{name} is {value!r:.60}, expected a text of at most {TEXTS[name]} characters"
-            )
-        return value
-    if name == "widths":
-        known = isinstance(value, list | tuple) and len(value) <= WIDTHS
-        if not known or not all(_is_whole(n, 1, WIDEST) for n in value):
-            raise ValueError(
-                f"widths is {value!r:.60}, expected at most {WIDTHS} numbers from 1 to {WIDEST:,}"
-            )
-        return tuple(value)
-    most, longest = LISTS[name]
-    known = isinstance(value, list | tuple) and len(value) <= most
-    if not known or not all(isinstance(text, str) and len(text) <= longest for text in value):
-        raise ValueError(
-            f"{name} is {value!r:.60}, expected at most {most:,} texts of {longest:,} characters"
+        sound = _is_whole(value, low, high)
+        expected = f"a whole number from {low} to {high:,}"
+    elif name in TEXTS:
+        sound = isinstance(value, str) and len(value) <= TEXTS[name]
+        expected = f"a text of at most {TEXTS[name]} characters"
+    elif name == "widths":
+        sound = _is_list(value, WIDTHS) and all(_is_whole(n, 1, WIDEST) for n in value)
+        expected = f"at most {WIDTHS} numbers from 1 to {WIDEST:,}"
+    else:
+        most, longest = LISTS[name]
+        sound = _is_list(value, most) and all(
+            isinstance(text, str) and len(text) <= longest for text in value
         )
-    return tuple(value)
+        expected = f"at most {most:,} texts of {longest:,} characters"
+    if not sound:
+        raise ValueError(f"{name} is {value!r:.60}, expected {expected}")
+    # JSON has lists only; facts are tuples, so that equal facts compare as equal.
+    if isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+def _is_list(value: Any, most: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) <= most
 
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
@@ -278,14 +276,17 @@ def compatible_sites(
     named = [m for m in ordered if m.facts.name == like]
     if not kinds or (like and not named):
         return [], []
-    if named:
-        usual = named[0]
-    else:
-        usual = ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
-    found = [(member, difference(member.facts, usual.facts)) for member in ordered]
-    return [m for m, why in found if why is None], [
-        (m, *why) for m, why in found if why is not None
-    ]
+    # Counter keeps the order of first occurrence, so of equal groups the first is taken.
+    usual = [*named, ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]][0]
+    fit = []
+    refused = []
+    for member in ordered:
+        problem = difference(member.facts, usual.facts)
+        if problem is None:
+            fit.append(member)
+        else:
+            refused.append((member, *problem))
+    return fit, refused
 
 
 def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
@@ -466,9 +467,8 @@ class Sites:
                 "A name is that of the first node that takes it, in this run alone: sites have no keys here."
             )
         else:
-            self.say(
-                f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one."
-            )
+            owned = len(self.names.known())
+            self.say(f"A name belongs to the first key that takes part under it: {owned} have one.")
         while True:
             came += self._ask_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, refused, disbelieved = self._judged(came)
@@ -506,21 +506,24 @@ class Sites:
         """Of the nodes, in the order in which they came: who takes part, who differs, and who is not believed."""
         fit, refused = compatible_sites(came, self.terms.like)
         limits = RowLimits.of(fit, self.terms.max_rows)
-        found = [(member, limits.problem(member.facts)) for member in fit]
-        disbelieved = [(member, *problem) for member, problem in found if problem is not None]
         owners = self.names.known()
-        stolen = [
-            (m, *problem)
-            for m, why in found
-            if why is None and (problem := _of_another_key(m, owners))
-        ]
-        believed = [m for m, why in found if why is None and _of_another_key(m, owners) is None]
+        believed = []
+        disbelieved = []
+        for member in fit:
+            problem = limits.problem(member.facts) or _of_another_key(member, owners)
+            if problem is None:
+                believed.append(member)
+            else:
+                disbelieved.append((member, *problem))
+        # A name belongs to the first node that came with it.
+        nodes = {member.node for member in believed}
         first: dict[str, int] = {}
-        for member in sorted(believed, key=lambda m: [c.node for c in came].index(m.node)):
-            first.setdefault(member.facts.name, member.node)
+        for member in came:
+            if member.node in nodes:
+                first.setdefault(member.facts.name, member.node)
         kept = [m for m in believed if first[m.facts.name] == m.node]
         taken = [(m, NAME_TAKEN, NAME_HINT) for m in believed if first[m.facts.name] != m.node]
-        return kept, refused, [*disbelieved, *stolen, *taken]
+        return kept, refused, [*disbelieved, *taken]
 
     def _bind(self, members: Sequence[Member]) -> None:
         self.names.bind({m.facts.name: m.key for m in members})
@@ -528,6 +531,13 @@ class Sites:
     def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
         self.say(f"warning: site {name!r} is refused: {why}. {hint}")
         self.missed.append(MissedSite(round_, name, f"refused: {why}"))
+
+    def miss(self, round_: int, name: str, why: str, warning: str) -> None:
+        """Note that a site is missing in a round, with a warning in the log; the same entry is noted once."""
+        entry = MissedSite(round_, name, why)
+        if entry not in self.missed:
+            self.missed.append(entry)
+            self.say(f"warning: {warning}")
 
     def _ask_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
         """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``.
@@ -559,12 +569,11 @@ class Sites:
             try:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
             except ValueError as error:
-                lacking.append(f"its facts are malformed: {error}")
+                why = f"its facts are malformed: {error}"
+                lacking.append(why)
+                self.missed.append(MissedSite(0, f"node {node}", f"refused: {why}"))
                 self.say(
                     f"warning: node {node} takes no part: what it says of itself cannot be: {error}."
-                )
-                self.missed.append(
-                    MissedSite(0, f"node {node}", f"refused: its facts are malformed: {error}")
                 )
                 continue
             came.append(Member(node, facts, here[node]))
@@ -578,11 +587,12 @@ class Sites:
     ) -> FedcacheError:
         """Why nobody knows which sites are right."""
         others = {member.node for member, *_ in refused}
-        first = next(m for m in in_client_order(came) if m.node not in others)
+        first = next(m for m in in_client_order(came) if m.node not in others).facts.name
         member, why, hint = refused[0]
+        other = member.facts.name
         return StoreError(
-            f"{len(came)} sites came, and no more than half of them can be taken together: beside "
-            f"{first.facts.name!r}, site {member.facts.name!r} differs: {why}.",
+            f"{len(came)} sites came, and no more than half of them can be taken together: beside {first!r}, site "
+            f"{other!r} differs: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
 
@@ -593,16 +603,22 @@ class Sites:
         lacking: Sequence[FedcacheError | str],
     ) -> FedcacheError:
         names = ", ".join(m.facts.name for m in kept) or "none"
-        said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
-        if not kept and not refused and self.terms.like and not lacking:
-            said += f" None that came is {self.terms.like!r}, with which the others must agree (--like)."
-        for member, why, hint in refused:
-            return StoreError(f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
-        for problem in lacking:
+        terms = self.terms
+        state = f"{len(kept)} of {terms.sites} sites take part after {terms.wait:g} s: {names}."
+        # The first reason is the one that is shown; the log has all of them.
+        if refused:
+            member, why, hint = refused[0]
+            return StoreError(f"{state} Site {member.facts.name!r} is refused: {why}.", hint)
+        if lacking:
+            problem = lacking[0]
             if isinstance(problem, FedcacheError):
-                return FedcacheError(problem.code, f"{said} {problem.message}", problem.hint)
-            return FederatedRunError(f"{said} A node says nothing of itself: {problem}.", START)
-        return FederatedRunError(said, START)
+                return FedcacheError(problem.code, f"{state} {problem.message}", problem.hint)
+            return FederatedRunError(f"{state} A node says nothing of itself: {problem}.", START)
+        if not kept and terms.like:
+            state += (
+                f" None that came is {terms.like!r}, with which the others must agree (--like)."
+            )
+        return FederatedRunError(state, START)
 
     def text(self, digest: str, classes: int) -> Tensor:
         """The class text features [C, D] of that digest, which all sites have, from the first that sends them.
@@ -612,23 +628,16 @@ class Sites:
         why = ""
         for member in self.members:
             answer = self.ask("text", {member.node: SiteMessage(self._question)})[member.node]
-            if isinstance(answer, str) or not answer.trees:
-                sent = None
+            if isinstance(answer, str):
+                why = answer
             else:
-                sent = answer.trees[0].get("text")
-            if (
-                sent is not None
-                and sent.dtype == torch.float32
-                and sent.dim() == 2
-                and len(sent) == classes
-            ):
-                if sha256_hex(sent.numpy().tobytes()) == digest:
+                sent = answer.trees[0].get("text") if answer.trees else None
+                if sent is None or sent.dtype != torch.float32 or sent.shape[:-1] != (classes,):
+                    why = "it sent none"
+                elif sha256_hex(sent.numpy().tobytes()) == digest:
                     return sent
-                why = "it sent others than it said"
-            else:
-                why = "it sent none"
-                if isinstance(answer, str):
-                    why = answer
+                else:
+                    why = "it sent others than it said"
             self.say(
                 f"warning: site {member.facts.name!r} was asked for the class text features: {why}."
             )

@@ -124,10 +124,7 @@ class Cluster:
         """``slots``, at least one. Raises MachineError, when no node is large enough."""
         slots = self.slots(cpus, gpus)
         if not slots:
-            if not gpus:
-                what = f"{cpus} CPU{'s' * (cpus > 1)}"
-            else:
-                what = f"{gpus} GPU"
+            what = counted(gpus, "GPU") if gpus else counted(cpus, "CPU")
             raise MachineError(
                 f"No node of {self.words} has {what}.",
                 "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
@@ -193,8 +190,20 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
                 "Its nodes need this machine's versions of Python and Ray, and its token (RAY_AUTH_TOKEN); "
                 f"ray status --address {address}   looks at it"
             )
-        said = str(error).strip().splitlines()
-        raise MachineError(f"{what}: {said[0] if said else type(error).__name__}.", hint) from error
+        why = first_line(error, type(error).__name__)
+        raise MachineError(f"{what}: {why}.", hint) from error
+
+
+def first_line(error: BaseException, without: str) -> str:
+    """The first line of an error's message, which in Ray has many; ``without`` for an error that has no message."""
+    return (str(error).strip().splitlines() or [without])[0]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: 1 node, 2 nodes."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
 
 
 @contextmanager

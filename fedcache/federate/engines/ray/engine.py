@@ -31,7 +31,7 @@ from fedcache.federate.engines.ray.client_slices import (
     over_ray,
     set_up_clients,
 )
-from fedcache.federate.engines.ray.cluster import open_cluster
+from fedcache.federate.engines.ray.cluster import counted, open_cluster
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method, wants_encoders
@@ -84,7 +84,7 @@ def open_pool(
         pool = RayWorkerPool(
             cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers
         )
-        count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        count = counted(len(nodes), "node")
         observer.note(f"Ray: {pool.slots} at once on {count} of {cluster.words}.")
         yield pool
 
@@ -166,11 +166,10 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
 
 
 def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
-    nodes = len(pool.cluster.nodes())
-    observer.note(
-        f"Ray: {what}, {pool.slots} at once with {pool.cpus} thread{'s' * (pool.cpus > 1)} each on {nodes} "
-        f"node{'s' * (nodes != 1)} of {pool.cluster.words}."
-    )
+    nodes = counted(len(pool.cluster.nodes()), "node")
+    threads = counted(pool.cpus, "thread")
+    where = f"{nodes} of {pool.cluster.words}"
+    observer.note(f"Ray: {what}, {pool.slots} at once with {threads} each on {where}.")
 
 
 def _answers(
@@ -296,11 +295,8 @@ class RayEngine:
             pool = RayWorkerPool(
                 cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0)
             )
-            _note_place(
-                grid.observer,
-                pool,
-                f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points",
-            )
+            sliced = counted(len(pieces), "slice")
+            _note_place(grid.observer, pool, f"{sliced} of {many} points")
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
             try:

@@ -19,7 +19,7 @@ from typing import Any
 
 import fedcache
 from fedcache.errors import FedcacheError, MachineError
-from fedcache.federate.engines.ray.cluster import RETRIES, Cluster
+from fedcache.federate.engines.ray.cluster import RETRIES, Cluster, first_line
 
 Make = Callable[[Any], Any]
 Use = Callable[..., dict[str, Any]]
@@ -166,10 +166,10 @@ class RayWorkerPool:
         except errors.RayTaskError:
             raise  # a bug, with the traceback of the worker
         except errors.RayError as error:
-            said = str(error).strip().splitlines()
+            why = first_line(error, "no reason given")
+            kind = type(error).__name__
             raise MachineError(
-                f"A worker of {self.cluster.words} ended {RETRIES + 1} times ({type(error).__name__}: "
-                f"{said[0] if said else 'no reason given'}).",
+                f"A worker of {self.cluster.words} ended {RETRIES + 1} times ({kind}: {why}).",
                 "Out of memory? Run the same command again: it goes on. Fewer CPUs for Ray, or a smaller --batch, need "
                 "less memory.",
             ) from error

@@ -114,6 +114,7 @@ class Queue:
 
     def push(self, keys: Tensor, rows: Tensor) -> None:
         """Take in a batch of keys."""
+        # A ring: the next slots after the last, from the beginning again where the queue ends.
         slots = (self.at + torch.arange(len(rows), device=rows.device)) % len(self.places)
         self.keys[slots], self.places[slots] = keys, rows
         self.at += len(rows)
@@ -173,9 +174,8 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
-    queue = None
-    if queued(hp, target.size):
-        queue = _filled(w, every, ctx)
+    # Without a queue every public row is an anchor, and its key is made anew in each step.
+    queue = _filled(w, every, ctx) if queued(hp, target.size) else None
     projected = hp["sim_at"] == "projection"
     zeta = float(ctx.number("zeta"))
     ema = hp["ema"]
@@ -267,6 +267,7 @@ def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, 
 
 def _filled(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
     """Keys of K_q random public rows by the first weights."""
+    # Random rows, because public rows may be sorted by class.
     order = ctx.rng.each("queue", lambda g, _lane: g.permutation(len(every)))
     rows = every[order[: ctx.count("queue")]]
     return Queue(unit(w, ctx.public[rows, 0], ctx), rows.clone())

@@ -135,10 +135,8 @@ def scheduled(ctx: Ctx) -> Ctx:
         return replace(ctx, hp={**ctx.hp, "lr": ctx.number("warm_lr")})
     if ctx.hp["sched_unit"] == "none":
         return ctx
-    if ctx.hp["sched_rounds"] is None:
-        rounds = PAPER_ROUNDS
-    else:
-        rounds = ctx.count("sched_rounds")
+    rounds = PAPER_ROUNDS if ctx.hp["sched_rounds"] is None else ctx.count("sched_rounds")
+    # Half a period of the cosine: 1 in the first round, 0 in the last and after it.
     share = (1.0 + math.cos(math.pi * min(ctx.round, rounds) / rounds)) / 2.0
     return replace(ctx, hp={**ctx.hp, "lr": share * ctx.number("lr")})
 
@@ -192,6 +190,7 @@ def class_names(ctx: Ctx, n: int) -> Names:
     tower = ctx.towers.text
     after = ctx.towers.template.partition("{}")[2]
     tokens, end = tower.embed([name + after for name in ctx.env.names])
+    # The tower reads a fixed number of tokens; the longest name leaves the least room for vectors.
     room = tower.context - 1 - int(end.max())
     if n > room:
         longest = ctx.env.names[int(end.argmax())]

@@ -128,6 +128,7 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
     y = batch["y"]
     z, updates = embed(head, p, batch["x"], w)
     if "x2" in batch:
+        # The second view continues from the running statistics that the first has moved.
         second, updates = embed(head, {**p, **updates}, batch["x2"], w)
         z = torch.cat([z, second], -2)
         y = torch.cat([y, y], -1)
@@ -150,6 +151,7 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's prototypes, ``proto`` [.., C, P], and the rows behind each, ``count`` [.., C] (FedPCL eq 5)."""
     x, mask = prototype_rows(data, ctx)
     if ctx.hp["proto_drop_last"]:
+        # The released code leaves out the last short batch of a shuffled pass over the rows.
         size = ctx.count("batch")  # a random n - n mod batch rows count
         mask = ctx.rng.each(
             "proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float)
@@ -170,6 +172,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
     C = ctx.env.classes
     dtype = ctx.env.dtype
+    # The mean of unit rows is no longer than 1, which update validation checks.
     unit = ctx.hp.get("z_norm") == "l2" or bool(ctx.hp.get("proto_norm"))
     if ctx.hp.get("noise_on") == "proto":
         unit = False

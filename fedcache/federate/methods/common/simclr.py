@@ -147,13 +147,8 @@ def live(
         u = ctx.rng.each("augment", lambda g, i: g.random((data.n[i], len(views), DRAWS)), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             drawn = u[batch["i"]]
-            yield (
-                k,
-                {
-                    **batch,
-                    **{name: view(batch["x"], drawn[:, j], ctx) for j, name in enumerate(views)},
-                },
-            )
+            seen = {name: view(batch["x"], drawn[:, j], ctx) for j, name in enumerate(views)}
+            yield k, {**batch, **seen}
 
     return batches
 
@@ -172,10 +167,9 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
             mine = narrow_clients(u, k, ctx)
             index = batch["i"][..., None, None].expand(*batch["i"].shape, *u.shape[-2:])
             keep = mine.gather(-3, index)
-            masks = [
-                (keep[..., j, :] >= over(rate, x)).to(x.dtype) / (1.0 - over(rate, x))
-                for j in (0, 1)
-            ]
+            # Inverted dropout: what is kept grows by 1 / (1 - rate), so the mean of a feature stays.
+            share = over(rate, x)
+            masks = [(keep[..., j, :] >= share).to(x.dtype) / (1.0 - share) for j in (0, 1)]
             yield k, {**batch, "x": x * masks[0], "x2": x * masks[1]}
 
     if ctx.env.image:
@@ -261,6 +255,7 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
         lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
         return {**p, "probe.W": lost.unsqueeze(-1).expand(-1, width), "probe.b": lost}
     h = represent(p, x, ctx, project=False)
+    # The encoder is frozen, so its representations are computed once and trained on as features.
     frozen = ClientData(
         h.unsqueeze(-2),
         data.labels(data.positions()),
@@ -286,6 +281,7 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     def fitted(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
         return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
 
+    # Each phase has a tenth of the rate of the phase before.
     for phase, (a, b) in enumerate(pairwise(cuts)):
         now = replace(ctx, hp={**hp, "lr": rate * 0.1**phase})
         head = train(head, ("W", "b"), b - a, fitted, {}, frozen, now, purpose=f"probe{phase}")
@@ -311,13 +307,16 @@ def fidelity(hp: Hp, views: int) -> str:
     return "approx"
 
 
-def trainable(server: Tree, state: Tree) -> int:
-    """Scalars of one encoder that a gradient moves: not BatchNorm's running statistics, and not the probe."""
+def trainable(server: Tree, state: Tree, parts: tuple[str, ...] = ("t.", "p1", "p2")) -> int:
+    """Scalars of one encoder that a gradient moves: not BatchNorm's running statistics, and not the probe.
+
+    ``parts`` are the beginnings of names that count: of the trunk and of the projection.
+    """
     known = {**server, **state}
     return sum(
         t.numel()
         for n, t in known.items()
-        if n[:2] in ("t.", "p1", "p2") and not n.endswith((".mean", ".var"))
+        if n.startswith(parts) and not n.endswith((".mean", ".var"))
     )
 
 

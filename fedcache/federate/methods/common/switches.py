@@ -137,6 +137,10 @@ PROTO_INIT = HParam(
     official="independent",
 )
 
+SHARED_INIT = HParam(
+    "init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)
+)
+
 AGG = HParam(
     "agg",
     "weighted",

@@ -57,6 +57,7 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     if len(ctx.lead) == 2:
         points = ctx.lead[0]
     longest = max(counts)
+    # Clients need different numbers of rows: all are padded to the longest, with weight 0.
     k = np.zeros((len(counts), longest), np.int64)
     w = np.zeros((len(counts), longest))
     for i, own in enumerate(label):
@@ -124,10 +125,8 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
     C = ctx.env.classes
     R = ctx.count("strata")
     n = np.stack([np.bincount(own, minlength=C) for own in label]).astype(np.float64)
-    if ctx.hp["tsamp_reduce"] == "mean":
-        whole = n.sum(1)
-    else:
-        whole = np.asarray(steps, np.float64)
+    whole = n.sum(1) if ctx.hp["tsamp_reduce"] == "mean" else np.asarray(steps, np.float64)
+    # A class counts as much as its n_k rows would, whatever number of its rows is drawn.
     weight = np.repeat(n / np.maximum(whole, 1.0)[:, None] / R, R, 1)
     batch = synthetic([np.repeat(np.arange(C), R)] * len(label), ctx, epoch, t)
     return {**batch, "kw": torch.from_numpy(weight).to(batch["kw"]).reshape(batch["kw"].shape)}
@@ -135,6 +134,7 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
 
 def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
     """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per client."""
+    # As many rows of each class as it has fewer votes than the largest class.
     n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
     flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
     return [np.repeat(np.arange(flat.shape[-1]), counts) for counts in flat]
