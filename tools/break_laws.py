@@ -505,8 +505,8 @@ TABLE = (
         "everywhere_scores_each_model_on_all_test_rows",
         "models are scored at home",
         SCORE,
-        "test = table.test_of(block[0]) if union is None else union",
-        "test = table.test_of(block[0])",
+        "test = union\n        if not len(test)",
+        "test = table.test_of(block[0])\n        if not len(test)",
     ),
     B(
         "what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run",
@@ -963,8 +963,8 @@ TABLE = (
         "two_arrays_of_one_split_are_joined_with_their_own_columns",
         "arrays of one split share their columns",
         "tables/splits.py",
-        "held = tables.setdefault(word, {}) if word else without",
-        "held = tables.setdefault(word.replace('dev', 'val'), {}) if word else without",
+        "held = tables.setdefault(word, {})",
+        "held = tables.setdefault(word.replace('dev', 'val'), {})",
     ),
     B(
         "a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for",

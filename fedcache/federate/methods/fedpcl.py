@@ -212,7 +212,10 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
     if rule == "global":
         has = down["has"]
     else:
-        has = own if rule == "local" else own | down["has"]
+        if rule == "local":
+            has = own
+        else:
+            has = own | down["has"]
     return scores(
         z,
         torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]),

@@ -73,7 +73,9 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         for c in np.unique(y[:n]):
             z = x[:n][y[:n] == c]
             # A class with no more rows than Gaussians is one Gaussian.
-            k = K if len(z) > K else 1
+            k = 1
+            if len(z) > K:
+                k = K
             seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
             up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(
                 z, k, cov, ctx, seed

@@ -738,7 +738,9 @@ class BufferedUploads(UploadPipeline):
             if not self.rejected and not of:
                 raise
             gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
-            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
+            lost = ""
+            if gone:
+                lost = f" after {len(self.rejected)} were rejected ({gone})"
             left = f"Round {self.round.number}{of}: {m} uploads are left{lost}."
             raise FederatedRunError(f"{left} {error.message}", error.hint) from error
 

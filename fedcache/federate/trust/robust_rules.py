@@ -259,7 +259,9 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
     except ValueError:
         good = False
     if not good:
-        legal_one = "0.1" if name == "trimmed" else "1"
+        legal_one = "1"
+        if name == "trimmed":
+            legal_one = "0.1"
         raise UsageError(
             f"--aggregate {text}: {name} needs {what}, as in {name}:{legal_one}.",
             f"For example {EXAMPLE}.",

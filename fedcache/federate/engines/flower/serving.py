@@ -73,7 +73,9 @@ def serve(
         by = ""
         if known is not None:
             by = " by TLS"
-            here = "127.0.0.1" if where == EVERYWHERE else where
+            here = "127.0.0.1"
+            if where != EVERYWHERE:
+                here = where
             register(Address(here, port, known.ca), list(known.nodes.values()))
             names = ", ".join(known.nodes) or "none"
             say(f"Sites that may take part: {names}.")
@@ -261,7 +263,9 @@ def up(
         with ExitStack() as stack:
             loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
             stack.callback(loopback.stop)
-            by = " by TLS" if tls else ""
+            by = ""
+            if tls:
+                by = " by TLS"
             told({"note": f"Server at {loopback.address}{by}; logs in {folder}."})
             for path in stores:
                 loopback.add(path, home)

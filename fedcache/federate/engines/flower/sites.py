@@ -631,7 +631,9 @@ class Sites:
             if isinstance(answer, str):
                 why = answer
             else:
-                sent = answer.trees[0].get("text") if answer.trees else None
+                sent = None
+                if answer.trees:
+                    sent = answer.trees[0].get("text")
                 if sent is None or sent.dtype != torch.float32 or sent.shape[:-1] != (classes,):
                     why = "it sent none"
                 elif sha256_hex(sent.numpy().tobytes()) == digest:

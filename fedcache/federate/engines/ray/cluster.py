@@ -124,7 +124,10 @@ class Cluster:
         """``slots``, at least one. Raises MachineError, when no node is large enough."""
         slots = self.slots(cpus, gpus)
         if not slots:
-            what = counted(gpus, "GPU") if gpus else counted(cpus, "CPU")
+            if gpus:
+                what = counted(gpus, "GPU")
+            else:
+                what = counted(cpus, "CPU")
             raise MachineError(
                 f"No node of {self.words} has {what}.",
                 "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",

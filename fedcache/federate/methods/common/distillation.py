@@ -175,7 +175,9 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
     # Without a queue every public row is an anchor, and its key is made anew in each step.
-    queue = _filled(w, every, ctx) if queued(hp, target.size) else None
+    queue = None
+    if queued(hp, target.size):
+        queue = _filled(w, every, ctx)
     projected = hp["sim_at"] == "projection"
     zeta = float(ctx.number("zeta"))
     ema = hp["ema"]

@@ -140,8 +140,12 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
     name = str(hp["augment"])
     small = max(image) <= SMALL_IMAGE
     if name == "auto":
-        name = "cifar" if small else "imagenet"
-    policy = POLICIES[name] if small or name != "supervised" else LARGE_SUPERVISED
+        name = "imagenet"
+        if small:
+            name = "cifar"
+    policy = LARGE_SUPERVISED
+    if small or name != "supervised":
+        policy = POLICIES[name]
     # A switch that is set replaces the number of the policy.
     keys = {"crop_area": "area", "jitter": "jitter", "hue": "hue", "grey": "grey", "blur": "blur"}
     own = {field: float(cast(float, hp[key])) for key, field in keys.items() if hp[key] is not None}

@@ -135,7 +135,10 @@ def scheduled(ctx: Ctx) -> Ctx:
         return replace(ctx, hp={**ctx.hp, "lr": ctx.number("warm_lr")})
     if ctx.hp["sched_unit"] == "none":
         return ctx
-    rounds = PAPER_ROUNDS if ctx.hp["sched_rounds"] is None else ctx.count("sched_rounds")
+    if ctx.hp["sched_rounds"] is None:
+        rounds = PAPER_ROUNDS
+    else:
+        rounds = ctx.count("sched_rounds")
     # Half a period of the cosine: 1 in the first round, 0 in the last and after it.
     share = (1.0 + math.cos(math.pi * min(ctx.round, rounds) / rounds)) / 2.0
     return replace(ctx, hp={**ctx.hp, "lr": share * ctx.number("lr")})

@@ -125,7 +125,10 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
     C = ctx.env.classes
     R = ctx.count("strata")
     n = np.stack([np.bincount(own, minlength=C) for own in label]).astype(np.float64)
-    whole = n.sum(1) if ctx.hp["tsamp_reduce"] == "mean" else np.asarray(steps, np.float64)
+    if ctx.hp["tsamp_reduce"] == "mean":
+        whole = n.sum(1)
+    else:
+        whole = np.asarray(steps, np.float64)
     # A class counts as much as its n_k rows would, whatever number of its rows is drawn.
     weight = np.repeat(n / np.maximum(whole, 1.0)[:, None] / R, R, 1)
     batch = synthetic([np.repeat(np.arange(C), R)] * len(label), ctx, epoch, t)
