@@ -204,27 +204,12 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {
-    "fedcache": 11_240,
-    "fedcache/calls": 4_190,
-    "fedcache/commands": 37_590,
-    "fedcache/extract": 110_580,
-    "fedcache/federate": 196_190,
-    "fedcache/grids": 17_150,
-    "fedcache/heads": 14_220,
-    "fedcache/models": 28_750,
-    "fedcache/report": 63_220,
-    "fedcache/reproduce": 20_480,
-    "fedcache/runs": 54_040,
-    "fedcache/store": 37_130,
-    "fedcache/tables": 27_910,
-    "fedcache/testing": 11_660,
-    "fedcache/ui": 8_070,
-    "tests": 556_270,
-    "tools": 56_890,
-    "benchmarks": 23_840,
-}
-"""Most code tokens of each folder. A limit goes down when code goes, and never up: what is new replaces something."""
+TOKENS = {"fedcache": 638_400, "tests": 552_800, "tools": 79_310}
+"""Most code tokens of the package, of the tests, and of tools with benchmarks.
+
+A limit goes down when code goes, and never up: what is new replaces something. Folders of the package have no limits of
+their own, because a concept may move to the folder that owns it.
+"""
 
 DENSITY = {
     "tokens a statement": 13.0,
@@ -332,6 +317,17 @@ def folders(root: Path = ROOT) -> dict[str, list[Path]]:
     return found
 
 
+def grouped_tokens() -> dict[str, int]:
+    """Code tokens of the groups that ``TOKENS`` limits."""
+    found = dict.fromkeys(TOKENS, 0)
+    for folder, files in folders().items():
+        group = folder.split("/")[0]
+        if group == "benchmarks":
+            group = "tools"
+        found[group] += mass(files).tokens
+    return found
+
+
 TRACED = """
 import inspect, json, runpy, sys, threading
 out, root, *words = sys.argv[1:]
@@ -413,7 +409,9 @@ def main() -> None:
             if mine in fault:
                 print(f"{title}: {fault}")
     for folder, files in folders().items():
-        print(f"{folder}: {mass(files).tokens:,} tokens, at most {TOKENS[folder]:,}")
+        print(f"{folder}: {mass(files).tokens:,} tokens")
+    for group, tokens in grouped_tokens().items():
+        print(f"{group} in all: {tokens:,} tokens, at most {TOKENS[group]:,}")
     package = mass(known.values())
     print(f"package: {package.tokens:,} tokens in {len(known)} files")
     for what, figure in package.density().items():
