@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import FedcacheError, StoppedError
+from fedcache.errors import Exit, FedcacheError, StoppedError
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, run_points
@@ -30,6 +30,7 @@ from fedcache.runs.forecast import forecast_run, training_run
 from fedcache.runs.identity import code_of
 from fedcache.runs.open_run import (
     OpenRun,
+    note_earlier,
     note_stored,
     open_run,
     prepare_run,
@@ -41,7 +42,7 @@ from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.running import owning
-from fedcache.runs.spec import check_config
+from fedcache.runs.spec import check_config, seeds_text
 
 CHECKPOINT_EVERY = 2.0
 """Seconds between checkpoints: what a kill may cost, where writing is cheap."""
@@ -123,7 +124,9 @@ def train(
     stop: Stop | None = None,
     save: SaveModels | None = None,
 ) -> Run:
-    """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
+    """Train a method on cached features, over seeds, and return the run of all seeds of this configuration.
+
+    Seeds that are stored already are not trained again.
 
     Raises UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, resumable.
 
@@ -182,11 +185,20 @@ def train_run(
         return _return_stored(run, run.stored, observer, position)
     # refuses what does not fit, before anything is written
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
+    return _train_opened(run, observer, stop, position, fresh=fresh)
+
+
+def _train_opened(
+    run: OpenRun, observer: Observer, stop: Stop, position: GridPosition, *, fresh: bool
+) -> Run:
+    """Train the seeds of one run that are missing, and store the result of all of them."""
     with _training([run], observer, stop):
         if not fresh:
             run.find_stored()  # its owner may have ended while this process waited
         if run.stored is not None:
             return _return_stored(run, run.stored, observer, position)
+        if run.earlier:
+            note_earlier(run, observer)
         run.begin(fresh=fresh)
         failed = train_seeds([run], None, observer, stop)
         if failed:
@@ -197,6 +209,11 @@ def train_run(
 def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
     """A result that is there already, told as if it were trained now."""
     note_stored(stored, observer)
+    more = set(run.earlier) - set(run.spec.seeds)
+    if more:
+        observer.note(
+            f"This run also has seeds {seeds_text(more)}; the result is over all {len(run.earlier)} seeds."
+        )
     said = run.kept.says_of_stored(stored.path)
     if said is not None and (position is ALONE or run.kept.which == "all"):
         observer.note(said)
@@ -260,6 +277,19 @@ def train_together(
             on_end(number, run.stored)
             continue
         opened[number] = run
+    # The run of a point that was trained alone gets its missing seeds alone too: its seeds are equal bit for bit.
+    alone = [number for number, run in opened.items() if run.earlier and not run.spec.together]
+    for number in alone:
+        run = opened.pop(number)
+        try:
+            on_end(
+                number,
+                _train_opened(run, observer, stop, points[number].position, fresh=fresh),
+            )
+        except FedcacheError as error:
+            if not isinstance(error, DamagedRunError) and error.code is not Exit.FEDERATED:
+                raise
+            on_end(number, error)
     if not opened:
         return
     if kept is not None and kept.clients is not None:
@@ -279,6 +309,8 @@ def train_together(
         if not opened:
             return
         for run in opened.values():
+            if run.earlier:
+                note_earlier(run, observer)
             run.begin(fresh=fresh)
         failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
@@ -304,7 +336,7 @@ def _open_point(
     kept: KeptModels | None,
     stop: Stop,
 ) -> OpenRun:
-    """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
+    """The run of a point: the one trained alone if some seeds of it are there, else the one trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
     alone = open_run(
         inputs,
@@ -319,6 +351,7 @@ def _open_point(
     alone.kept.check_clients([c.name for c in inputs.clients])
     if alone.stored is not None:
         note_stored(alone.stored, notes)
+    if alone.earlier:
         return alone
     spec = replace(spec, together=True)
     return open_run(

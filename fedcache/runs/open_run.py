@@ -7,7 +7,7 @@ said aloud.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from fedcache.runs.privacy_ledger import (
 from fedcache.runs.results import (
     SeedResult,
     files_of_clients,
+    partition_facts,
     partition_section,
     seed_result,
     summarise,
@@ -64,6 +65,7 @@ from fedcache.runs.spec import (
     check_participation,
     hyperparameters,
     parse_seeds,
+    seeds_text,
     setting_notes,
 )
 from fedcache.store.files import digest_of
@@ -111,6 +113,7 @@ def prepare_run(
         classes=classes,
         partitions=partitions,
         partition_name=name,
+        repartition=isinstance(source, StoreRows) and source.draws_for_each_seed,
         overrides=source.overrides(method, features, clients),
         choices=source.choices(features.arrays),
         seconds={"extract": extracting, "load": time.perf_counter() - began - extracting},
@@ -143,47 +146,76 @@ class OpenRun:
     identity: Identity  # digests of it
     directory: RunDirectory  # where it lies
     events: RunEvents  # tells of its rounds
-    stored: Run | None = None  # its result, when it is there already
+    stored: Run | None = None  # its result, when that has all seeds of the command
+    earlier: tuple[int, ...] = ()  # seeds of the stored result, also where some are missing
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
     fresh: bool = False  # whether what was computed of it before was to be forgotten
     # which models are saved
     kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
+    _saved: set[int] = field(default_factory=set)  # seeds of ``done`` whose files are written
 
     def find_stored(self) -> None:
-        """Take the stored result if there is one. Raises CorruptionError for a damaged result."""
+        """Take the stored result if it has all seeds of this command, else the numbers of its seeds.
+
+        Raises CorruptionError for a damaged result.
+        """
         result = self.directory.stored()
-        if result is not None:
+        if result is None:
+            return
+        self.earlier = tuple(result["seeds"])
+        if set(self.spec.seeds) <= set(self.earlier):
             measured = measured_of(self.directory.path, result) or {}
-            self.stored = Run(self.directory.path, result, measured, reused=True)
+            self.stored = Run(
+                self.directory.path, result, measured, reused=True, reused_seeds=self.earlier
+            )
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
 
-        ``fresh`` forgets what was computed of it.
+        ``fresh`` trains every seed of this command again; other seeds of the run stay.
         """
         self.fresh = fresh
-        made_here = self.inputs.partition_name is None and not self.spec.engine
-        kept = self.spec.seeds if made_here else ()
-        partitions = {f"partition-{s}.partition": self.inputs.partitions[s].to_file() for s in kept}
-        table = {**self.spec.to_config(), **self.inputs.choices}
-        same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
-        if made_here and same_for_all and "clients_from" not in table:
-            table["partition"] = str(
-                self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.partition"
-            )
-        elif (
-            self.inputs.partition_name is not None and same_for_all
-        ):  # a name may be given to other rows later
-            table["partition"] = pinned_name(
-                self.inputs.partition_name, self.inputs.partitions[self.spec.seeds[0]].digest
-            )
+        kept = self.spec.seeds if self._made_here else ()
+        partitions = {
+            self.directory.partition_file(s).name: self.inputs.partitions[s].to_file() for s in kept
+        }
         note = ""
         if self.spec.trust.protects:
             note = "Noise comes from the operating system: another run has another result, and spends privacy again."
-        self.directory.begin(table, partitions, note)
         if fresh:
-            self.directory.restart()
-            drop(self.directory.path)
+            self._forget_seeds()
+        self.directory.begin(self._config_of(self.spec), partitions, note)
+
+    @property
+    def _made_here(self) -> bool:
+        """Whether the partitions were made for this run, which then keeps them in its directory."""
+        return self.inputs.partition_name is None and not self.spec.engine
+
+    def _config_of(self, spec: ResolvedRun) -> dict[str, Any]:
+        """The ``[train]`` section that runs these seeds again, on the same partition."""
+        table = {**spec.to_config(), **self.inputs.choices}
+        if len({p.digest for p in self.inputs.partitions.values()}) > 1:
+            return table
+        if self._made_here and "clients_from" not in table:
+            files = [self.directory.partition_file(seed) for seed in spec.seeds]
+            # Seeds that were trained on a saved partition have no file.
+            file = next(filter(Path.is_file, files), files[0])
+            table["partition"] = str(file.resolve())
+        elif self.inputs.partition_name is not None:  # a name may be given to other rows later
+            digest = self.inputs.partitions[self.spec.seeds[0]].digest
+            table["partition"] = pinned_name(self.inputs.partition_name, digest)
+        return table
+
+    def _forget_seeds(self) -> None:
+        """Forget checkpoints and models of the seeds of this command; a damaged run loses all of its models."""
+        damaged = False
+        try:
+            self.directory.stored()
+        except DamagedRunError:
+            damaged = True
+            (self.directory.path / "result.json").unlink(missing_ok=True)
+        self.directory.restart(self.spec.seeds)
+        drop(self.directory.path, None if damaged else self.spec.seeds)
 
     def round_drawn(self, seed: int, number: int, snapshot: Callable[[], Snapshot]) -> None:
         """Keep a round of a private run before it is told, and before the first write down that noise is drawn.
@@ -257,20 +289,30 @@ class OpenRun:
         record_release(self._ledger, release)
 
     def restore_seed(self, seed: int) -> bool:
-        """Take a seed that ended before the run was stopped; whether there is one."""
+        """Take a seed that ended before; whether there is one. Nothing is taken of a run that is trained afresh."""
+        if self.fresh:
+            return False
         found = self.directory.seed_result(seed, self.events.observer.warn)
+        if found is None:
+            if seed in self.earlier:  # its model is written again, perhaps with other bits
+                drop(self.directory.path, [seed])
+            return False
+        # A seed of a stored result is whole without its model, which may have been removed.
         if (
-            found is not None
-            and found.get("model")
+            found.get("model")
+            and seed not in self.earlier
             and not whole_seed(self.directory.path, self.identity.digest, seed)
         ):
             self.events.observer.warn(
                 f"The model of seed {seed} is missing or damaged. Seed {seed} begins again."
             )
             return False
-        if found is not None:
-            self.done[seed] = SeedResult.from_dict(found)
-        return found is not None
+        done = SeedResult.from_dict(found)
+        if done.partition.get("digest") != self.inputs.partitions[seed].digest:
+            return False
+        self.done[seed] = done
+        self._saved.add(seed)
+        return True
 
     def checkpoint(self, seed: int) -> Snapshot | None:
         """The state of a seed that was stopped, or None."""
@@ -297,6 +339,7 @@ class OpenRun:
     def keep_seed(self, outcome: TrainingOutput, seconds: float) -> None:
         """Keep a seed that has ended, so that a run that is stopped later does not train it again."""
         self.directory.save_seed(outcome.seed, self.end_seed(outcome, seconds).to_dict())
+        self._saved.add(outcome.seed)
         if self.spec.trust.protects:
             forget_told_rounds(self._ledger, self.directory.path.name, outcome.seed)
 
@@ -309,7 +352,8 @@ class OpenRun:
         held_out = values_held_out(
             {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
         )
-        if self.kept.wants(self.spec.method, result.choice, len(self.spec.seeds), held_out):
+        seeds = len({*self.spec.seeds, *self.earlier})
+        if self.kept.wants(self.spec.method, result.choice, seeds, held_out):
             temperature = None
             if inputs is None:
                 temperature = temperature_of(
@@ -337,12 +381,47 @@ class OpenRun:
         seconds: Mapping[str, float] | None = None,
         measured: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Store the result of all seeds, and give their warnings.
+        """Store the result of all seeds in the directory, and give the warnings of those that this command asks for.
 
         ``result``, ``seconds`` and ``measured`` are added to what every run stores under these names.
         """
-        seeds = [self.done[seed] for seed in self.spec.seeds]
-        promised = {**summarise(self.inputs, self.spec, self.identity, seeds), **(result or {})}
+        for seed in self.done.keys() - self._saved:
+            self.directory.save_seed(seed, self.done[seed].to_dict())
+        with self.directory.writing_result():
+            run = self._write_result(self._all_seeds(), result, seconds, measured)
+        warned = [w for seed in self.spec.seeds for w in self.done[seed].warnings]
+        for warning in dict.fromkeys(warned):
+            observer.warn(warning)
+        self.events.ended(run.result)
+        return run
+
+    def _all_seeds(self) -> list[SeedResult]:
+        """The seeds of this command and all others in the directory, in rising order."""
+        found = dict(self.done)
+        for seed in self.directory.seeds():
+            if seed not in found:
+                kept = self.directory.seed_result(seed, self.events.observer.warn)
+                if kept is not None:
+                    found[seed] = SeedResult.from_dict(kept)
+        lost = set(self.earlier) - found.keys()
+        if lost:
+            self.events.observer.warn(
+                f"The files of seeds {seeds_text(lost)} of {self.directory.path.name} are missing or damaged, so its "
+                f"result is without them. Train them again: --seeds {seeds_text(lost)}"
+            )
+        return [found[seed] for seed in sorted(found)]
+
+    def _write_result(
+        self,
+        seeds: Sequence[SeedResult],
+        result: Mapping[str, Any] | None,
+        seconds: Mapping[str, float] | None,
+        measured: Mapping[str, Any] | None,
+    ) -> Run:
+        """Write ``result.json`` and the files that it promises."""
+        numbers = tuple(s.seed for s in seeds)
+        spec = replace(self.spec, seeds=numbers)
+        promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
         figures = {
             "seconds": {
                 **self.inputs.seconds,
@@ -360,14 +439,13 @@ class OpenRun:
             [r for s in seeds for r in s.rounds],
             figures,
             before=lambda result: seal(
-                self.directory.path, self.identity.digest, digest_of(result), self.kept
+                self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept
             ),
             files=files_of_clients(seeds),
+            config=self._config_of(spec),
         )
-        for warning in dict.fromkeys(w for s in seeds for w in s.warnings):
-            observer.warn(warning)
-        self.events.ended(whole)
-        return Run(self.directory.path, whole, figures)
+        reused = tuple(seed for seed in numbers if seed in self.earlier and not self.fresh)
+        return Run(self.directory.path, whole, figures, reused_seeds=reused)
 
 
 def resolve_inputs(
@@ -435,10 +513,10 @@ def open_run(
     the wait for another process that is replacing the result.
     """
     identity = Identity(
-        spec.to_identity(),
+        _identity_of_config(spec),
         inputs.features.digests,
         str(inputs.dataset["digest"]),
-        [inputs.partitions[seed].digest for seed in spec.seeds],
+        _identity_of_partition(inputs),
         code_with_plugins(code_of(inputs.method), spec.plugins),
     )
     for plugin in spec.plugins:
@@ -456,7 +534,9 @@ def open_run(
         "dataset": inputs.dataset,
         "backbones": inputs.backbones,
         "hyperparameters": spec.hyperparameters,
-        "partition": partition_section(inputs, spec.seeds),
+        "partition": partition_section(
+            inputs.partition_name, [partition_facts(inputs.partitions[s]) for s in spec.seeds]
+        ),
         "trust": {"privacy": spec.privacy_cost(len(inputs.clients))},
         "device": spec.device,
         "code": identity.code,
@@ -475,6 +555,35 @@ def open_run(
         with owning([directory.path], observer, stop or Stop(), private=spec.trust.protects):
             opened.find_stored()
     return opened
+
+
+def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
+    """What was asked for, without the name of the preset, which stands for hyperparameters that are all in it.
+
+    Simulated noise is keyed by the name too, so there it counts.
+    """
+    words = spec.to_identity()
+    if spec.trust.privacy is None:
+        del words["preset"]
+    return words
+
+
+def _identity_of_partition(inputs: RunInputs) -> str:
+    """Digest of the partition that all seeds share, else of how every seed draws its own."""
+    first = next(iter(inputs.partitions.values()))
+    if not inputs.repartition:
+        return first.digest
+    return digest_of([first.scheme, partition_facts(first)["args"], "one partition for each seed"])
+
+
+def note_earlier(run: OpenRun, observer: Observer) -> None:
+    """Say which seeds of a run are stored already, where others are missing."""
+    there = set(run.spec.seeds) & set(run.earlier)
+    missing = set(run.spec.seeds) - there
+    observer.note(
+        f"{len(there)} of {len(run.spec.seeds)} seeds were there already in {run.directory.path.name}. Training seeds "
+        f"{seeds_text(missing)}. The result is over seeds {seeds_text({*run.spec.seeds, *run.earlier})}."
+    )
 
 
 def note_stored(run: Run, observer: Observer) -> None:

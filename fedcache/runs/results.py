@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
+from fedcache.federate.partition.partition import Partition
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
@@ -73,6 +74,7 @@ class SeedResult:
     test_rows: TestRows | None = (
         None  # how often each test row was right; None where they are secret or too many
     )
+    partition: dict[str, Any] = field(default_factory=dict)  # its ``partition_facts``
 
     @property
     def choice(self) -> float | None:
@@ -181,6 +183,7 @@ def seed_result(
         pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
         test_rows=None if secret else count_test_rows(evaluation, clients, inputs.data.y),
+        partition=partition_facts(inputs.partitions[outcome.seed]),
     )
 
 
@@ -216,7 +219,7 @@ def summarise(
         "widths": list(inputs.data.widths),
         "classes": inputs.data.classes,
         "class_names": list(inputs.classes),
-        "partition": partition_section(inputs, [s.seed for s in seeds]),
+        "partition": partition_section(inputs.partition_name, [s.partition for s in seeds]),
         "rounds": spec.rounds,
         "participation": spec.participation_text,
         **({"participants": words} if (words := spec.sampling.words()) else {}),
@@ -224,9 +227,7 @@ def summarise(
         "seeds": [s.seed for s in seeds],
         "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
         **(
-            {"validation": _validation(inputs, seeds, clients if few else None)}
-            if first.validation
-            else {}
+            {"validation": _validation(seeds, clients if few else None)} if first.validation else {}
         ),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
         "parameters": {
@@ -297,11 +298,10 @@ def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     return section
 
 
-def partition_section(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
-    """How rows were dealt; every seed has the scheme of the first."""
-    partition = inputs.partitions[seeds[0]]
+def partition_facts(partition: Partition) -> dict[str, Any]:
+    """How the rows of one seed were assigned to clients, as plain JSON values."""
+    rows = partition.validation
     return {
-        "name": inputs.partition_name,
         "scheme": partition.scheme,
         "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
         "seed": partition.seed,
@@ -309,8 +309,14 @@ def partition_section(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]
         "clients": len(partition.clients),
         "dropped": partition.dropped,
         "test_rows": len(partition.test),
-        "digests": [inputs.partitions[seed].digest for seed in seeds],
+        "validation_rows": 0 if rows is None else len(rows),
     }
+
+
+def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the rows of a run were assigned, from the facts of its seeds; every seed has the scheme of the first."""
+    first = {key: value for key, value in facts[0].items() if key != "validation_rows"}
+    return {"name": name, **first, "digests": [one["digest"] for one in facts]}
 
 
 def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
@@ -366,13 +372,10 @@ def _accuracy(
     }
 
 
-def _validation(
-    inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientColumns | None
-) -> dict[str, Any]:
+def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
     """Figures on the rows to choose by, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
     found = [s.validation or {} for s in seeds]
     mean, std = mean_std([f.get("accuracy") for f in found])
-    rows = inputs.partitions[seeds[0].seed].validation
     by_round = [
         {
             r["round"]: r["diagnostics"][VALIDATION_ACCURACY]
@@ -393,7 +396,7 @@ def _validation(
             {"round": r, "mean": mean_std([known.get(r) for known in by_round])[0]}
             for r in by_round[0]
         ],
-        "rows": 0 if rows is None else len(rows),
+        "rows": seeds[0].partition["validation_rows"],
     }
 
 
