@@ -50,7 +50,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.events import GridPosition
 from fedcache.runs.forecast import training_run
-from fedcache.runs.open_run import OpenRun, note_paper_choices, open_run, prepare_run
+from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
 from fedcache.runs.running import owning
 from fedcache.store.files import digest_of
