@@ -661,7 +661,7 @@ PROMISES = (
             "tests/durability/test_private_starts.py",
         ),
         (
-            "runs/running.py",
+            "runs/directory.py",
             "    locked = sorted(folders) if private else folders[:1]\n",
             "    locked = list[Path]()\n",
             "tests/runs/test_run_owner.py",

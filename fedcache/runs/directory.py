@@ -19,15 +19,24 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    MachineError,
+    StoppedError,
+    UsageError,
+    shell_word,
+)
 from fedcache.parsing import parse_json, parse_toml
+from fedcache.process import Stop
+from fedcache.progress import Observer
 from fedcache.runs.identity import Identity
 from fedcache.store.files import (
     Buffer,
@@ -41,7 +50,7 @@ from fedcache.store.files import (
     sha256_hex,
     write_atomic,
 )
-from fedcache.store.lock import wait_for_lock
+from fedcache.store.lock import is_held, wait_for_lock
 from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
 FORMAT = 1
@@ -541,3 +550,146 @@ def has_client_models(path: Path) -> bool:
 def rounds_of(path: Path) -> list[dict[str, Any]]:
     """The rounds of a finished run."""
     return list(read_lines(path / "rounds.jsonl"))
+
+
+# Locks of runs that are being trained: the system releases such a lock when the process that trains ends. One process
+# trains a run at a time. Two of them would replace each other's files while somebody reads them, and two that train a
+# private run would each draw noise for the same rounds, which nobody can repeat.
+
+LOCK = "running.lock"
+"""Held in the directory of one run; in those of others that are trained with it the file names that directory."""
+
+
+@contextmanager
+def owning(
+    folders: Sequence[Path], observer: Observer, stop: Stop, *, private: bool = False
+) -> Iterator[None]:
+    """Own the directories of runs while the block runs. They are created if they do not exist.
+
+    If another process or thread trains one of these runs, wait until it has ended. Of ordinary runs that are trained
+    together only the first is locked, as thousands of points would be thousands of open files. Ordinary runs are also
+    trained where files cannot be locked.
+
+    Raises StoppedError if a stop is requested while waiting, MachineError where private runs cannot be locked.
+    """
+
+    def give_up_if_stopped() -> None:
+        if stop.requested:
+            raise StoppedError(
+                "Stopped on request while waiting for another training of the same run.",
+                "Run the same command again: it returns the stored result, or resumes the training.",
+            )
+
+    # The same order in every process, so that two grids with common private runs never wait for each other.
+    locked = sorted(folders) if private else folders[:1]
+    why = ": a private run that is trained twice at once spends privacy twice" if private else ""
+    with ExitStack() as held:
+        for folder in folders:
+            make_private(folder.parent)
+            make_private(folder)
+        for folder in locked:
+            words = f"{folder.name} is being trained by another process or thread. Waiting for it to end{why}."
+            # The lock file stays when the block ends: those who wait hold it open.
+            wait = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
+            try:
+                held.enter_context(wait)
+            except MachineError:
+                if private:
+                    raise
+        others = [folder / LOCK for folder in folders if folder not in locked]
+        held.callback(_forget, others)
+        for lock in others:
+            with suppress(OSError):
+                write_atomic(lock, str(folders[0].resolve()).encode())
+        yield
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process trains the run of a directory now."""
+    lock = folder / LOCK
+    try:
+        first = read_whole(lock).decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    held = Path(first) / LOCK if first else lock
+    return held.exists() and is_held(held)
+
+
+def _forget(locks: Sequence[Path]) -> None:
+    for lock in locks:
+        with suppress(OSError):
+            lock.unlink(missing_ok=True)
+
+
+# Words that a user gives to runs: ``tags.json`` beside a result, which no digest covers.
+
+TAGS = "tags.json"
+TAG = r"\w[\w.+-]{0,63}"
+OF_TAG = "tag:"
+"""Begins what names all runs with a tag where a run is named: ``tag:baseline``."""
+
+
+def check_tag(tag: str) -> str:
+    """A tag that may be given. Raises UsageError for one that is no plain word."""
+    if not re.fullmatch(TAG, tag):
+        raise UsageError(
+            f"{tag!r} is no tag: one word of at most 64 letters, digits and . _ + -.",
+            "fedcache runs tag baseline RUN",
+        )
+    return tag
+
+
+def tags_of(run: Path) -> tuple[str, ...]:
+    """The tags of the run in a directory, sorted. Raises CorruptionError for a file that is not what was written."""
+    path = run / TAGS
+    try:
+        found = read_sealed(path, _what(run))
+    except CorruptionError as error:
+        plain = _plain_words(path)
+        if plain:
+            raise CorruptionError(
+                f"{path} has no seal: an earlier release of fedcache wrote it, or an editor.",
+                " && ".join(
+                    [
+                        f"rm {shell_word(path)}",
+                        *(
+                            f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}"
+                            for tag in plain
+                        ),
+                    ]
+                ),
+            ) from error
+        raise CorruptionError(
+            error.message,
+            f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}",
+        ) from error
+    if found is None:
+        return ()
+    return tuple(sorted(set(found.content)))
+
+
+def write_tags(run: Path, tags: Iterable[str]) -> None:
+    """Give the run in a directory these tags, and no others."""
+    kept = sorted(set(tags))
+    if kept:
+        write_sealed(run / TAGS, _what(run), kept)
+    else:
+        (run / TAGS).unlink(missing_ok=True)
+
+
+def _what(run: Path) -> dict[str, str]:
+    return {"kind": "tags of a run", "run": name_of_run(run)}
+
+
+def _plain_words(path: Path) -> list[str]:
+    """The words of a plain JSON list of tags; [] for any other file."""
+    try:
+        found = parse_json(read_whole(path))
+    except (OSError, ValueError):
+        return []
+    known = isinstance(found, list) and all(
+        isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found
+    )
+    if known:
+        return list(found)
+    return []

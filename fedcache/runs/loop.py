@@ -38,7 +38,7 @@ from fedcache.models.calibrate import temperature_of
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.client_columns import check_recordable
-from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of
+from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
 from fedcache.runs.forecast import forecast_run, training_run
@@ -73,7 +73,6 @@ from fedcache.runs.row_sources import (
 )
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
-from fedcache.runs.running import owning
 from fedcache.runs.score import values_held_out
 from fedcache.runs.spec import (
     ResolvedRun,

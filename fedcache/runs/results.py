@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcache.extract.backbones.table import PARAMETERS
-from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
+from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
-from fedcache.runs.count_test_rows import count_test_rows
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -489,3 +491,75 @@ def trust_section(
     if cost:
         section["privacy"] = dict(cost)
     return {"trust": section}
+
+
+# From the predictions of an evaluation to what it says of every test row.
+
+MOST_ROWS = 100_000
+"""Different test rows up to which a result has the file: of more, an interval is narrower than 0.4 points."""
+MOST_SCORED = 1 << 21
+"""Pairs of client and test row up to which they are added up."""
+
+
+def count_test_rows(
+    found: Evaluation, clients: Sequence[ClientRows], labels: Tensor
+) -> TestRows | None:
+    """The test rows of an evaluation; None where predictions were not kept, and above ``MOST_ROWS`` or ``MOST_SCORED``.
+
+    Args:
+        found: of these clients.
+        clients: whose test rows they are.
+        labels: int64 [N] of all rows of the store, -1 where unknown: such a row is not scored.
+    """
+    too_many = found.sizes is None and len(found.rows) > MOST_ROWS
+    if not len(found.rows) or not found.whole or too_many:
+        return None
+    table = (
+        clients
+        if isinstance(clients, ClientTable)
+        else ClientTable.of(clients, np.empty(0, np.int64))
+    )
+    lists = (
+        _one_model(found, table)
+        if found.sizes is None
+        else (found.rows, found.predictions, found.sizes)
+    )
+    if lists is None:
+        return None
+    rows, guesses, sizes = lists
+    if len(rows) > MOST_SCORED:
+        return None
+    truth = labels.cpu().numpy()[rows]
+    known = (truth >= 0) & (guesses >= 0)
+    owner = np.repeat(np.arange(len(sizes)), sizes)[known]
+    right = (truth == guesses)[known]
+    per_client = np.bincount(owner, minlength=len(sizes))
+    each = 1.0 / (per_client[owner] * max(1, int((per_client > 0).sum())))
+    distinct, place = np.unique(rows[known], return_inverse=True)
+    if not 0 < len(distinct) <= MOST_ROWS:
+        return None
+    count = len(distinct)
+    return TestRows(
+        distinct,
+        np.bincount(place[right], minlength=count),
+        np.bincount(place, minlength=count),
+        np.bincount(place[right], each[right], count),
+        np.bincount(place, each, count),
+    )
+
+
+def _one_model(
+    found: Evaluation, table: ClientTable
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Rows and predictions of one model, client by client, and how many each has; None for too many of them."""
+    if int(table.test_sizes.sum()) > MOST_SCORED:
+        return None
+    if isinstance(table.tests, MatchedLists):
+        every = table.tests.together(0, len(table))
+        rows = every.rows
+        sizes = every.sizes
+    else:  # the lists of clients that share the common rows are empty
+        shared = int(table.shares.sum())
+        rows = np.concatenate([table.tests.rows, np.tile(table.common, shared)])
+        sizes = np.concatenate([table.tests.sizes, np.full(shared, len(table.common))])
+    return rows, found.predictions[np.searchsorted(found.rows, rows)], sizes

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedcache.runs.running import is_running
+from fedcache.runs.directory import is_running
 from fedcache.ui.run_facts import RUNNING, read_run
 
 BUDGET = 0.2
