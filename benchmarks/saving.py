@@ -21,7 +21,7 @@ from benchmarks import clean
 from benchmarks.measure import Row, make_row, quartiles
 from benchmarks.validation import Clock
 from fedcache.config import Home
-from fedcache.runs import open_run
+from fedcache.runs import loop
 from fedcache.runs.run_models import KeptModels
 
 BAR = 1.03
@@ -31,8 +31,8 @@ RATES = [0.01 * 1.2**i for i in range(24)]
 DECAYS = [1e-5 * 2.0**j for j in range(10)]
 SETTINGS = {"head": "linear", "opt": "sgd", "momentum": 0.9, "batch": 32}
 TIMED: tuple[tuple[Any, str], ...] = (
-    (open_run, "save_seed"),
-    (open_run, "seal"),
+    (loop, "save_seed"),
+    (loop, "seal"),
     (KeptModels, "ended"),
 )
 

@@ -118,8 +118,8 @@ PROMISES = (
         "Training killed (-9) while models are saved has no result or a result with whole models, and ends in the same bits",
         ("tests/durability/test_model_kills.py",),
         (
-            "runs/open_run.py",
-            "before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), self.kept),",
+            "runs/loop.py",
+            "before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept),",
             "before=lambda _: None,",
             "tests/durability/test_model_kills.py",
         ),
@@ -661,7 +661,7 @@ PROMISES = (
             "tests/durability/test_private_starts.py",
         ),
         (
-            "runs/running.py",
+            "runs/directory.py",
             "    locked = sorted(folders) if private else folders[:1]\n",
             "    locked = list[Path]()\n",
             "tests/runs/test_run_owner.py",
@@ -683,7 +683,7 @@ PROMISES = (
         "Going on from an older state of a private run, or one of which nothing is known, counts as another release",
         (f"{PRIVATE} -k 'older_state or not_known'",),
         (
-            "runs/open_run.py",
+            "runs/loop.py",
             "if released and told is not None and told <= rounds:",
             "if True:",
             f"{PRIVATE} -k 'older_state or not_known'",
@@ -709,7 +709,7 @@ PROMISES = (
         "A private run that is killed (-9) makes no told round again, and what it spent is written down",
         ("tests/durability/test_private_kills.py",),
         (
-            "runs/open_run.py",
+            "runs/loop.py",
             "        self.save_checkpoint(seed, snapshot())\n        keep_told",
             "        keep_told",
             "tests/durability/test_private_kills.py",

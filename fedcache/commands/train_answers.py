@@ -298,10 +298,16 @@ def search_lines(done: Grid) -> list[str]:
 
 def points_line(done: Grid) -> str:
     """How many points there are, and how many of them were there before."""
-    were = "were"
-    if done.reused == 1:
-        were = "was"
-    return f"{counted(len(done.points), 'point')}, {done.reused} of them {were} there already."
+    points = f"{len(done.points)} point{'' if len(done.points) == 1 else 's'}"
+    there = (
+        f"{points}, {done.reused} of them {'was' if done.reused == 1 else 'were'} there already."
+    )
+    grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
+    counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
+    if not counts:
+        return there
+    seeds = " or ".join(f"{before} of {now}" for before, now in sorted(counts))
+    return f"{there} In {counted(len(grown), 'point')}, {seeds} seeds were there already."
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:

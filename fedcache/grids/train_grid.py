@@ -32,8 +32,14 @@ from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
 from fedcache.runs.forecast import forecast_programs, forecast_run
-from fedcache.runs.loop import PreparedPoint, train, train_run, train_together
-from fedcache.runs.open_run import prepare_run, row_source
+from fedcache.runs.loop import (
+    PreparedPoint,
+    prepare_run,
+    row_source,
+    train,
+    train_run,
+    train_together,
+)
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run

@@ -18,21 +18,21 @@ from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, Us
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import (
+    OF_TAG,
     PRUNED,
     WRITTEN,
     DamagedRunError,
     check_files,
-    config_changed,
+    check_tag,
     measured_of,
     read_pruned,
     read_result,
     rounds_of,
+    tags_of,
     train_table,
 )
 from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.run import is_claimed
-from fedcache.runs.score import values_held_out
-from fedcache.runs.tags import OF_TAG, check_tag, tags_of
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.store.files import digest_of
 

@@ -33,7 +33,7 @@ from fedcache.reproduce.prepare import (
     with_known_domains,
 )
 from fedcache.reproduce.registry import PaperCell
-from fedcache.runs.open_run import prepare_run, row_source
+from fedcache.runs.loop import prepare_run, row_source
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.spec import parse_participation, parse_seeds
 from fedcache.store.files import make_private

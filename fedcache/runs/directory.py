@@ -1,11 +1,14 @@
-"""Runs on disk: one directory per digest of everything that determines the result.
+"""Runs on disk: one directory per digest of everything that determines the result, except the seeds.
+
+A seed is the unit that is stored: ``seed-N.json`` holds what seed N gave, and ``result.json`` is made from all seeds in
+the directory. So a run that is trained with more seeds trains only those that are missing.
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
 measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.
 
 ``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
-What only a resume reads (checkpoints, finished seeds) is sealed for its run and seed; where it is not what was written,
-the seed begins again, with a warning.
+Checkpoints and finished seeds are sealed for their run and seed; where one is not what was written, the seed begins
+again, with a warning.
 """
 
 from __future__ import annotations
@@ -14,17 +17,26 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
-from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    MachineError,
+    StoppedError,
+    UsageError,
+    shell_word,
+)
 from fedcache.parsing import parse_json, parse_toml
+from fedcache.process import Stop
+from fedcache.progress import Observer
 from fedcache.runs.identity import Identity
 from fedcache.store.files import (
     Buffer,
@@ -38,6 +50,7 @@ from fedcache.store.files import (
     sha256_hex,
     write_atomic,
 )
+from fedcache.store.lock import is_held, wait_for_lock
 from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
 FORMAT = 1
@@ -48,9 +61,12 @@ FILES = "files of a run"
 
 OWN_FILES = (
     r"(result|measured|files|models|pruned)\.json|config\.toml|rounds\.jsonl|clients\.parquet|test-rows\.npz|partition-.*"
-    r"|(seed|checkpoint)-\d+\.(json|safetensors)|tags\.json|running\.lock|states-\d+\.(table|lock)"
+    r"|(seed|checkpoint)-\d+\.(json|safetensors)|tags\.json|(running|writing)\.lock|states-\d+\.(table|lock)"
 )
 """What the files of a run are called, as an expression."""
+
+RESULT_LOCK = "writing.lock"
+"""Held while a result is made from the seeds in the directory."""
 
 MODELS = "models"
 INDEX = "models.json"
@@ -94,10 +110,11 @@ class RunDirectory:
     def __init__(self, root: Path, identity: Identity) -> None:
         self.identity = identity
         self.path = root / identity.digest[:16]
-        self._files: dict[str, str] = {}
+        self._note = ""
+        self._config = b""
 
     def stored(self) -> dict[str, Any] | None:
-        """The finished result, or None.
+        """The result of all seeds that have ended, or None.
 
         Raises DamagedRunError, when it, its config, its rounds, its partitions or its models are not what was written.
         """
@@ -116,28 +133,47 @@ class RunDirectory:
     ) -> None:
         """Make the directory, the config that re-runs it, with a note at its top, and the partitions made for it.
 
-        ``partitions`` are the parts of their files, by the file's name.
+        ``partitions`` are the parts of their files, by the file's name. Where a result is stored already, seeds are
+        added to it, and its config stays until the new result is written.
         """
         make_private(self.path.parent)
         make_private(self.path)
-        first = ""
-        if note:
-            first = f"# {note}\n"
-        text = (first + tomli_w.dumps({"train": dict(config)})).encode()
         for name, parts in partitions.items():
             write_atomic(self.path / name, *parts)
-        write_atomic(self.path / "config.toml", text)
-        digests = {name: sha256_hex(*parts) for name, parts in partitions.items()}
-        self._files = {"config.toml": file_digest("config.toml", text), **digests}
-        write_sealed(
-            self.path / WRITTEN, {"kind": FILES}, {"config.toml": sha256_hex(text), **digests}
-        )
+        self._note = f"# {note}\n" if note else ""
+        self._config = self._config_text(config)
+        if not (self.path / "result.json").exists():
+            self._write_config(self._config, self.path.glob("partition-*.partition"))
 
-    def restart(self) -> None:
-        """Forget checkpoints and finished seeds, so that every seed begins again."""
-        kinds = ("seed-*.json", "checkpoint-*.safetensors", "states-*", PRUNED)
-        for left in (path for kind in kinds for path in self.path.glob(kind)):
-            left.unlink(missing_ok=True)
+    def _config_text(self, config: Mapping[str, Any]) -> bytes:
+        return (self._note + tomli_w.dumps({"train": dict(config)})).encode()
+
+    def _write_config(self, text: bytes, files: Iterable[Path]) -> dict[str, str]:
+        """Write ``config.toml`` and the digests of it and of partition files; return those of the partition files."""
+        partitions = {file.name: file_sha256(file) for file in files}
+        write_atomic(self.path / "config.toml", text)
+        digests = {"config.toml": sha256_hex(text), **partitions}
+        write_sealed(self.path / WRITTEN, {"kind": FILES}, digests)
+        return partitions
+
+    @contextmanager
+    def writing_result(self) -> Iterator[None]:
+        """Hold the lock under which a result is made from the seeds in the directory.
+
+        Two processes that add seeds of one run at once each write the seeds first, so the later result has the seeds
+        of both. Where files cannot be locked, the block runs without a lock.
+        """
+        with ExitStack() as held:
+            with suppress(MachineError):
+                lock = wait_for_lock(self.path / RESULT_LOCK, _do_nothing, _do_nothing)
+                held.enter_context(lock)
+            yield
+
+    def restart(self, seeds: Sequence[int]) -> None:
+        """Forget the checkpoints of seeds, so that they begin again."""
+        for seed in seeds:
+            self.forget(seed)
+        (self.path / PRUNED).unlink(missing_ok=True)
 
     def checkpoint(
         self, seed: int, warn: Callable[[str], None]
@@ -158,11 +194,16 @@ class RunDirectory:
             write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
 
     def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
-        """A finished seed of an unfinished run, or None; ``warn`` is told why a damaged one is dropped."""
+        """A finished seed, or None; ``warn`` is told why a damaged one is dropped."""
         found = self._read(self._seed(seed), "finished seed", seed, warn)
         if found is None:
             return None
         return dict(found.content)
+
+    def seeds(self) -> list[int]:
+        """Numbers of the seeds that have ended, in rising order."""
+        files = self.path.glob("seed-*.json")
+        return sorted(int(file.stem.removeprefix("seed-")) for file in files)
 
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
         """Keep a finished seed, and drop its checkpoint."""
@@ -200,30 +241,37 @@ class RunDirectory:
         measured: Mapping[str, Any],
         before: Callable[[Mapping[str, Any]], None] = lambda _result: None,
         files: Mapping[str, bytes] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write rounds, measurements and last of all the result; then drop what only a resume needs.
 
         ``files`` are further promises, by name. ``before`` is called with the whole result before it is written: with
-        it what is not there is no result.
+        it what is not there is no result. ``config`` replaces that of ``begin``, where the result has more seeds.
 
         Returns:
             the result with ``files``: the digest of every other promise, of ``begin`` and of this call.
         """
         lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
         promised = {"rounds.jsonl": lines, **(files or {})}
-        if any(_holds_other_bytes(self.path / name, raw) for name, raw in promised.items()):
-            # A private run that is made again: if it is killed here, it has no result instead of a damaged one.
+        text = self._config if config is None else self._config_text(config)
+        written = {**promised, "config.toml": text}
+        if any(_holds_other_bytes(self.path / name, raw) for name, raw in written.items()):
+            # More seeds, or a private run that is made again: if the process is killed here, the run has no result
+            # instead of a damaged one, and the next command makes the result from the seeds.
             (self.path / "result.json").unlink(missing_ok=True)
+        seeds = result.get("seeds", ())
+        files_of_seeds = map(self.partition_file, seeds)
+        partitions = self._write_config(text, filter(Path.is_file, files_of_seeds))
         for name, raw in promised.items():
             write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
         whole = {
             **result,
-            "files": {**self._files, **{n: file_digest(n, raw) for n, raw in promised.items()}},
+            "files": {**partitions, **{n: file_digest(n, raw) for n, raw in written.items()}},
         }
         before(whole)
         write_result(self.path / "result.json", whole)
-        self.restart()
+        self.restart(seeds)
         for left in (
             *self.path.glob(".*.partial"),
             *self.path.glob(f"{MODELS}/.*.partial"),
@@ -234,11 +282,19 @@ class RunDirectory:
                     left.unlink()
         return whole
 
+    def partition_file(self, seed: int) -> Path:
+        """The file of the partition that was made for a seed."""
+        return self.path / f"partition-{seed}.partition"
+
     def _checkpoint(self, seed: int) -> Path:
         return self.path / f"checkpoint-{seed}.safetensors"
 
     def _seed(self, seed: int) -> Path:
         return self.path / f"seed-{seed}.json"
+
+
+def _do_nothing() -> None:
+    """Wait without a message: a result is written in an instant."""
 
 
 def _holds_other_bytes(path: Path, raw: bytes) -> bool:
@@ -505,3 +561,146 @@ def has_client_models(path: Path) -> bool:
 def rounds_of(path: Path) -> list[dict[str, Any]]:
     """The rounds of a finished run."""
     return list(read_lines(path / "rounds.jsonl"))
+
+
+# Locks of runs that are being trained: the system releases such a lock when the process that trains ends. One process
+# trains a run at a time. Two of them would replace each other's files while somebody reads them, and two that train a
+# private run would each draw noise for the same rounds, which nobody can repeat.
+
+LOCK = "running.lock"
+"""Held in the directory of one run; in those of others that are trained with it the file names that directory."""
+
+
+@contextmanager
+def owning(
+    folders: Sequence[Path], observer: Observer, stop: Stop, *, private: bool = False
+) -> Iterator[None]:
+    """Own the directories of runs while the block runs. They are created if they do not exist.
+
+    If another process or thread trains one of these runs, wait until it has ended. Of ordinary runs that are trained
+    together only the first is locked, as thousands of points would be thousands of open files. Ordinary runs are also
+    trained where files cannot be locked.
+
+    Raises StoppedError if a stop is requested while waiting, MachineError where private runs cannot be locked.
+    """
+
+    def give_up_if_stopped() -> None:
+        if stop.requested:
+            raise StoppedError(
+                "Stopped on request while waiting for another training of the same run.",
+                "Run the same command again: it returns the stored result, or resumes the training.",
+            )
+
+    # The same order in every process, so that two grids with common private runs never wait for each other.
+    locked = sorted(folders) if private else folders[:1]
+    why = ": a private run that is trained twice at once spends privacy twice" if private else ""
+    with ExitStack() as held:
+        for folder in folders:
+            make_private(folder.parent)
+            make_private(folder)
+        for folder in locked:
+            words = f"{folder.name} is being trained by another process or thread. Waiting for it to end{why}."
+            # The lock file stays when the block ends: those who wait hold it open.
+            wait = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
+            try:
+                held.enter_context(wait)
+            except MachineError:
+                if private:
+                    raise
+        others = [folder / LOCK for folder in folders if folder not in locked]
+        held.callback(_forget, others)
+        for lock in others:
+            with suppress(OSError):
+                write_atomic(lock, str(folders[0].resolve()).encode())
+        yield
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process trains the run of a directory now."""
+    lock = folder / LOCK
+    try:
+        first = read_whole(lock).decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    held = Path(first) / LOCK if first else lock
+    return held.exists() and is_held(held)
+
+
+def _forget(locks: Sequence[Path]) -> None:
+    for lock in locks:
+        with suppress(OSError):
+            lock.unlink(missing_ok=True)
+
+
+# Words that a user gives to runs: ``tags.json`` beside a result, which no digest covers.
+
+TAGS = "tags.json"
+TAG = r"\w[\w.+-]{0,63}"
+OF_TAG = "tag:"
+"""Begins what names all runs with a tag where a run is named: ``tag:baseline``."""
+
+
+def check_tag(tag: str) -> str:
+    """A tag that may be given. Raises UsageError for one that is no plain word."""
+    if not re.fullmatch(TAG, tag):
+        raise UsageError(
+            f"{tag!r} is no tag: one word of at most 64 letters, digits and . _ + -.",
+            "fedcache runs tag baseline RUN",
+        )
+    return tag
+
+
+def tags_of(run: Path) -> tuple[str, ...]:
+    """The tags of the run in a directory, sorted. Raises CorruptionError for a file that is not what was written."""
+    path = run / TAGS
+    try:
+        found = read_sealed(path, _what(run))
+    except CorruptionError as error:
+        plain = _plain_words(path)
+        if plain:
+            raise CorruptionError(
+                f"{path} has no seal: an earlier release of fedcache wrote it, or an editor.",
+                " && ".join(
+                    [
+                        f"rm {shell_word(path)}",
+                        *(
+                            f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}"
+                            for tag in plain
+                        ),
+                    ]
+                ),
+            ) from error
+        raise CorruptionError(
+            error.message,
+            f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}",
+        ) from error
+    if found is None:
+        return ()
+    return tuple(sorted(set(found.content)))
+
+
+def write_tags(run: Path, tags: Iterable[str]) -> None:
+    """Give the run in a directory these tags, and no others."""
+    kept = sorted(set(tags))
+    if kept:
+        write_sealed(run / TAGS, _what(run), kept)
+    else:
+        (run / TAGS).unlink(missing_ok=True)
+
+
+def _what(run: Path) -> dict[str, str]:
+    return {"kind": "tags of a run", "run": name_of_run(run)}
+
+
+def _plain_words(path: Path) -> list[str]:
+    """The words of a plain JSON list of tags; [] for any other file."""
+    try:
+        found = parse_json(read_whole(path))
+    except (OSError, ValueError):
+        return []
+    known = isinstance(found, list) and all(
+        isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found
+    )
+    if known:
+        return list(found)
+    return []

@@ -289,6 +289,7 @@ class RunInputs:
     partition_name: str | None = (
         None  # under which they are saved; None for those made for this run
     )
+    repartition: bool = False  # whether every seed draws its own partition
     seconds: Mapping[str, float] = field(default_factory=dict)  # what preparing took, by step
     # in what single clients differ, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)

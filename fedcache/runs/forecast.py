@@ -50,7 +50,7 @@ def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
     So noise is the same for every execution and for a point of a grid and the run alone, and differs between all runs
     that differ in what clients send, or in what is made of it.
     """
-    free = {"set", "seeds", "execution", "together", "device", "engine"}
+    free = {"set", "execution", "together", "device", "engine"}
     words = {k: v for k, v in spec.to_identity().items() if k not in free}
     return digest_of(
         [words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest]

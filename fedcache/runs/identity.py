@@ -55,15 +55,16 @@ evaluation, and the decoding of images. Of the methods' own files only those tha
 
 @dataclass(frozen=True)
 class Identity:
-    """What determines a result."""
+    """What determines the result of each seed: the setting of a run, which is the set of its seeds."""
 
-    # method, preset, every hyperparameter, rounds, participation, seeds, execution, dtype, ... resolved
+    # method, every hyperparameter, rounds, participation, execution, dtype, ... resolved; no seed
     config: Mapping[str, Any]
     features: Sequence[
         str
     ]  # recipe digests in the order they are concatenated, and the text features' digest
     dataset: str  # content digest
-    partitions: Sequence[str]  # digest per seed
+    # digest of the partition, or of how every seed draws its own
+    partition: str
     code: str  # ``code_digest``
 
     @property

@@ -1,8 +1,10 @@
-"""The life of runs: prepared, opened, trained seed by seed from wherever a killed one stopped, and stored.
+"""The life of a run on one page: prepared, opened, trained seed by seed, and finished.
+
+The seed is the unit that is stored. A run trains the seeds of its command that are not stored yet, each from wherever a
+killed one stopped, and its result is made from all seeds in its directory.
 
 A run alone is one point; the points of a grid that differ in floats alone may be trained together where that pays. Each
-point is a run with a directory, checkpoints and a result of its own. Checkpoints are written as often as their cost
-allows, and a run stops where no finished round is lost.
+point is a run with a directory, checkpoints and a result of its own.
 """
 
 from __future__ import annotations
@@ -10,102 +12,84 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import FedcacheError, StoppedError
-from fedcache.federate.engine.method import Method
+from fedcache.errors import (
+    CorruptionError,
+    Exit,
+    FedcacheError,
+    InternalError,
+    StoppedError,
+    UsageError,
+)
+from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, run_points
 from fedcache.federate.execution.grid_batch import GridCache
+from fedcache.federate.execution.state_table import check_table
+from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.partition.client_table import names_of
+from fedcache.models.calibrate import temperature_of
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import DamagedRunError
-from fedcache.runs.events import ALONE, GridPosition, OnRound, replay_stored, with_hooks
+from fedcache.runs.client_columns import check_recordable
+from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
+from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
 from fedcache.runs.forecast import forecast_run, training_run
-from fedcache.runs.identity import code_of
-from fedcache.runs.open_run import (
-    OpenRun,
-    note_stored,
-    open_run,
-    prepare_run,
-    resolve_inputs,
-    row_source,
+from fedcache.runs.identity import Identity, code_of, code_with_plugins
+from fedcache.runs.origin import check_text
+from fedcache.runs.partitions import pinned_name
+from fedcache.runs.privacy_ledger import (
+    LEDGER,
+    Release,
+    describe_privacy,
+    forget_told_rounds,
+    keep_told_rounds,
+    read_releases,
+    record_release,
+    told_rounds,
 )
-from fedcache.runs.privacy_ledger import LEDGER
-from fedcache.runs.row_sources import Preparation
+from fedcache.runs.results import (
+    SeedResult,
+    files_of_clients,
+    partition_facts,
+    partition_section,
+    seed_result,
+    summarise,
+)
+from fedcache.runs.row_sources import (
+    Preparation,
+    RowSource,
+    ShardRows,
+    StoreRows,
+    on_device,
+    training_device,
+)
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels
-from fedcache.runs.running import owning
-from fedcache.runs.spec import check_config
+from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
+from fedcache.runs.score import values_held_out
+from fedcache.runs.spec import (
+    ResolvedRun,
+    check_config,
+    check_participation,
+    hyperparameters,
+    parse_seeds,
+    seeds_text,
+    setting_notes,
+)
+from fedcache.store.files import digest_of
 
 CHECKPOINT_EVERY = 2.0
 """Seconds between checkpoints: what a kill may cost, where writing is cheap."""
 
 CHECKPOINT_SHARE = 0.05
 """Of the time of a run, what checkpoints may take: large states are written less often."""
-
-
-class CheckpointPace:
-    """When to write the next checkpoint; used as a context around writing, so that it knows the cost."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._begun = 0.0
-        self._writing = 0.0
-        self._cost = 0.0
-
-    def due(self) -> bool:
-        """Whether it is time."""
-        return time.monotonic() - self._last > max(CHECKPOINT_EVERY, self._cost / CHECKPOINT_SHARE)
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._writing += time.monotonic() - self._begun
-
-    def over(self) -> None:
-        """All checkpoints of a round are written."""
-        self._last = time.monotonic()
-        self._cost = self._writing
-        self._writing = 0.0
-
-
-class StopCheck:
-    """Ends a run inside a round once a stop is asked for, if the rounds before it are all kept.
-
-    Where the last checkpoint is older, the round is finished first and its state is written: what is lost is less
-    than one round, or the time of one.
-
-    Args:
-        stop: set by a signal handler.
-        story: what is being computed, for the message: "seed 0".
-        kept: rounds that are kept already.
-    """
-
-    def __init__(self, stop: Stop, story: str, kept: int) -> None:
-        self.stop = stop
-        self.story = story
-        self.begin(kept)
-
-    def begin(self, kept: int) -> None:
-        """Rounds start after round ``kept``, whose state is written."""
-        self.kept = self.done = kept
-
-    def __call__(self) -> None:
-        """Raise if it may stop here."""
-        if self.stop.requested and self.kept == self.done:
-            raise stopped(f"in round {self.done + 1} of {self.story}; what came before it is kept")
-
-
-def stopped(where: str) -> FedcacheError:
-    """How a stop that was asked for ends a command."""
-    return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")
 
 
 def train(
@@ -123,7 +107,9 @@ def train(
     stop: Stop | None = None,
     save: SaveModels | None = None,
 ) -> Run:
-    """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
+    """Train a method on cached features, over seeds, and return the run of all seeds of this configuration.
+
+    Seeds that are stored already are not trained again.
 
     Raises UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, resumable.
 
@@ -182,11 +168,20 @@ def train_run(
         return _return_stored(run, run.stored, observer, position)
     # refuses what does not fit, before anything is written
     forecast_run(inputs, spec, kept=run.kept, place=run.directory.path)
+    return _train_opened(run, observer, stop, position, fresh=fresh)
+
+
+def _train_opened(
+    run: OpenRun, observer: Observer, stop: Stop, position: GridPosition, *, fresh: bool
+) -> Run:
+    """Train the seeds of one run that are missing, and store the result of all of them."""
     with _training([run], observer, stop):
         if not fresh:
             run.find_stored()  # its owner may have ended while this process waited
         if run.stored is not None:
             return _return_stored(run, run.stored, observer, position)
+        if run.earlier:
+            note_earlier(run, observer)
         run.begin(fresh=fresh)
         failed = train_seeds([run], None, observer, stop)
         if failed:
@@ -197,11 +192,556 @@ def train_run(
 def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
     """A result that is there already, told as if it were trained now."""
     note_stored(stored, observer)
+    more = set(run.earlier) - set(run.spec.seeds)
+    if more:
+        observer.note(
+            f"This run also has seeds {seeds_text(more)}; the result is over all {len(run.earlier)} seeds."
+        )
     said = run.kept.says_of_stored(stored.path)
     if said is not None and (position is ALONE or run.kept.which == "all"):
         observer.note(said)
     replay_stored(observer, stored.path, stored.result, position)
     return stored
+
+
+# Prepare: method, features and partitions; every default in place.
+
+
+def prepare_run(
+    config: TrainConfig, source: RowSource, method: Method | None = None, ledger: Path | None = None
+) -> RunInputs:
+    """Resolve method, features and partitions.
+
+    Raises UsageError, StoreError, CorruptionError, MachineError; as extraction, where one is run.
+
+    Args:
+        config: as asked.
+        source: where the rows come from.
+        method: one of the user's own, in the place of the one that is named.
+        ledger: of the privacy that is spent.
+    """
+    method = method or named_method(config)
+    settings = hyperparameters(method, config)
+    seeds = parse_seeds(config.seeds)
+    began = time.perf_counter()
+    extracting = source.open(method, settings)
+    arrays = source.arrays(method, settings)
+    partitions, name = source.partitions(method, seeds)
+    clients = len(next(iter(partitions.values())).clients)
+    check_recordable(clients)
+    check_participation(config, clients)  # before features are read
+    feat_post = source.feat_post(method, settings, arrays)
+    if "feat_post" in settings:
+        settings = {**settings, "feat_post": feat_post}
+    features = source.read(method, settings, arrays, feat_post)
+    if features.data.text is not None and isinstance(source, StoreRows | ShardRows):
+        check_text(
+            source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0]
+        )
+    domains, classes = source.names()
+    return RunInputs(
+        method=method,
+        settings=settings,
+        features=features,
+        backbones=source.backbones(features.arrays),
+        dataset=source.dataset(),
+        domains=domains,
+        classes=classes,
+        partitions=partitions,
+        partition_name=name,
+        repartition=isinstance(source, StoreRows) and source.draws_for_each_seed,
+        overrides=source.overrides(method, features, clients),
+        choices=source.choices(features.arrays),
+        seconds={"extract": extracting, "load": time.perf_counter() - began - extracting},
+        ledger=ledger,
+    )
+
+
+def named_method(config: TrainConfig) -> Method:
+    """The method that a configuration names. Raises UsageError, also when it names none."""
+    if config.method is None:
+        raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+    return find_method(config.method)
+
+
+def row_source(
+    config: TrainConfig, partition: PartitionConfig, preparation: Preparation
+) -> RowSource:
+    """The stores of ``--clients-from``, each a client, else one store whose rows are dealt by index."""
+    if config.clients_from is not None:
+        return ShardRows(config, Path(config.clients_from), preparation)
+    return StoreRows(config, partition, preparation)
+
+
+def resolve_inputs(
+    inputs: RunInputs, config: TrainConfig, observer: Observer
+) -> tuple[RunInputs, ResolvedRun]:
+    """Resolve what determines a run, say what was chosen, and move the inputs to the device that computes.
+
+    Raises UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable GPU.
+    """
+    spec = inputs.resolve(config)
+    if cost := spec.privacy_cost(len(inputs.clients)):
+        observer.note(describe_privacy(cost))  # before anything is trained
+        if cost["noise"] and cost["delta"] * len(inputs.clients) >= 1:
+            observer.warn(
+                f"A delta of {cost['delta']:g} is also kept by telling everything of 1 of {len(inputs.clients):,} "
+                f"clients: choose one far below {1 / len(inputs.clients):g} (--dp-delta)."
+            )
+    check_participation(config, len(inputs.clients))
+    note_paper_choices(inputs, spec, observer)
+    device = training_device(config.device, observer, live=inputs.data.towers is not None)
+    return on_device(inputs, device), replace(spec, device=device)
+
+
+def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
+    """Say what was not asked for and matters, as rounds and participation of the paper, and what changes nothing."""
+    config = spec.requested
+    method = inputs.method
+    for note in setting_notes(method, config):
+        observer.note(note)
+    if method.one_shot and (config.rounds or 1) > 1:
+        observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
+    if (
+        config.eval_clients is not None
+        and spec.eval_clients is None
+        and config.eval_clients != "all"
+    ):
+        observer.warn(
+            f"{method.name} has one model for all, so --eval-clients {config.eval_clients} changes nothing."
+        )
+    if config.rounds is None and not method.one_shot:
+        observer.note(
+            f"Rounds {spec.rounds}: the setting of {method.name}'s paper (--rounds chooses)."
+        )
+    if config.participation is None and not method.central:
+        share = spec.participation_text
+        observer.note(
+            f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses)."
+        )
+
+
+# Open: the directory of the run, and which seeds are stored in it.
+
+
+def open_run(
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    position: GridPosition = ALONE,
+    kept: KeptModels | None = None,
+    stop: Stop | None = None,
+) -> OpenRun:
+    """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
+
+    ``fresh`` opens it as if there were no result; ``kept`` says which models are saved, by default all. ``stop`` ends
+    the wait for another process that is replacing the result.
+    """
+    identity = Identity(
+        _identity_of_config(spec),
+        inputs.features.digests,
+        str(inputs.dataset["digest"]),
+        _identity_of_partition(inputs),
+        code_with_plugins(code_of(inputs.method), spec.plugins),
+    )
+    for plugin in spec.plugins:
+        observer.note(
+            f"{plugin.kind.removesuffix('s').capitalize()} {plugin.name}: from {plugin.origin}."
+        )
+    directory = RunDirectory(runs, identity)
+    facts = {
+        "method": spec.method,
+        "preset": spec.requested.preset,
+        "rounds": spec.rounds,
+        "participation": spec.participation_text,
+        "dtype": spec.requested.dtype,
+        "seeds": spec.seeds,
+        "dataset": inputs.dataset,
+        "backbones": inputs.backbones,
+        "hyperparameters": spec.hyperparameters,
+        "partition": partition_section(
+            inputs.partition_name, [partition_facts(inputs.partitions[s]) for s in spec.seeds]
+        ),
+        "trust": {"privacy": spec.privacy_cost(len(inputs.clients))},
+        "device": spec.device,
+        "code": identity.code,
+        "digest": identity.digest,
+    }
+    events = RunEvents(observer, directory.path, facts, position)
+    opened = OpenRun(
+        inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels())
+    )
+    if fresh:
+        return opened
+    try:
+        opened.find_stored()
+    except DamagedRunError:
+        # A process that makes the run again may be replacing its files: look when it has ended.
+        with owning([directory.path], observer, stop or Stop(), private=spec.trust.protects):
+            opened.find_stored()
+    return opened
+
+
+def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
+    """What was asked for, without the name of the preset, which stands for hyperparameters that are all in it.
+
+    Simulated noise is keyed by the name too, so there it counts.
+    """
+    words = spec.to_identity()
+    if spec.trust.privacy is None:
+        del words["preset"]
+    return words
+
+
+def _identity_of_partition(inputs: RunInputs) -> str:
+    """Digest of the partition that all seeds share, else of how every seed draws its own."""
+    first = next(iter(inputs.partitions.values()))
+    if not inputs.repartition:
+        return first.digest
+    return digest_of([first.scheme, partition_facts(first)["args"], "one partition for each seed"])
+
+
+def note_earlier(run: OpenRun, observer: Observer) -> None:
+    """Say which seeds of a run are stored already, where others are missing."""
+    there = set(run.spec.seeds) & set(run.earlier)
+    missing = set(run.spec.seeds) - there
+    observer.note(
+        f"{len(there)} of {len(run.spec.seeds)} seeds were there already in {run.directory.path.name}. Training seeds "
+        f"{seeds_text(missing)}. The result is over seeds {seeds_text({*run.spec.seeds, *run.earlier})}."
+    )
+
+
+def note_stored(run: Run, observer: Observer) -> None:
+    """Say that a result is there already, and what is missing of it."""
+    again = "--fresh runs it again"
+    cost = run.result.get("trust", {}).get("privacy", {})
+    if cost.get("noise") and not cost.get("simulation"):
+        again = (
+            "to return it spends no more privacy, --fresh draws new noise and spends as much again"
+        )
+    observer.note(f"The same run is there already ({run.path.name}); {again}.")
+    if not run.measured:
+        observer.warn(
+            f"{run.path / 'measured.json'} is missing or damaged: the result is whole, its times are lost "
+            "(--fresh measures again)."
+        )
+
+
+@dataclass
+class OpenRun:
+    """A run whose directory is known."""
+
+    inputs: RunInputs  # on the device that computes
+    spec: ResolvedRun  # what determines the result
+    identity: Identity  # digests of it
+    directory: RunDirectory  # where it lies
+    events: RunEvents  # tells of its rounds
+    stored: Run | None = None  # its result, when that has all seeds of the command
+    earlier: tuple[int, ...] = ()  # seeds of the stored result, also where some are missing
+    done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
+    fresh: bool = False  # whether what was computed of it before was to be forgotten
+    # which models are saved
+    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))
+    _saved: set[int] = field(default_factory=set)  # seeds of ``done`` whose files are written
+
+    def find_stored(self) -> None:
+        """Take the stored result if it has all seeds of this command, else the numbers of its seeds.
+
+        Raises CorruptionError for a damaged result.
+        """
+        result = self.directory.stored()
+        if result is None:
+            return
+        self.earlier = tuple(result["seeds"])
+        if set(self.spec.seeds) <= set(self.earlier):
+            measured = measured_of(self.directory.path, result) or {}
+            self.stored = Run(
+                self.directory.path, result, measured, reused=True, reused_seeds=self.earlier
+            )
+
+    def begin(self, *, fresh: bool) -> None:
+        """Make the directory, with the configuration that runs it again and the partitions made for it.
+
+        ``fresh`` trains every seed of this command again; other seeds of the run stay.
+        """
+        self.fresh = fresh
+        kept = self.spec.seeds if self._made_here else ()
+        partitions = {
+            self.directory.partition_file(s).name: self.inputs.partitions[s].to_file() for s in kept
+        }
+        note = ""
+        if self.spec.trust.protects:
+            note = "Noise comes from the operating system: another run has another result, and spends privacy again."
+        if fresh:
+            self._forget_seeds()
+        self.directory.begin(self._config_of(self.spec), partitions, note)
+
+    @property
+    def _made_here(self) -> bool:
+        """Whether the partitions were made for this run, which then keeps them in its directory."""
+        return self.inputs.partition_name is None and not self.spec.engine
+
+    def _config_of(self, spec: ResolvedRun) -> dict[str, Any]:
+        """The ``[train]`` section that runs these seeds again, on the same partition."""
+        table = {**spec.to_config(), **self.inputs.choices}
+        if len({p.digest for p in self.inputs.partitions.values()}) > 1:
+            return table
+        if self._made_here and "clients_from" not in table:
+            files = [self.directory.partition_file(seed) for seed in spec.seeds]
+            # Seeds that were trained on a saved partition have no file.
+            file = next(filter(Path.is_file, files), files[0])
+            table["partition"] = str(file.resolve())
+        elif self.inputs.partition_name is not None:  # a name may be given to other rows later
+            digest = self.inputs.partitions[self.spec.seeds[0]].digest
+            table["partition"] = pinned_name(self.inputs.partition_name, digest)
+        return table
+
+    def _forget_seeds(self) -> None:
+        """Forget checkpoints and models of the seeds of this command; a damaged run loses all of its models."""
+        damaged = False
+        try:
+            self.directory.stored()
+        except DamagedRunError:
+            damaged = True
+            (self.directory.path / "result.json").unlink(missing_ok=True)
+        self.directory.restart(self.spec.seeds)
+        drop(self.directory.path, None if damaged else self.spec.seeds)
+
+    def round_drawn(self, seed: int, number: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Keep a round of a private run before it is told, and before the first write down that noise is drawn.
+
+        Raises CorruptionError for a ledger that is damaged.
+        """
+        if number == 1:
+            known = {(r.run, r.seed) for r in read_releases(self._ledger)}
+            if not self.fresh and (self.directory.path.name, seed) in known:
+                self.events.observer.warn(
+                    f"Noise was drawn for seed {seed} of {self.directory.path.name} before, and no whole result or "
+                    "state of it is left: the seed begins again, and spends privacy again."
+                )
+            self._record_release(seed)
+            keep_told_rounds(self._ledger, self.directory.path.name, seed, 0)
+        self.save_checkpoint(seed, snapshot())
+        keep_told_rounds(self._ledger, self.directory.path.name, seed, number)
+
+    def _check_told(self, seed: int, rounds: int) -> None:
+        """Write down another release where rounds after ``rounds``, of which noise is drawn again, may have been told.
+
+        So it is where the state is older than what was told, or nothing is known of that.
+        """
+        run = self.directory.path.name
+        told = told_rounds(self._ledger, run, seed)
+        released = any((r.run, r.seed) == (run, seed) for r in read_releases(self._ledger))
+        if released and told is not None and told <= rounds:
+            return
+        if not released:
+            later = "the ledger has no line of it"
+        elif told is None:
+            later = "how many were told is not known"
+        else:
+            later = f"round {told:,} was told"
+        self.events.observer.warn(
+            f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}: noise is drawn again, and "
+            "spends privacy again."
+        )
+        self._record_release(seed)
+        keep_told_rounds(self._ledger, run, seed, rounds)
+
+    @property
+    def _ledger(self) -> Path:
+        if self.inputs.ledger is None:
+            raise InternalError("A private run has no ledger to write to.", "Please report this.")
+        return self.inputs.ledger
+
+    def _record_release(self, seed: int) -> None:
+        """Write down that noise was drawn for a seed, and what a release of that many rounds costs."""
+        privacy = self.spec.trust.privacy
+        inputs = self.inputs
+        if privacy is None:
+            raise InternalError("A run without noise spends no privacy.", "Please report this.")
+        clients = len(inputs.clients)
+        share = clients_per_round(self.spec.participation, clients) / clients
+        release = Release(
+            run=self.directory.path.name,
+            method=self.spec.method,
+            seed=seed,
+            dataset=str(inputs.dataset["slug"]),
+            dataset_digest=str(inputs.dataset["digest"]),
+            partition=inputs.partitions[seed].digest,
+            clients=clients,
+            clip=privacy.bound,
+            noise=privacy.noise,
+            share=share if privacy.keeps_participants_secret else 1.0,
+            rounds=self.spec.rounds,
+            delta=privacy.delta,
+            time=time.time(),
+        )
+        record_release(self._ledger, release)
+
+    def restore_seed(self, seed: int) -> bool:
+        """Take a seed that ended before; whether there is one. Nothing is taken of a run that is trained afresh."""
+        if self.fresh:
+            return False
+        found = self.directory.seed_result(seed, self.events.observer.warn)
+        if found is None:
+            if seed in self.earlier:  # its model is written again, perhaps with other bits
+                drop(self.directory.path, [seed])
+            return False
+        # A seed of a stored result is whole without its model, which may have been removed.
+        if (
+            found.get("model")
+            and seed not in self.earlier
+            and not whole_seed(self.directory.path, self.identity.digest, seed)
+        ):
+            self.events.observer.warn(
+                f"The model of seed {seed} is missing or damaged. Seed {seed} begins again."
+            )
+            return False
+        done = SeedResult.from_dict(found)
+        if done.partition.get("digest") != self.inputs.partitions[seed].digest:
+            return False
+        self.done[seed] = done
+        self._saved.add(seed)
+        return True
+
+    def checkpoint(self, seed: int) -> Snapshot | None:
+        """The state of a seed that was stopped, or None."""
+        saved = self.directory.checkpoint(seed, self.events.observer.warn)
+        if saved is None:
+            return None
+        state = Snapshot(*saved)
+        if state.meta.get("table") is not None:
+            try:
+                check_table(self.directory.states(seed), state)
+            except CorruptionError as error:
+                self.events.observer.warn(f"{error.message} Seed {seed} begins again.")
+                self.directory.forget(seed)
+                return None
+        if self.spec.trust.protects:
+            self._check_told(seed, int(state.meta["round"]))
+        return state
+
+    def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
+        """Replace the state of a seed."""
+        self.directory.save_checkpoint(seed, snapshot.tensors, snapshot.meta)
+        snapshot.kept()
+
+    def keep_seed(self, outcome: TrainingOutput, seconds: float) -> None:
+        """Keep a seed that has ended, so that a run that is stopped later does not train it again."""
+        self.directory.save_seed(outcome.seed, self.end_seed(outcome, seconds).to_dict())
+        self._saved.add(outcome.seed)
+        if self.spec.trust.protects:
+            forget_told_rounds(self._ledger, self.directory.path.name, outcome.seed)
+
+    def end_seed(
+        self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None
+    ) -> SeedResult:
+        """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
+        secret = self.spec.trust.secret_participants
+        result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
+        held_out = values_held_out(
+            {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
+        )
+        seeds = len({*self.spec.seeds, *self.earlier})
+        if self.kept.wants(self.spec.method, result.choice, seeds, held_out):
+            temperature = None
+            if inputs is None:
+                temperature = temperature_of(
+                    training_run(self.inputs, self.spec, outcome.seed), outcome
+                )
+            result.model, notes = save_seed(
+                self.directory.path,
+                self.inputs,
+                self.spec,
+                self.identity,
+                outcome,
+                self.kept,
+                temperature,
+            )
+            for note in dict.fromkeys(notes):
+                self.events.observer.note(note)
+        self.done[outcome.seed] = result
+        return result
+
+    def finish(
+        self,
+        observer: Observer,
+        *,
+        result: Mapping[str, Any] | None = None,
+        seconds: Mapping[str, float] | None = None,
+        measured: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Store the result of all seeds in the directory, and give the warnings of those that this command asks for.
+
+        ``result``, ``seconds`` and ``measured`` are added to what every run stores under these names.
+        """
+        for seed in self.done.keys() - self._saved:
+            self.directory.save_seed(seed, self.done[seed].to_dict())
+        with self.directory.writing_result():
+            run = self._write_result(self._all_seeds(), result, seconds, measured)
+        warned = [w for seed in self.spec.seeds for w in self.done[seed].warnings]
+        for warning in dict.fromkeys(warned):
+            observer.warn(warning)
+        self.events.ended(run.result)
+        return run
+
+    def _all_seeds(self) -> list[SeedResult]:
+        """The seeds of this command and all others in the directory, in rising order."""
+        found = dict(self.done)
+        for seed in self.directory.seeds():
+            if seed not in found:
+                kept = self.directory.seed_result(seed, self.events.observer.warn)
+                if kept is not None:
+                    found[seed] = SeedResult.from_dict(kept)
+        lost = set(self.earlier) - found.keys()
+        if lost:
+            self.events.observer.warn(
+                f"The files of seeds {seeds_text(lost)} of {self.directory.path.name} are missing or damaged, so its "
+                f"result is without them. Train them again: --seeds {seeds_text(lost)}"
+            )
+        return [found[seed] for seed in sorted(found)]
+
+    def _write_result(
+        self,
+        seeds: Sequence[SeedResult],
+        result: Mapping[str, Any] | None,
+        seconds: Mapping[str, float] | None,
+        measured: Mapping[str, Any] | None,
+    ) -> Run:
+        """Write ``result.json`` and the files that it promises."""
+        numbers = tuple(s.seed for s in seeds)
+        spec = replace(self.spec, seeds=numbers)
+        promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
+        figures = {
+            "seconds": {
+                **self.inputs.seconds,
+                "train": sum(s.seconds for s in seeds),
+                **(seconds or {}),
+            },
+            "per_seed": {str(s.seed): s.measured for s in seeds},
+            **(measured or {}),
+            "time": time.time(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        whole = self.directory.finish(
+            promised,
+            [r for s in seeds for r in s.rounds],
+            figures,
+            before=lambda result: seal(
+                self.directory.path, self.identity.digest, digest_of(result), numbers, self.kept
+            ),
+            files=files_of_clients(seeds),
+            config=self._config_of(spec),
+        )
+        reused = tuple(seed for seed in numbers if seed in self.earlier and not self.fresh)
+        return Run(self.directory.path, whole, figures, reused_seeds=reused)
+
+
+# Train: the seeds that are missing, from their checkpoints.
 
 
 @contextmanager
@@ -210,130 +750,6 @@ def _training(runs: Sequence[OpenRun], observer: Observer, stop: Stop) -> Iterat
     folders = [run.directory.path for run in runs]
     with owning(folders, observer, stop, private=runs[0].spec.trust.protects):
         yield
-
-
-@dataclass(frozen=True)
-class PreparedPoint:
-    """One point of a grid, ready to be trained."""
-
-    inputs: RunInputs  # those of all points, with the hyperparameters of this one
-    config: TrainConfig  # what was asked for it
-    position: GridPosition  # in the grid
-
-
-def train_together(
-    points: Sequence[PreparedPoint],
-    runs: Path,
-    *,
-    cache: GridCache,
-    fresh: bool,
-    observer: Observer,
-    stop: Stop,
-    on_end: Callable[[int, Run | FedcacheError], None],
-    kept: KeptModels | None = None,
-) -> None:
-    """Train points that differ in floats alone at once, and store each as a run.
-
-    Raises FedcacheError, what concerns all points; INTERRUPTED after a stop.
-
-    Args:
-        points: of the grid.
-        runs: directory of all runs.
-        cache: Gram matrices and features of other points.
-        fresh: train points although their results are there.
-        observer: told the story once, and the rounds of all points.
-        stop: honoured after a round; every point keeps its state.
-        on_end: called with the number of each point as it ends, and its run or the error that ended it.
-    """
-    opened: dict[int, OpenRun] = {}
-    for number, point in enumerate(points):
-        # what is chosen is the same for all
-        notes = observer
-        if opened:
-            notes = Silent()
-        try:
-            run = _open_point(
-                point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop
-            )
-        except DamagedRunError as error:
-            on_end(number, error)
-            continue
-        if run.stored is not None:
-            replay_stored(observer, run.stored.path, run.stored.result, point.position)
-            on_end(number, run.stored)
-            continue
-        opened[number] = run
-    if not opened:
-        return
-    if kept is not None and kept.clients is not None:
-        first = next(iter(opened.values()))
-        forecast_run(first.inputs, first.spec, len(opened), kept, runs)
-    with _training(list(opened.values()), observer, stop):
-        for number, run in list(opened.items()):
-            if fresh:
-                break
-            out = _ended_meanwhile(run)
-            if out is None:
-                continue
-            if isinstance(out, Run):
-                replay_stored(observer, out.path, out.result, points[number].position)
-            on_end(number, out)
-            del opened[number]
-        if not opened:
-            return
-        for run in opened.values():
-            run.begin(fresh=fresh)
-        failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
-        for place, (number, run) in enumerate(opened.items()):
-            on_end(number, failed[place] if place in failed else run.finish(observer))
-
-
-def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
-    """The result of a run whose owner has ended while this process waited, or that it is damaged."""
-    try:
-        run.find_stored()
-    except DamagedRunError as error:
-        return error
-    return run.stored
-
-
-def _open_point(
-    point: PreparedPoint,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    notes: Observer,
-    kept: KeptModels | None,
-    stop: Stop,
-) -> OpenRun:
-    """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
-    inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-    alone = open_run(
-        inputs,
-        spec,
-        runs,
-        fresh=fresh,
-        observer=observer,
-        position=point.position,
-        kept=kept,
-        stop=stop,
-    )
-    alone.kept.check_clients([c.name for c in inputs.clients])
-    if alone.stored is not None:
-        note_stored(alone.stored, notes)
-        return alone
-    spec = replace(spec, together=True)
-    return open_run(
-        inputs,
-        spec,
-        runs,
-        fresh=fresh,
-        observer=observer,
-        position=point.position,
-        kept=kept,
-        stop=stop,
-    )
 
 
 def train_seeds(
@@ -394,6 +810,74 @@ def _round_of(state: Snapshot | None) -> int:
     return int(state.meta["round"])
 
 
+class CheckpointPolicy:
+    """When the states of a seed are written, and where a stop that was asked for ends its training.
+
+    States are written every ``CHECKPOINT_EVERY`` seconds, and less often where writing them would take more than
+    ``CHECKPOINT_SHARE`` of the time. A stop ends a round early only if the rounds before it are all kept. Where the
+    last checkpoint is older, the round is finished first and its state is written, so less than one round is lost.
+
+    Args:
+        stop: set by a signal handler.
+        story: what is being computed, for the message: "seed 0".
+        kept: rounds that are kept already.
+    """
+
+    def __init__(self, stop: Stop, story: str, kept: int) -> None:
+        self.stop = stop
+        self.story = story
+        self._last = time.monotonic()
+        self._writing = 0.0  # seconds that the states of this round took
+        self._cost = 0.0  # seconds that those of the last checkpoint took
+        self.begin(kept)
+
+    def begin(self, kept: int) -> None:
+        """Rounds start after round ``kept``, whose state is written."""
+        self.kept = self.done = kept
+        self._writes: bool | None = None
+
+    def check(self) -> None:
+        """Raise if the training may stop here, inside a round."""
+        if self.stop.requested and self.kept == self.done:
+            raise stopped(f"in round {self.done + 1} of {self.story}; what came before it is kept")
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self._last > max(CHECKPOINT_EVERY, self._cost / CHECKPOINT_SHARE)
+
+    def writes(self) -> bool:
+        """Whether states are written after this round: the first run that ends it decides for all of them."""
+        if self._writes is None:
+            self._writes = self.stop.requested or self.due()
+        return self._writes
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Measure what the block, which writes a state, costs."""
+        began = time.monotonic()
+        yield
+        self._writing += time.monotonic() - began
+
+    def round_written(self) -> None:
+        """States of this round are written, whether it was time or not."""
+        self._writes = True
+
+    def round_ended(self, number: int) -> bool:
+        """All runs have ended a round; whether they stop here, with every state kept."""
+        written, self._writes = bool(self._writes), None
+        self.done = number
+        if written:
+            self.kept = number
+            self._last = time.monotonic()
+            self._cost, self._writing = self._writing, 0.0
+        return written and self.stop.requested
+
+
+def stopped(where: str) -> FedcacheError:
+    """How a stop that was asked for ends a command."""
+    return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")
+
+
 class SeedTraining:
     """One seed of some runs, from checkpoints of one round: what is told, kept and stopped while it is trained.
 
@@ -418,17 +902,11 @@ class SeedTraining:
         self.seed = seed
         self.cache = cache
         self.observer = observer
-        self.stop = stop
         self.spec = self.runs[0].spec
         self.inputs = self.runs[0].inputs
         self.kept = _round_of(self.states[0])
-        of_points = ""
-        if cache is not None:
-            of_points = f" of {len(self.runs)} points"
-        self.watch = StopCheck(stop, f"seed {seed}{of_points}", self.kept)
-        self.pace = CheckpointPace()
-        self.due = False
-        self.decided = False
+        of_points = "" if cache is None else f" of {len(self.runs)} points"
+        self.policy = CheckpointPolicy(stop, f"seed {seed}{of_points}", self.kept)
         self.failed: dict[int, FedcacheError] = {}
 
     def train(self) -> dict[int, FedcacheError]:
@@ -444,7 +922,9 @@ class SeedTraining:
             replace(training_run(self.inputs, self.spec, self.seed), grid_points=self.grid_points),
             [run.inputs.settings for run in self.runs],
             states=self.states,
-            callbacks=RunCallbacks(self.watch, self._on_round, self._after_round, self._on_done),
+            callbacks=RunCallbacks(
+                self.policy.check, self._on_round, self._after_round, self._on_done
+            ),
             cache=self.cache,
             tables=[run.directory.states(self.seed) for run in self.runs],
         )
@@ -462,7 +942,7 @@ class SeedTraining:
         run = self.runs[point]
         if self.spec.trust.protects:
             # A round that is made again has other noise, so it is kept before it is told: else two were released.
-            with self.pace:
+            with self.policy.writing():
                 run.round_drawn(self.seed, number, snapshot)
         telling = time.perf_counter()
         run.events.round_ended(self.seed, number, metrics, traffic)
@@ -472,26 +952,20 @@ class SeedTraining:
         if number == self.spec.rounds:
             return
         if self.spec.trust.protects:
-            self.due = True
+            self.policy.round_written()
             return
-        if not self.decided:  # the first run of a round decides for all of them
-            self.decided, self.due = True, self.stop.requested or self.pace.due()
-        if self.due:
-            with self.pace:
+        if self.policy.writes():
+            with self.policy.writing():
                 run.save_checkpoint(self.seed, snapshot())
 
     def _after_round(self, number: int) -> None:
         """All runs have ended a round: stop here if that was asked for and every state is kept."""
-        if self.due:
-            self.pace.over()
-            self.watch.kept = number
-        self.watch.done = number
-        if self.due and self.stop.requested:  # never due after the last round: the run ends then
+        # Nothing is written after the last round: the seed ends then.
+        if self.policy.round_ended(number):
             kept = "the state is kept"
             if self.cache is not None:
                 kept = f"{len(self.runs)} points keep their states"
             raise stopped(f"after round {number} of seed {self.seed}; {kept}")
-        self.decided = self.due = False
 
     def _on_done(self, first: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:
         """Some runs, from number ``first`` on, have ended the seed: keep what each gave."""
@@ -501,5 +975,145 @@ class SeedTraining:
                 self.failed[place] = out
             else:
                 run.keep_seed(out, seconds)
-        self.watch.begin(self.kept)  # the runs that come next start from their checkpoints
+        self.policy.begin(self.kept)  # the runs that come next start from their checkpoints
         self.began = time.perf_counter()
+
+
+# Several points of a grid at once.
+
+
+@dataclass(frozen=True)
+class PreparedPoint:
+    """One point of a grid, ready to be trained."""
+
+    inputs: RunInputs  # those of all points, with the hyperparameters of this one
+    config: TrainConfig  # what was asked for it
+    position: GridPosition  # in the grid
+
+
+def train_together(
+    points: Sequence[PreparedPoint],
+    runs: Path,
+    *,
+    cache: GridCache,
+    fresh: bool,
+    observer: Observer,
+    stop: Stop,
+    on_end: Callable[[int, Run | FedcacheError], None],
+    kept: KeptModels | None = None,
+) -> None:
+    """Train points that differ in floats alone at once, and store each as a run.
+
+    Raises FedcacheError, what concerns all points; INTERRUPTED after a stop.
+
+    Args:
+        points: of the grid.
+        runs: directory of all runs.
+        cache: Gram matrices and features of other points.
+        fresh: train points although their results are there.
+        observer: told the story once, and the rounds of all points.
+        stop: honoured after a round; every point keeps its state.
+        on_end: called with the number of each point as it ends, and its run or the error that ended it.
+    """
+    opened: dict[int, OpenRun] = {}
+    for number, point in enumerate(points):
+        notes = Silent() if opened else observer  # what is chosen is the same for all
+        try:
+            run = _open_point(
+                point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop
+            )
+        except DamagedRunError as error:
+            on_end(number, error)
+            continue
+        if run.stored is not None:
+            replay_stored(observer, run.stored.path, run.stored.result, point.position)
+            on_end(number, run.stored)
+            continue
+        opened[number] = run
+    # The run of a point that was trained alone gets its missing seeds alone too: its seeds are equal bit for bit.
+    alone = [number for number, run in opened.items() if run.earlier and not run.spec.together]
+    for number in alone:
+        run = opened.pop(number)
+        try:
+            on_end(
+                number,
+                _train_opened(run, observer, stop, points[number].position, fresh=fresh),
+            )
+        except FedcacheError as error:
+            if not isinstance(error, DamagedRunError) and error.code is not Exit.FEDERATED:
+                raise
+            on_end(number, error)
+    if not opened:
+        return
+    if kept is not None and kept.clients is not None:
+        first = next(iter(opened.values()))
+        forecast_run(first.inputs, first.spec, len(opened), kept, runs)
+    with _training(list(opened.values()), observer, stop):
+        for number, run in list(opened.items()):
+            if fresh:
+                break
+            out = _ended_meanwhile(run)
+            if out is None:
+                continue
+            if isinstance(out, Run):
+                replay_stored(observer, out.path, out.result, points[number].position)
+            on_end(number, out)
+            del opened[number]
+        if not opened:
+            return
+        for run in opened.values():
+            if run.earlier:
+                note_earlier(run, observer)
+            run.begin(fresh=fresh)
+        failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
+        for place, (number, run) in enumerate(opened.items()):
+            on_end(number, failed[place] if place in failed else run.finish(observer))
+
+
+def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:
+    """The result of a run whose owner has ended while this process waited, or that it is damaged."""
+    try:
+        run.find_stored()
+    except DamagedRunError as error:
+        return error
+    return run.stored
+
+
+def _open_point(
+    point: PreparedPoint,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    notes: Observer,
+    kept: KeptModels | None,
+    stop: Stop,
+) -> OpenRun:
+    """The run of a point: the one trained alone if some seeds of it are there, else the one trained with others."""
+    inputs, spec = resolve_inputs(point.inputs, point.config, notes)
+    alone = open_run(
+        inputs,
+        spec,
+        runs,
+        fresh=fresh,
+        observer=observer,
+        position=point.position,
+        kept=kept,
+        stop=stop,
+    )
+    alone.kept.check_clients([c.name for c in inputs.clients])
+    if alone.stored is not None:
+        note_stored(alone.stored, notes)
+    if alone.earlier:
+        return alone
+    spec = replace(spec, together=True)
+    return open_run(
+        inputs,
+        spec,
+        runs,
+        fresh=fresh,
+        observer=observer,
+        position=point.position,
+        kept=kept,
+        stop=stop,
+    )

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcache.errors import MachineError, UsageError
-from fedcache.runs.directory import MODELS, is_of_run
-from fedcache.runs.running import is_running
+from fedcache.runs.directory import MODELS, is_of_run, is_running
 from fedcache.store.catalog import size_of
 
 BOARDS = "tensorboard"

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcache.extract.backbones.table import PARAMETERS
-from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
+from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.matched_lists import MatchedLists
+from fedcache.federate.partition.partition import Partition
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
-from fedcache.runs.count_test_rows import count_test_rows
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -73,6 +76,7 @@ class SeedResult:
     test_rows: TestRows | None = (
         None  # how often each test row was right; None where they are secret or too many
     )
+    partition: dict[str, Any] = field(default_factory=dict)  # its ``partition_facts``
 
     @property
     def choice(self) -> float | None:
@@ -188,6 +192,7 @@ def seed_result(
         pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
         test_rows=None if secret else count_test_rows(evaluation, clients, inputs.data.y),
+        partition=partition_facts(inputs.partitions[outcome.seed]),
     )
 
 
@@ -223,7 +228,7 @@ def summarise(
         "widths": list(inputs.data.widths),
         "classes": inputs.data.classes,
         "class_names": list(inputs.classes),
-        "partition": partition_section(inputs, [s.seed for s in seeds]),
+        "partition": partition_section(inputs.partition_name, [s.partition for s in seeds]),
         "rounds": spec.rounds,
         "participation": spec.participation_text,
         **({"participants": words} if (words := spec.sampling.words()) else {}),
@@ -231,9 +236,7 @@ def summarise(
         "seeds": [s.seed for s in seeds],
         "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
         **(
-            {"validation": _validation(inputs, seeds, clients if few else None)}
-            if first.validation
-            else {}
+            {"validation": _validation(seeds, clients if few else None)} if first.validation else {}
         ),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
         "parameters": {
@@ -304,11 +307,10 @@ def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     return section
 
 
-def partition_section(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
-    """How rows were dealt; every seed has the scheme of the first."""
-    partition = inputs.partitions[seeds[0]]
+def partition_facts(partition: Partition) -> dict[str, Any]:
+    """How the rows of one seed were assigned to clients, as plain JSON values."""
+    rows = partition.validation
     return {
-        "name": inputs.partition_name,
         "scheme": partition.scheme,
         "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
         "seed": partition.seed,
@@ -316,8 +318,14 @@ def partition_section(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]
         "clients": len(partition.clients),
         "dropped": partition.dropped,
         "test_rows": len(partition.test),
-        "digests": [inputs.partitions[seed].digest for seed in seeds],
+        "validation_rows": 0 if rows is None else len(rows),
     }
+
+
+def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the rows of a run were assigned, from the facts of its seeds; every seed has the scheme of the first."""
+    first = {key: value for key, value in facts[0].items() if key != "validation_rows"}
+    return {"name": name, **first, "digests": [one["digest"] for one in facts]}
 
 
 def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
@@ -377,13 +385,10 @@ def _accuracy(
     }
 
 
-def _validation(
-    inputs: RunInputs, seeds: Sequence[SeedResult], clients: ClientColumns | None
-) -> dict[str, Any]:
+def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
     """Figures on the rows to choose by, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
     found = [s.validation or {} for s in seeds]
     mean, std = mean_std([f.get("accuracy") for f in found])
-    rows = inputs.partitions[seeds[0].seed].validation
     by_round = [
         {
             r["round"]: r["diagnostics"][VALIDATION_ACCURACY]
@@ -407,7 +412,7 @@ def _validation(
             {"round": r, "mean": mean_std([known.get(r) for known in by_round])[0]}
             for r in by_round[0]
         ],
-        "rows": 0 if rows is None else len(rows),
+        "rows": seeds[0].partition["validation_rows"],
     }
 
 
@@ -503,3 +508,75 @@ def trust_section(
     if cost:
         section["privacy"] = dict(cost)
     return {"trust": section}
+
+
+# From the predictions of an evaluation to what it says of every test row.
+
+MOST_ROWS = 100_000
+"""Different test rows up to which a result has the file: of more, an interval is narrower than 0.4 points."""
+MOST_SCORED = 1 << 21
+"""Pairs of client and test row up to which they are added up."""
+
+
+def count_test_rows(
+    found: Evaluation, clients: Sequence[ClientRows], labels: Tensor
+) -> TestRows | None:
+    """The test rows of an evaluation; None where predictions were not kept, and above ``MOST_ROWS`` or ``MOST_SCORED``.
+
+    Args:
+        found: of these clients.
+        clients: whose test rows they are.
+        labels: int64 [N] of all rows of the store, -1 where unknown: such a row is not scored.
+    """
+    too_many = found.sizes is None and len(found.rows) > MOST_ROWS
+    if not len(found.rows) or not found.whole or too_many:
+        return None
+    table = (
+        clients
+        if isinstance(clients, ClientTable)
+        else ClientTable.of(clients, np.empty(0, np.int64))
+    )
+    lists = (
+        _one_model(found, table)
+        if found.sizes is None
+        else (found.rows, found.predictions, found.sizes)
+    )
+    if lists is None:
+        return None
+    rows, guesses, sizes = lists
+    if len(rows) > MOST_SCORED:
+        return None
+    truth = labels.cpu().numpy()[rows]
+    known = (truth >= 0) & (guesses >= 0)
+    owner = np.repeat(np.arange(len(sizes)), sizes)[known]
+    right = (truth == guesses)[known]
+    per_client = np.bincount(owner, minlength=len(sizes))
+    each = 1.0 / (per_client[owner] * max(1, int((per_client > 0).sum())))
+    distinct, place = np.unique(rows[known], return_inverse=True)
+    if not 0 < len(distinct) <= MOST_ROWS:
+        return None
+    count = len(distinct)
+    return TestRows(
+        distinct,
+        np.bincount(place[right], minlength=count),
+        np.bincount(place, minlength=count),
+        np.bincount(place[right], each[right], count),
+        np.bincount(place, each, count),
+    )
+
+
+def _one_model(
+    found: Evaluation, table: ClientTable
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Rows and predictions of one model, client by client, and how many each has; None for too many of them."""
+    if int(table.test_sizes.sum()) > MOST_SCORED:
+        return None
+    if isinstance(table.tests, MatchedLists):
+        every = table.tests.together(0, len(table))
+        rows = every.rows
+        sizes = every.sizes
+    else:  # the lists of clients that share the common rows are empty
+        shared = int(table.shares.sum())
+        rows = np.concatenate([table.tests.rows, np.tile(table.common, shared)])
+        sizes = np.concatenate([table.tests.sizes, np.full(shared, len(table.common))])
+    return rows, found.predictions[np.searchsorted(found.rows, rows)], sizes

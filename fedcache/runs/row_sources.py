@@ -160,6 +160,11 @@ class StoreRows:
                 raise unknown("domain", name, self.store.samples.domains)
         return keys
 
+    @property
+    def draws_for_each_seed(self) -> bool:
+        """Whether every seed draws its own partition."""
+        return self.preparation.repartition and self.config.partition is None
+
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:

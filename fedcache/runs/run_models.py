@@ -13,6 +13,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,18 +238,24 @@ def save_seed(
     return True, [*notes, *collected.notes]
 
 
-def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
-    """Write which models a result of that digest has; nothing where none was written."""
-    files = sorted((run / MODELS).glob("seed-*.safetensors"))
+def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptModels) -> None:
+    """Write which models of these seeds a result of that digest has; nothing where none was written."""
+    files = [file for seed in seeds if (file := model_file(run, seed)).is_file()]
     if not files:
         return
+    which = kept.which
+    with suppress(CorruptionError):
+        before = read_sealed(run / MODELS / INDEX, what_of_models(digest))
+        # Models that another command keeps stay, also where a grid that keeps the best adds seeds.
+        if before is not None and before.content["kept"] != "best":
+            which = before.content["kept"]
     listed = {
         path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files
     }
     write_sealed(
         run / MODELS / INDEX,
         what_of_models(digest),
-        {"result": result, "files": listed, "kept": kept.which},
+        {"result": result, "files": listed, "kept": which},
     )
 
 
@@ -268,7 +275,8 @@ def seeds_of(run: Path, asked: str | None) -> list[int]:
     """
     seeds = [int(s) for s in _result(run)["seeds"]]
     if asked is None:
-        return seeds[:1]
+        with_model = [seed for seed in seeds if model_file(run, seed).is_file()]
+        return (with_model or seeds)[:1]
     if asked == "all":
         return seeds
     try:
@@ -307,7 +315,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     if seed is not None and seed not in seeds:
         raise UsageError(f"The run has no seed {seed}.", f"It has {', '.join(map(str, seeds))}.")
     if seed is None:
-        seed = seeds[0]
+        seed = seeds_of(run, None)[0]
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:
@@ -334,10 +342,17 @@ def train_again(run: Path, result: Mapping[str, Any]) -> str:
     return f"This trains it again and saves one:  {shlex.join(words)}"
 
 
-def drop(run: Path) -> None:
-    """Remove the models of a run, their list first: who reads beside it sees a run whose models were removed."""
+def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
+    """Remove the models of a run, of all its seeds or of some; the other models are listed again with the next result.
+
+    Their list goes first, so that a process that reads the run meanwhile finds no models instead of damaged ones.
+    """
     (run / MODELS / INDEX).unlink(missing_ok=True)
-    shutil.rmtree(run / MODELS, ignore_errors=True)
+    if seeds is None:
+        shutil.rmtree(run / MODELS, ignore_errors=True)
+        return
+    for seed in seeds:
+        model_file(run, seed).unlink(missing_ok=True)
 
 
 def drop_unless_asked_for(run: Path, digest: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,7 @@ class ResolvedRun:
         return self.trust.privacy.cost(self.rounds, share, len(self.seeds))
 
     def to_identity(self) -> dict[str, Any]:
-        """Plain JSON values: the part of a run's identity that its configuration is."""
+        """Plain JSON values: the part of a run's identity that its configuration is, without the seeds."""
         asked = self.requested
         mixed = {k: str(v) for k, v in asked.client_set.items()}
         return {
@@ -277,7 +277,6 @@ class ResolvedRun:
             "domain": list(asked.domain),
             "rounds": self.rounds,
             "participation": self.participation_text,
-            "seeds": ",".join(map(str, self.seeds)),
             **self.sampling.words(),
             **(self.timing.words() if self.timing is not None else {}),
             "eval_every": asked.eval_every,
@@ -302,6 +301,7 @@ class ResolvedRun:
                 self.requested,
                 rounds=self.rounds,
                 participation=self.participation_text,
+                seeds=seeds_text(self.seeds),
                 set=self.hyperparameters,
                 availability=from_everywhere(self.requested.availability),
                 client_clusters=from_everywhere(self.requested.client_clusters),
@@ -464,6 +464,21 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
             raise UsageError(f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
     return tuple(seeds)
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """Seeds as ``parse_seeds`` reads them, in rising order.
+
+    >>> seeds_text([5, 0, 2, 1])
+    '0-2,5'
+    """
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and parts[-1][-1] == seed - 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def parse_participation(text: str | None) -> int | float | None:

@@ -26,9 +26,8 @@ from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figures.runs import curves
 from fedcache.report.find_runs import StoredRun, is_run, open_run, value_words
 from fedcache.report.run_origin import command_of
-from fedcache.runs.directory import WRITTEN, has_model, train_table
+from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
 from fedcache.runs.origin import store_behind
-from fedcache.runs.running import is_running
 from fedcache.runs.score import choice_value, score_of, validation_value
 from fedcache.store.files import at_once, parse_signed, read_whole
 from fedcache.store.lock import still_runs

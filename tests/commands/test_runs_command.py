@@ -17,7 +17,7 @@ from failing_command import must_fail
 from fedcache.errors import Exit
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.runs.running import LOCK, is_running, owning
+from fedcache.runs.directory import LOCK, is_running, owning
 
 IID = ("--scheme", "iid", "--clients", 3)
 
@@ -100,9 +100,10 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
     first, second = told["runs"]
     assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
     assert told["figures"]["seconds"].keys() == {first, second}
-    more = digest(ok("train fed3r", *IID, "--seeds", "0,1").data["path"])
-    assert "sums over 1 and 2 seeds" in fedcache("runs diff", digest(three["plain"]), more).err
-    assert fedcache("runs diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
+    more = digest(ok("train", "fed3r", *IID, "--seeds", "0,1").data["path"])
+    assert more == digest(three["plain"])
+    assert "sums over 2 and 1 seeds" in fedcache("runs", "diff", more, digest(three["lam"])).err
+    assert fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from arrays import ingested
 from command import fedcache, ok
-from fedcache.store.sealed_lines import first_of, write_sealed_lines
 from homes import Once
 
 from fedcache.errors import CorruptionError
 from fedcache.grids.record import FOLDER, read_record
 from fedcache.store.lock import still_runs, this_process
+from fedcache.store.sealed import first_of, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
 
 IID = ("--scheme", "iid", "--clients", 3)

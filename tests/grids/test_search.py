@@ -16,7 +16,6 @@ import pytest
 from arrays import embeddings, ingested
 from command import fedcache, ok, start, words_of
 from failing_command import must_fail
-from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from made_path import place_of
 
 import fedcache as fc
@@ -25,6 +24,7 @@ from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import Range, SearchPlan, search_of
 from fedcache.store.lock import this_process
+from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
 
 RUN = words_of("--scheme iid --clients 3 --participation all --rounds 4 --validation 0.25")

@@ -22,7 +22,7 @@ import fedcache as fc
 from fedcache.errors import CorruptionError
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
-from fedcache.runs import directory, open_run
+from fedcache.runs import directory, loop
 from fedcache.runs.directory import check_models, read_result
 from fedcache.runs.run_models import drop, model_file
 from fedcache.store.files import file_sha256
@@ -251,7 +251,7 @@ def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(open_run, "seal", fails)
+        patched.setattr(loop, "seal", fails)
         assert fedcache(*FEDPCL, "--seeds", "0,1").code != 0
     (run,) = list((store.parents[1] / "runs").iterdir())
     assert not (run / "result.json").exists()

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from fedcache.config import Home
-from fedcache.runs.running import LOCK, is_running
+from fedcache.runs.directory import LOCK, is_running
 from fedcache.store.lock import is_held, lock_manifest
 
 pytestmark = pytest.mark.skipif(

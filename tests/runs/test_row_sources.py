@@ -16,7 +16,7 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.process import Stop
 from fedcache.runs.features import RunInputs
-from fedcache.runs.open_run import prepare_run, row_source
+from fedcache.runs.loop import prepare_run, row_source
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.export import write_shards

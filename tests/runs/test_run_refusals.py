@@ -78,7 +78,7 @@ def test_a_damaged_run_crosses_a_process() -> None:
 
 
 def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path, Identity({"method": "fedavg"}, ["r"], "d", ["p"], "c"))
+    run = RunDirectory(tmp_path, Identity({"method": "fedavg"}, ["r"], "d", "p", "c"))
     run.begin({"method": "fedavg"}, {})
     old, new = run.path / ".a.partial", run.path / ".b.partial"
     old.touch()

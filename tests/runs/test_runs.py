@@ -94,7 +94,7 @@ def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
         "seed-0.json" in w and "Seed 0 begins again." in w for w in again.envelope["warnings"]
     )
     assert (path / "result.json").read_bytes() == before
-    assert not (path / "seed-0.json").exists()
+    assert (path / "seed-0.json").read_text() != "{}"
 
 
 @pytest.mark.parametrize(

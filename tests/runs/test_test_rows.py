@@ -20,10 +20,10 @@ from fedcache.errors import CorruptionError, Exit
 from fedcache.federate.engine import evaluate
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.runs import count_test_rows as counting
+from fedcache.runs import results as counting
 from fedcache.runs import test_rows
-from fedcache.runs.count_test_rows import count_test_rows
 from fedcache.runs.directory import file_digest, read_result
+from fedcache.runs.results import count_test_rows
 from fedcache.runs.test_rows import ROWS_FILE, TestRows, rows_file
 
 ROWS = 12

@@ -264,7 +264,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
     config = TrainConfig(method="fedpcl", rounds=3, seeds="0", execution=execution)
     whole = train(config, "whole")
     for always, runs, said in ((True, "all", "in round 2"), (False, "few", "after round 2")):
-        monkeypatch.setattr(loop.CheckpointPace, "due", lambda _self, always=always: always)
+        monkeypatch.setattr(loop.CheckpointPolicy, "due", lambda _self, always=always: always)
         story = StopsInRound(1)
         train_until_stopped(said, config, runs, observer=story, stop=story.flag)
         assert same_files(train(config, runs), whole)

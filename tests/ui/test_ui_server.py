@@ -14,16 +14,14 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
 from command import ok
-from fedcache.store.sealed_lines import first_of, read_sealed_lines, write_sealed_lines
 from pictures import folder
 from ui_client import Client
 
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.runs.directory import WRITTEN, read_result, write_result
-from fedcache.runs.running import LOCK, owning
+from fedcache.runs.directory import LOCK, WRITTEN, owning, read_result, write_result
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import write_sealed
+from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.ui import index
 
 IID = ("--scheme", "iid", "--clients", 4)

@@ -22,8 +22,7 @@ from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.reproduce.prepare import WarningsOnly
-from fedcache.runs.loop import train_run
-from fedcache.runs.open_run import prepare_run, row_source
+from fedcache.runs.loop import prepare_run, row_source, train_run
 from fedcache.runs.partitions import columns_of
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run

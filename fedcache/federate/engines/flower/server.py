@@ -48,11 +48,11 @@ from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.heads.linear import Tree
 from fedcache.process import Stop
 from fedcache.progress import Observer
+from fedcache.runs.directory import owning
 from fedcache.runs.events import GridPosition
 from fedcache.runs.forecast import training_run
-from fedcache.runs.open_run import OpenRun, note_paper_choices, open_run, prepare_run
+from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
-from fedcache.runs.running import owning
 from fedcache.store.files import digest_of
 
 # A round of secure aggregation as the server's loop takes it: for each job the pooled sums, and

@@ -29,7 +29,7 @@ from fedcache.heads.linear import Tree
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Silent
 from fedcache.runs.forecast import training_run
-from fedcache.runs.open_run import prepare_run, resolve_inputs, row_source
+from fedcache.runs.loop import prepare_run, resolve_inputs, row_source
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 

@@ -1,0 +1,237 @@
+"""The seed is the unit that is stored: a run is the set of its seeds, and more seeds train the missing ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import ok
+from heard import Heard
+from homes import Once
+from private_starts import CONFIG as PRIVATE
+from private_starts import home, ingested
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition.partition import Partition
+from fedcache.process import Stop
+from fedcache.runs.directory import read_result, write_result
+from fedcache.runs.events import Round
+from fedcache.runs.loop import train
+from fedcache.runs.privacy_ledger import read_releases
+
+CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0-2")
+IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2)
+
+
+@pytest.fixture(autouse=True)
+def store(once: Once) -> Path:
+    return once(ingested)
+
+
+class Trained:
+    """A hook that notes which seeds are trained, and not only replayed."""
+
+    def __init__(self, last: int | None = None, stop: Stop | None = None) -> None:
+        self.seeds: list[int] = []
+        self.last = last
+        self.stop = stop
+
+    def __call__(self, told: Round) -> None:
+        if not told.stored and told.seed not in self.seeds:
+            self.seeds.append(told.seed)
+        if self.stop is not None and told.seed == self.last:
+            self.stop.ask()
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """Everything a run promises, and its models."""
+    promised = [
+        path / "result.json",
+        *(path / n for n in read_result(path / "result.json")["files"]),
+    ]
+    models = (path / "models").glob("*")
+    return {str(file.relative_to(path)): file.read_bytes() for file in [*promised, *models]}
+
+
+def with_seeds(seeds: str, config: TrainConfig = CONFIG, **more: Any) -> Any:
+    return train(replace(config, seeds=seeds), Home(home()), **more)
+
+
+def listed() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = ok("runs", "list").data["entries"]
+    return entries
+
+
+@pytest.mark.parametrize("commands", [("0-2", "0-4"), ("4", "0,1", "3,2"), ("3,1", "0-4")])
+def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(
+    commands: Sequence[str], tmp_path: Path
+) -> None:
+    hook = Trained()
+    for seeds in commands:
+        run = with_seeds(seeds, hooks=[hook])
+    assert sorted(hook.seeds) == [0, 1, 2, 3, 4]
+    assert run.result["seeds"] == [0, 1, 2, 3, 4]
+    whole = with_seeds("0-4", runs=tmp_path / "runs")
+    assert whole.path.name == run.path.name
+    added, at_once = files_of(run.path), files_of(whole.path)
+    # The path of the partition is the one word of the configuration that says where it is stored.
+    assert added.pop("config.toml").replace(str(run.path).encode(), b"") == at_once.pop(
+        "config.toml"
+    ).replace(str(whole.path).encode(), b"")
+    assert added == at_once
+    assert set(run.measured["per_seed"]) == set("01234")
+
+
+def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so() -> None:
+    first = with_seeds("0-2")
+    heard = Heard()
+    again = with_seeds("1", observer=heard)
+    assert again.reused
+    assert again.result == first.result
+    assert any("also has seeds 0,2" in note for note in heard.notes)
+
+
+def test_train_with_more_seeds_is_one_row_everywhere() -> None:
+    ok("train", "fedavg", "--seeds", "0-2", *IID)
+    more = ok("train", "fedavg", "--seeds", "0-4", *IID)
+    assert "3 of 5 seeds were there already" in more.err
+    ok("train", "fed3r", *IID)
+    (fedavg,) = [e for e in listed() if e["method"] == "fedavg"]
+    assert fedavg["seeds"] == [0, 1, 2, 3, 4]
+    values = more.data["accuracy"]["per_seed"]
+    assert fedavg["accuracy"] == pytest.approx(np.mean(values))
+    (made,) = ok("compare").data["comparisons"]
+    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg"]
+    assert len(made["blocks"]) == 5
+
+
+def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
+    """A sweep is computed together; a configuration that was trained alone before stays one run."""
+    sweep = ("fedavg", *IID, "--sweep", "lr=0.01,0.1")
+    ok("train", "fedavg", "--seeds", "0", *IID, "--set", "lr=0.1")
+    ok("grid", *sweep, "--seeds", "0-2")
+    assert sorted(len(e["seeds"]) for e in listed()) == [3, 3]
+    before = {p: p.read_bytes() for p in home().glob("runs/*/seed-*.json")}
+    more = ok("grid", *sweep, "--seeds", "0-4")
+    assert [len(e["seeds"]) for e in listed()] == [5, 5]
+    assert all(path.read_bytes() == raw for path, raw in before.items())
+    assert more.data["reused"] == 0
+    assert ok("grid", *sweep, "--seeds", "0-4").data["reused"] == 2
+
+
+def test_one_seed_and_then_a_grid_of_methods_is_one_row_per_method() -> None:
+    """use.md 2 a and b: nothing is tested against itself, and no seed is left out."""
+    ok("train", "fed3r", *IID)
+    grid = ok("grid", "fed3r,fedncm,fedavg", *IID, "--seeds", "0-2")
+    means = {p["method"]: p["accuracy"]["mean"] for p in grid.data["points"]}
+    (made,) = ok("compare").data["comparisons"]
+    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg", "fedncm"]
+    assert {t["name"]: t["mean"] for t in made["treatments"]} == pytest.approx(means)
+    assert len(listed()) == 3
+
+
+def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
+    first = ok("train", "fed3r", *IID)
+    again = ok("train", "fed3r", *IID, "--preset", "tuned")
+    assert again.data["reused"]
+    assert again.data["path"] == first.data["path"]
+
+
+def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing() -> None:
+    stop = Stop()
+    before = with_seeds("0").result
+    with pytest.raises(FedcacheError):
+        with_seeds("0-3", hooks=[Trained(last=2, stop=stop)], stop=stop)
+    (path,) = home().glob("runs/*/result.json")
+    assert read_result(path) == before
+    assert ok("runs", "list").data["left_out"] == []
+    hook = Trained()
+    run = with_seeds("0-3", hooks=[hook])
+    assert run.result["seeds"] == [0, 1, 2, 3]
+    assert 1 not in hook.seeds
+    assert 3 in hook.seeds
+
+
+def test_a_kill_before_the_new_result_is_written_loses_no_seed() -> None:
+    run = with_seeds("0-2")
+    (run.path / "result.json").unlink()
+    hook = Trained()
+    assert with_seeds("1,3", hooks=[hook]).result["seeds"] == [0, 1, 2, 3]
+    assert hook.seeds == [3]
+
+
+def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(with_seeds, ("0,1", "2,3")))
+    (path,) = home().glob("runs/*/result.json")
+    assert read_result(path)["seeds"] == [0, 1, 2, 3]
+    assert {len(run.result["seeds"]) for run in runs} == {2, 4}
+
+
+def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others() -> None:
+    before = with_seeds("0-3")
+    hook = Trained()
+    again = with_seeds("1", fresh=True, hooks=[hook])
+    assert hook.seeds == [1]
+    assert again.result == before.result
+    assert ok("predict", again.path, "--store", "rows", "--seed", "3").code == 0
+
+
+def test_a_private_seed_is_trained_and_counted_once() -> None:
+    pytest.importorskip("dp_accounting")
+    with_seeds("0,1", PRIVATE)
+    hook = Trained()
+    run = with_seeds("0-2", PRIVATE, hooks=[hook])
+    assert hook.seeds == [2]
+    releases = read_releases(home() / "privacy.jsonl")
+    assert sorted((r.run, r.seed) for r in releases) == [(run.path.name, s) for s in (0, 1, 2)]
+    cost = run.result["trust"]["privacy"]
+    assert cost["seeds"] == 3
+    at_once = with_seeds("7-9", PRIVATE).result["trust"]["privacy"]
+    assert at_once["seeds"] == 6
+    assert at_once["composed"]["epsilon_pld"] > cost["composed"]["epsilon_pld"]
+
+
+def test_seeds_that_draw_their_own_partitions_keep_them() -> None:
+    words = ("fedavg", "--scheme", "dirichlet", "--clients", 3, "--rounds", 1, "--repartition")
+    ok("train", *words, "--seeds", "0,1")
+    more = ok("train", *words, "--seeds", "1,2")
+    path = Path(more.data["path"])
+    files = [Partition.load(path / f"partition-{seed}.partition").digest for seed in (0, 1, 2)]
+    assert more.data["partition"]["digests"] == files
+    assert len(set(files)) == 3
+    assert len(listed()) == 1
+
+
+def as_an_earlier_version_stored(path: Path, name: str) -> Path:
+    """The directory of a run as versions wrote it whose digests held the seeds: no file of a single seed stays."""
+    other = shutil.copytree(path, path.with_name(name))
+    for file in [*other.glob("seed-*.json"), other / "writing.lock", other / "running.lock"]:
+        file.unlink(missing_ok=True)
+    result = {**read_result(other / "result.json"), "digest": name + 48 * "0"}
+    write_result(other / "result.json", result)
+    shutil.rmtree(other / "models")
+    return other
+
+
+def test_results_of_earlier_versions_are_still_read() -> None:
+    run = with_seeds("0-2")
+    old = as_an_earlier_version_stored(run.path, "0123456789abcdef")
+    more = with_seeds("0-4").accuracy["mean"]
+    assert {e["name"]: e["seeds"] for e in listed()} == {
+        old.name: [0, 1, 2],
+        run.path.name: [0, 1, 2, 3, 4],
+    }
+    shown = ok("runs", "show", old.name).data["figures"]["accuracy"]
+    assert shown == pytest.approx(run.accuracy["mean"])
+    train(replace(CONFIG, method="fedprox", seeds="0"), Home(home()))
+    (made,) = ok("compare").data["comparisons"]
+    assert sorted(t["name"] for t in made["treatments"]) == ["fedavg", "fedprox"]
+    assert {t["name"]: t["mean"] for t in made["treatments"]}["fedavg"] == pytest.approx(more)
