@@ -24,6 +24,7 @@ from fedcache.runs.directory import (
     DamagedRunError,
     check_files,
     check_tag,
+    config_changed,
     measured_of,
     read_pruned,
     read_result,
@@ -33,6 +34,7 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.run import is_claimed
+from fedcache.runs.score import values_held_out
 from fedcache.runs.test_rows import TestRows, test_rows
 from fedcache.store.files import digest_of
 

@@ -253,7 +253,10 @@ class RunDirectory:
         """
         lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
         promised = {"rounds.jsonl": lines, **(files or {})}
-        text = self._config if config is None else self._config_text(config)
+        if config is None:
+            text = self._config
+        else:
+            text = self._config_text(config)
         written = {**promised, "config.toml": text}
         if any(_holds_other_bytes(self.path / name, raw) for name, raw in written.items()):
             # More seeds, or a private run that is made again: if the process is killed here, the run has no result
@@ -622,7 +625,9 @@ def is_running(folder: Path) -> bool:
         first = read_whole(lock).decode()
     except (OSError, UnicodeDecodeError):
         return False
-    held = Path(first) / LOCK if first else lock
+    held = lock
+    if first:
+        held = Path(first) / LOCK
     return held.exists() and is_held(held)
 
 

@@ -468,7 +468,10 @@ class OpenRun:
         ``fresh`` trains every seed of this command again; other seeds of the run stay.
         """
         self.fresh = fresh
-        kept = self.spec.seeds if self._made_here else ()
+        if self._made_here:
+            kept = self.spec.seeds
+        else:
+            kept = ()
         partitions = {
             self.directory.partition_file(s).name: self.inputs.partitions[s].to_file() for s in kept
         }
@@ -905,7 +908,9 @@ class SeedTraining:
         self.spec = self.runs[0].spec
         self.inputs = self.runs[0].inputs
         self.kept = _round_of(self.states[0])
-        of_points = "" if cache is None else f" of {len(self.runs)} points"
+        of_points = ""
+        if cache is not None:
+            of_points = f" of {len(self.runs)} points"
         self.policy = CheckpointPolicy(stop, f"seed {seed}{of_points}", self.kept)
         self.failed: dict[int, FedcacheError] = {}
 
@@ -1017,7 +1022,10 @@ def train_together(
     """
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
-        notes = Silent() if opened else observer  # what is chosen is the same for all
+        # what is chosen is the same for all
+        notes = observer
+        if opened:
+            notes = Silent()
         try:
             run = _open_point(
                 point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept, stop=stop

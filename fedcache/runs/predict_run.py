@@ -383,7 +383,10 @@ def personalise_run(
         encoders = encoders.to(where)
     rounds = 0
     if trains(method):
-        rounds = model.facts.rounds if wanted.rounds is None else wanted.rounds
+        if wanted.rounds is None:
+            rounds = model.facts.rounds
+        else:
+            rounds = wanted.rounds
 
     def each_round() -> None:
         if stop.requested:

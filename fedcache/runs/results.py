@@ -531,16 +531,14 @@ def count_test_rows(
     too_many = found.sizes is None and len(found.rows) > MOST_ROWS
     if not len(found.rows) or not found.whole or too_many:
         return None
-    table = (
-        clients
-        if isinstance(clients, ClientTable)
-        else ClientTable.of(clients, np.empty(0, np.int64))
-    )
-    lists = (
-        _one_model(found, table)
-        if found.sizes is None
-        else (found.rows, found.predictions, found.sizes)
-    )
+    if isinstance(clients, ClientTable):
+        table = clients
+    else:
+        table = ClientTable.of(clients, np.empty(0, np.int64))
+    if found.sizes is None:
+        lists = _one_model(found, table)
+    else:
+        lists = (found.rows, found.predictions, found.sizes)
     if lists is None:
         return None
     rows, guesses, sizes = lists
