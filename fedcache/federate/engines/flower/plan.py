@@ -211,10 +211,9 @@ class Plan:
             k for k in self.sweep if split_key(k)[0] != "set" or split_key(k)[1] == "feat_post"
         ]
         if strange:
-            option = _option(strange[0])
             raise UsageError(
                 f"--sweep {strange[0]}: a grid that travels in one message varies what heads are trained with.",
-                f"Run it once for each: fedcache flower app {option} VALUE",
+                f"Run it once for each: fedcache flower app {_option(strange[0])} VALUE",
             )
         for _, config in self.points:
             check_suited(method, method.resolve(config.preset, config.set), config)
