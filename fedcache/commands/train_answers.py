@@ -371,7 +371,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         lines += model_lines(best.run.path, best.run.result)
     few = "worst 10 % needs at least 10 scored clients"
     if any(tails) and not all(tails):
-        lines.append(f"{few}; - has fewer.")
+        lines.append(f"{few}; a row with - has fewer.")
     elif not all(tails):
         lines.append(f"{few}.")
     lines += [_privacy_line(spent) for spent in done.privacy()]

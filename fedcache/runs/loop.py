@@ -406,11 +406,10 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 
 def note_earlier(run: OpenRun, observer: Observer) -> None:
     """Say which seeds of a run are stored already, where others are missing."""
-    there = set(run.spec.seeds) & set(run.earlier)
-    missing = set(run.spec.seeds) - there
+    missing = set(run.spec.seeds) - set(run.earlier)
     observer.note(
-        f"{len(there)} of {len(run.spec.seeds)} seeds were there already in {run.directory.path.name}. Training seeds "
-        f"{seeds_text(missing)}. The result is over seeds {seeds_text({*run.spec.seeds, *run.earlier})}."
+        f"{run.directory.path.name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds "
+        f"{seeds_text(missing)}; the result covers seeds {seeds_text({*missing, *run.earlier})}."
     )
 
 
