@@ -38,7 +38,7 @@ from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun, every_run, setting_name
 from fedcache.report.held_out import HeldOutGroup, mean_over_values
 from fedcache.runs.directory import check_tag, tags_of, write_tags
-from fedcache.runs.remove_run import partitions_named, plan_removal, remove_runs
+from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
 
 runs = typer.Typer(
     name="runs",

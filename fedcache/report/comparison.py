@@ -42,8 +42,8 @@ from fedcache.report.statistics import (
     p_value,
     ranking,
 )
-from fedcache.runs.client_columns import ClientColumns
 from fedcache.runs.method_facts import draws_nothing
+from fedcache.runs.result_files import ClientColumns, TestRows
 from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,
@@ -58,7 +58,6 @@ from fedcache.runs.score import (
     tie_sentence,
     validation_value,
 )
-from fedcache.runs.test_rows import TestRows
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from fedcache.report.find_runs import Gathered, StoredRun
-from fedcache.runs.client_columns import ClientColumns
 from fedcache.runs.directory import PLACES, train_table
-from fedcache.runs.test_rows import TestRows
+from fedcache.runs.result_files import ClientColumns, TestRows
 
 NO_SETTING = {
     *PLACES,

@@ -37,7 +37,6 @@ from fedcache.federate.partition.client_table import names_of
 from fedcache.models.calibrate import temperature_of
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.client_columns import check_recordable
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -55,6 +54,7 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     told_rounds,
 )
+from fedcache.runs.result_files import check_recordable
 from fedcache.runs.results import (
     SeedResult,
     files_of_clients,

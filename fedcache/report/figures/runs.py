@@ -24,7 +24,7 @@ from fedcache.report.drawing import (
 )
 from fedcache.report.figures.grids import squares, tiles
 from fedcache.report.find_runs import StoredRun
-from fedcache.runs.client_columns import ClientColumns
+from fedcache.runs.result_files import ClientColumns
 from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
 
 MOST_CURVES = 8
