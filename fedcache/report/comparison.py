@@ -29,8 +29,7 @@ from fedcache.report.find_runs import (
     labels,
     setting_names,
 )
-from fedcache.report.held_out import HELD_OUT, HeldOutGroup
-from fedcache.report.merge_seeds import MergedRun
+from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, MergedRun
 from fedcache.report.statistics import (
     Floats,
     Ranking,

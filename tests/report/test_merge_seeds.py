@@ -24,7 +24,7 @@ from fedcache.report.comparison import (
     within,
 )
 from fedcache.report.find_runs import Gathered, StoredRun
-from fedcache.report.merge_seeds import merge_seeds
+from fedcache.report.run_groups import merge_seeds
 from fedcache.report.verdict import lead
 from fedcache.runs.method_facts import draws_nothing
 from fedcache.runs.result_files import TestRows
