@@ -1,7 +1,7 @@
 """Groups of runs: runs of equal settings and different seeds as one run, and leave-one-out runs with their mean.
 
-Earlier versions stored one result for each list of seeds. For a comparison these results are one run: one row, whose mean
-is over all seeds. If two of them hold the same seed, it is the same result.
+Earlier versions stored one result for each list of seeds. For a comparison these results are one run: one row, whose
+mean is over all seeds. If two of them hold the same seed, it is the same result.
 
 The figures of each seed are exact. A result holds figures of clients, classes and costs as a mean or a sum over its
 seeds, so these are weighted by the seeds that each result adds. That is exact too, unless a result shares some of its
