@@ -35,6 +35,7 @@ from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.partition.client_table import names_of
 from fedcache.models.calibrate import temperature_of
+from fedcache.parsing import seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
@@ -80,7 +81,6 @@ from fedcache.runs.spec import (
     check_participation,
     hyperparameters,
     parse_seeds,
-    seeds_text,
     setting_notes,
 )
 from fedcache.store.files import digest_of
