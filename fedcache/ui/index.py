@@ -451,6 +451,11 @@ class GridIndex:
             state = "finished"
             if "error" in told or "ended" not in told:
                 state = "stopped"
+        problem = told["damaged"] or told.get("error")
+        if state == "stopped" and not problem:
+            problem = (
+                "The grid is not finished: its process ended, or the end of its record is lost."
+            )
         total = max(len(points), told.get("trials", 0) if at_work else 0)
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
@@ -460,7 +465,7 @@ class GridIndex:
             "state": state,
             "command": told["command"],
             "started": told["started"],
-            "problem": told["damaged"] or told.get("error"),
+            "problem": problem,
             "keys": list(dict.fromkeys(key for p in points for key in p["sweep"])),
             "methods": list(dict.fromkeys(p["method"] for p in points)),
             "points": points,
