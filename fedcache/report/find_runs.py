@@ -457,8 +457,8 @@ def open_run(path: Path) -> StoredRun | LeftOut:
         why = "is not finished"
         if pruned is not None:
             why += f": a search stopped it after round {pruned['round']} of {pruned['rounds']}"
-        elif config_changed(path):
-            why += ", and its config.toml is not what was written when it began"
+        if config_changed(path):
+            why += "; its config.toml is not what was written when it began"
         return LeftOut(
             path,
             why,
