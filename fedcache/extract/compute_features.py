@@ -17,16 +17,22 @@ import numpy as np
 
 from fedcache.errors import CorruptionError, StoppedError, UsageError
 from fedcache.extract.batches import ComputeSettings, FeatureJob
-from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.incremental import IncrementalPlan
-from fedcache.extract.result import ExtractionStats, unreadable
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks
-from fedcache.extract.workers.local import BatchTask, open_workers, run_batches
+from fedcache.extract.workers.local import (
+    BatchTask,
+    ChunkCollector,
+    ExtractionStats,
+    chunk_rows_for,
+    open_workers,
+    run_batches,
+    unreadable,
+)
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.store.store import ArrayWriter, Store

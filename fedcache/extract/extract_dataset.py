@@ -16,22 +16,24 @@ from fedcache.errors import FedcacheError, StoreError, UsageError, all_at_once, 
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
+from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, parts_of, peek
 from fedcache.extract.datasets.columns import CONTENT, with_keys
 from fedcache.extract.datasets.dataset import Context, counted, trained_and_tested
-from fedcache.extract.datasets.specs import parts_of
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
-from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
-from fedcache.extract.planning.find_store import ingested_path
+from fedcache.extract.planning.find_store import (
+    bring_groups,
+    ingested_path,
+    keep_groups,
+    remember_groups,
+)
 from fedcache.extract.planning.incremental import (
     IncrementalDataset,
     IncrementalPlan,
     plan_incremental,
 )
-from fedcache.extract.planning.own_groups import bring_groups, keep_groups, remember_groups
 from fedcache.extract.planning.plan import PlannedArray
-from fedcache.extract.result import Extraction, summarise
+from fedcache.extract.result import Extraction, check_disk, describe_growth, estimate, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent, told_as

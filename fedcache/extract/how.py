@@ -25,7 +25,6 @@ FOLDER = Path(__file__).parent
 COMPUTES_FEATURES = (
     "batches.py",
     "augment.py",
-    "augment_pixels.py",
     "images.py",
     "inputs.py",
     "backbones/checkpoints.py",
@@ -40,7 +39,7 @@ Weights and preprocessing have digests of their own, in the recipe.
 SHARED = {
     "own_module": ("backbones/own_inputs.py",),
     "onnx_file": ("backbones/own_files.py",),
-    "tflite_file": ("backbones/own_files.py", "backbones/tflite_format.py"),
+    "tflite_file": ("backbones/own_files.py",),
 }
 """What several providers have in common, by provider."""
 

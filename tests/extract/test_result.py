@@ -13,7 +13,7 @@ from refusal import refused
 
 from fedcache.errors import Exit
 from fedcache.extract.batches import ComputedBatch
-from fedcache.extract.result import ExtractionStats
+from fedcache.extract.workers.local import ExtractionStats
 from fedcache.store.manifest import VANISHED
 
 

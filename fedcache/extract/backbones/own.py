@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
-from fedcache.extract.backbones.caches import hub_snapshots
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, hub_snapshots
 from fedcache.extract.backbones.hugging_face_folder import model_files
 from fedcache.extract.digests import DigestMemory, stat_key
 from fedcache.extract.recipe import VERSION, Recipe, slug

@@ -15,8 +15,14 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.backbones import own_module
-from fedcache.extract.backbones.backbone import Backbone, Download, Weights
-from fedcache.extract.backbones.caches import hub_folder, hub_snapshots, library_caches
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    Download,
+    Weights,
+    hub_folder,
+    hub_snapshots,
+    library_caches,
+)
 from fedcache.extract.backbones.checkpoints import IMPORTED, after, read_state
 from fedcache.extract.backbones.own import content_sha256, remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
-from fedcache.extract.datasets import archives, columns, dataset, image_folder, image_lists, tree
+from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN, Context, Dataset, Source
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, how_to_convert
@@ -252,7 +252,7 @@ def load(rest: str, context: Context) -> Dataset:
         return _from_list(rest, path, asked, facts, context)
     found, names, cut = _scanned(path, context)
     if context.layout is None:
-        tables = image_folder.tables_among(found.others)
+        tables = image_lists.tables_among(found.others)
     else:
         tables = []
     if tables:
@@ -408,7 +408,7 @@ def _from_tables(
         name: found.read_other(path, table)
         for name, table in zip(spelt_tables, tables, strict=True)
     }
-    listed = image_folder.listed_images(
+    listed = image_lists.listed_images(
         str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content
     )
     # One folder above everything else is no part of the names, as without tables.
@@ -457,7 +457,7 @@ def _from_list(
         )
     kept = set(paths)
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
-    table = {name: image_folder.taken(column, rows) for name, column in listed.columns.items()}
+    table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
     names = [tree.name_of(p) for p in paths]
     roles = read_roles(path, table, len(paths), asked.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))

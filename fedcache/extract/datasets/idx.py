@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
-from fedcache.extract.datasets.array_files import MOST_COLUMN
+from fedcache.extract.datasets.arrays import MOST_COLUMN
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (

@@ -7,14 +7,15 @@ has changed gives fewer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from fedcache.config import ExtractConfig
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import FedcacheError, StoreError, UsageError, shell_word
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset, uid_of
@@ -22,10 +23,23 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import dataset_of_store
-from fedcache.extract.planning.image_places import ImagePlaces
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
+
+if TYPE_CHECKING:
+    from fedcache.extract.datasets.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class ImagePlaces:
+    """Where the images of stores are looked for."""
+
+    home: Home  # remembers where extractions found their datasets
+    # ``--data NAME=PATH``; NAME may be the name of a store
+    data: Mapping[str, str] = field(default_factory=dict)
+    # by digest of a store's dataset
+    opened: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
 
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:

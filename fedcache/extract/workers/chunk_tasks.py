@@ -27,13 +27,11 @@ from fedcache.extract.batches import (
     decode_batch,
     make_runner,
 )
-from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import how_record
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.result import ExtractionStats
-from fedcache.extract.workers.local import BatchTask
+from fedcache.extract.workers.local import BatchTask, ChunkCollector, ExtractionStats
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
 from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray

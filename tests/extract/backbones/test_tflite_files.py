@@ -16,7 +16,7 @@ from tolerance import close
 
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
-from fedcache.extract.backbones.tflite_format import (
+from fedcache.extract.backbones.tflite_file import (
     Graph,
     Layer,
     chosen_tensor,
