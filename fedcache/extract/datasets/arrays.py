@@ -14,7 +14,6 @@ array once, so that ``np.savez`` makes faster files than ``np.savez_compressed``
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -136,13 +135,8 @@ def _rows_begin(path: Path, start: int) -> int:
     return start
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
 def _npy(path: Path) -> FileArray:
-    stamp = _stamp(path)
+    stamp = archives.stamp_of(path)
     with path.open("rb") as file:
         shape, dtype, start = _header(file, stamp[0])
 
@@ -187,13 +181,7 @@ def _member(path: Path, entries: archives.Entries, i: int) -> FileArray:
         if int(entries.method[i]) != _STORED:
             return BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
         with path.open("rb") as file:
-            head = os.pread(file.fileno(), 30, int(entries.at[i]))
-        begin = (
-            int(entries.at[i])
-            + 30
-            + int.from_bytes(head[26:28], "little")
-            + int.from_bytes(head[28:30], "little")
-        )
+            begin = archives.data_begins(file.fileno(), int(entries.at[i]))
         return FixedRows(path, entries.stamp, begin + start, layout)
 
     return FileArray(shape, dtype, lambda: _whole(packed.open(), shape, dtype), source)
@@ -228,7 +216,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
     need_h5py(str(path))
     import h5py
 
-    stamp = _stamp(path)
+    stamp = archives.stamp_of(path)
     place = path.absolute()
     found = {}
 

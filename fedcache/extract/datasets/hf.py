@@ -9,7 +9,6 @@ with their names: ``hf:PATH/CONFIG``. Images are columns of bytes or of {bytes, 
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import threading
@@ -22,10 +21,11 @@ import numpy as np
 
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
-from fedcache.extract.datasets.archives import open_as_listed
+from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
@@ -345,8 +345,7 @@ def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> Ta
             names.append(field.name)
     if names:
         held |= read_others(_table(file, class_names), names)[0]
-    stat = file.path.stat()
-    stamp = (stat.st_size, stat.st_mtime_ns)
+    stamp = stamp_of(file.path)
     source: Source = ParquetRows(file.path, stamp, image, file.groups)
     if file.path.suffix == ".arrow":
         source = ArrowRows(file.path, stamp, image)
@@ -389,9 +388,6 @@ BATCH = 32
 KEPT = 4
 """Batches that a process keeps: threads may be a batch apart."""
 
-WARM = 8
-"""Files of a dataset that a process holds open."""
-
 
 def image_bytes(values: Any, at: int) -> bytes:
     """An encoded image of a column as ``only_bytes`` makes it; raises ``BadImage`` for none."""
@@ -411,7 +407,7 @@ def only_bytes(values: Any) -> Any:
     return values
 
 
-class ParquetRows:
+class ParquetRows(Reopened):
     """The images of a parquet file."""
 
     def __init__(
@@ -473,14 +469,8 @@ class ParquetRows:
             )
         return self._file
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("path", "stamp", "column", "groups")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-
-class ArrowRows:
+class ArrowRows(Reopened):
     """The images of an Arrow file or stream, which is mapped."""
 
     def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
@@ -498,12 +488,6 @@ class ArrowRows:
                 self._values = only_bytes(open_arrow(self.path).column(self.column))
         return image_bytes(self._values, row)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("path", "stamp", "column")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
 
 def open_arrow(path: Path) -> Any:
     """The table of an Arrow file or stream, mapped and not read. Raises what pyarrow does for a damaged one."""
@@ -514,32 +498,3 @@ def open_arrow(path: Path) -> Any:
         return pa.ipc.open_file(mapped).read_all()
     mapped.seek(0)
     return pa.ipc.open_stream(mapped).read_all()
-
-
-class Shards:
-    """Files that follow one another, of which a process holds a few open."""
-
-    def __init__(self, sources: Sequence[Source], counts: Sequence[int]) -> None:
-        self.sources, self.counts = tuple(sources), tuple(counts)  # of each file, and its rows
-        self._starts = np.cumsum([0, *counts])
-        self._warm: dict[int, Source] = {}
-        self._lock = threading.Lock()
-
-    def read(self, row: int) -> Any:
-        """The image of a row; raises ``BadImage``."""
-        which = int(np.searchsorted(self._starts, row, side="right")) - 1
-        with self._lock:
-            source = self._warm.pop(which, None)
-            if source is None:
-                # a copy opens the file anew, and closes it when it is dropped
-                source = copy.copy(self.sources[which])
-            while len(self._warm) >= WARM:
-                del self._warm[next(iter(self._warm))]  # the one used longest ago
-            self._warm[which] = source
-        return source.read(row - int(self._starts[which]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"sources": self.sources, "counts": self.counts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
+from fedcache.extract.datasets.archives import stamp_of
 from fedcache.extract.datasets.arrays import MOST_COLUMN
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
@@ -141,7 +142,7 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
     """The rows of a file of images and what they are; a test set that is ``alone`` is all there is, and no test set."""
     shape, dtype, start = _header(images)
     layout = layout_of(shape, dtype, str(images))
-    stamp = (images.stat().st_size, images.stat().st_mtime_ns)
+    stamp = stamp_of(images)
     source: Source
     if images.suffix.lower() == ".gz":
         _check_stream(images, start + math.prod(shape), context)

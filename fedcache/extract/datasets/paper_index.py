@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.datasets import tree
+from fedcache.extract.datasets.archives import Reopened
 from fedcache.extract.datasets.dataset import Source
 from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.datasets.tree import FilesSource, name_of
 from fedcache.extract.image_files import BadImage
 from fedcache.parsing import parse_json
@@ -401,9 +403,9 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         domain_of += [domain] * len(whole)
         split_of += [SPLITS[split]] * len(whole)
         files += [(path, len(labels)) for path, labels in found[split, domain]]
-    source = StackSource(
-        [str(path.absolute()) for path, _ in files], [count for _, count in files], labels_key
-    )
+    images = [PickledImages(path.absolute(), labels_key) for path, _ in files]
+    # Rows are read in order by threads that may be a batch apart, so two files are kept in memory.
+    source = Shards(images, [count for _, count in files], warm=2)
     return PaperIndex(names, label, domain_of, split_of, source)
 
 
@@ -485,42 +487,23 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     return images, labels
 
 
-_OPEN = 2  # files kept in memory: rows are read in order, by threads that may be a batch apart
+@dataclass(frozen=True)
+class PickledImages(Reopened):
+    """The images of a pickled array, which a process unpickles when it reads its first row."""
 
-
-class StackSource:
-    """Images that follow each other in pickled arrays; a process unpickles a file when it reads its first row."""
-
-    def __init__(self, files: Sequence[str], counts: Sequence[int], labels: str) -> None:
-        self.files = tuple(files)  # in the order of the rows
-        self.counts = tuple(counts)  # rows of each file
-        self.labels = labels  # see ``read_images``
-        self._starts = np.cumsum([0, *self.counts])
-        self._open: dict[int, NDArray[np.uint8]] = {}
-        self._lock = threading.Lock()
+    path: Path
+    labels: str  # see ``read_images``
 
     def read(self, row: int) -> NDArray[np.uint8]:
         """uint8 [H, W] or [H, W, 3]; raises ``BadImage`` when the file has changed."""
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        with self._lock:
-            images = self._open.get(part)
-            if images is None:
-                try:
-                    images = read_images(Path(self.files[part]), self.labels)[0]
-                except FedcacheError as error:
-                    raise BadImage(error.message) from None
-                while len(self._open) >= _OPEN:
-                    del self._open[next(iter(self._open))]  # the one opened first
-                self._open[part] = images
-        at = row - int(self._starts[part])
-        if at >= len(images):
-            raise BadImage(
-                f"{self.files[part]} has {len(images):,} images, fewer than when it was listed"
-            )
-        return np.ascontiguousarray(images[at])
+        try:
+            images = self._images
+        except FedcacheError as error:
+            raise BadImage(error.message) from None
+        if row >= len(images):
+            raise BadImage(f"{self.path} has {len(images):,} images, fewer than when it was listed")
+        return np.ascontiguousarray(images[row])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "counts": self.counts, "labels": self.labels}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    @cached_property
+    def _images(self) -> NDArray[np.uint8]:
+        return read_images(self.path, self.labels)[0]

@@ -28,8 +28,9 @@ from fedcache.errors import UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
-from fedcache.extract.datasets.hf import Shards, split_in
+from fedcache.extract.datasets.hf import split_in
 from fedcache.extract.datasets.image_lists import splits_of_folders
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json

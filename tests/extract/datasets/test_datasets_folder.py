@@ -380,7 +380,7 @@ def test_composed_and_decomposed_names_are_the_same_name(tmp_path, memory):
     assert composed.digest == decomposed.digest
     assert decomposed.source.read(1) == composed.source.read(1)
     clash = {**files, **{name: png(9) for name in apart if "\u0301" in name}}
-    refused(lambda: open_tree(tmp_path / "both", memory, clash), "two files named")
+    refused(lambda: open_tree(tmp_path / "both", memory, clash), "two images named")
 
 
 def test_a_name_that_is_no_utf8_is_escaped_and_read(tmp_path, memory):

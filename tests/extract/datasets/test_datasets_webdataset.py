@@ -14,8 +14,8 @@ from refusal import refused
 
 from fedcache.errors import Exit
 from fedcache.extract.datasets import open_dataset, peek
-from fedcache.extract.datasets.hf import WARM
 from fedcache.extract.datasets.listing import info
+from fedcache.extract.datasets.row_sources import WARM
 from fedcache.extract.datasets.webdataset import _expand
 from fedcache.extract.digests import DigestMemory
 

@@ -10,7 +10,8 @@ import pytest
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets.paper_index import StackSource, load_pickle, read_images
+from fedcache.extract.datasets.paper_index import PickledImages, load_pickle, read_images
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.image_files import BadImage
 
 
@@ -117,7 +118,7 @@ def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
     images = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
     for name in "ab":
         (tmp_path / name).write_bytes(pickle.dumps((images, [0, 1])))
-    source = StackSource([str(tmp_path / name) for name in "ab"], [2, 2], "")
+    source = Shards([PickledImages(tmp_path / name, "") for name in "ab"], [2, 2])
     (tmp_path / "b").write_bytes(b"no pickle")
     assert np.array_equal(source.read(1), images[1])
     with pytest.raises(BadImage, match="pickle"):
