@@ -86,7 +86,6 @@ def extract_arrays(
                 for writer in writers.values()
                 for row, why in unreadable(writer.bad).items()
             },
-            forward_batches=dict.fromkeys(writers, 0),
             holds=data.holds,
         )
         run = _Run(data, jobs, settings, options, writers, tasks, stats)

@@ -141,15 +141,6 @@ def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
     return JoinedSource([source for source, _ in parts], which, row)
 
 
-@dataclass(frozen=True)
-class _TextsInMemory:
-    texts: tuple[str, ...]
-
-    def read(self, row: int) -> bytes:
-        """The text of a row as UTF-8."""
-        return self.texts[row].encode("utf-8", "surrogatepass")
-
-
 def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
     """A text, or several; their names are their numbers. Raises UsageError for none, and for what is no text."""
     several = (given,) if isinstance(given, str) else tuple(given)
@@ -157,21 +148,22 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
         raise UsageError(
             "The model reads texts, and these are none.", "A text, or a list of at least one."
         )
-    return NamedImages(tuple(map(str, range(len(several)))), _TextsInMemory(several), holds=TEXTS)
+    encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
+    return NamedImages(tuple(map(str, range(len(several)))), _InMemory(encoded), holds=TEXTS)
 
 
 @dataclass(frozen=True)
 class _InMemory:
-    images: tuple[
-        NDArray[np.uint8] | Image.Image, ...
-    ]  # uint8 [H, W] or [H, W, 3], or Pillow images
+    """Texts as UTF-8, images as uint8 [H, W] or [H, W, 3], or Pillow images."""
 
-    def read(self, row: int) -> NDArray[np.uint8]:
-        """The pixels of a row; raises ``BadImage``."""
-        image = self.images[row]
-        if isinstance(image, Image.Image):
-            return np.asarray(from_pillow(image))
-        return image
+    items: tuple[bytes | NDArray[np.uint8] | Image.Image, ...]
+
+    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The text or the pixels of a row; raises ``BadImage``."""
+        item = self.items[row]
+        if isinstance(item, Image.Image):
+            return np.asarray(from_pillow(item))
+        return item
 
 
 def images_in_memory(images: Sequence[Any]) -> NamedImages:

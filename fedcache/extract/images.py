@@ -82,25 +82,36 @@ def apply_step(
         draw: of this view.
         mirror: a mirrored image keeps its class.
     """
-    if step.name == "flip":
-        chosen = draw.random() < step.values[0]
-        if chosen and mirror:
-            return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return image
-    return _STEPS[step.name](image, step.values, draw)
+    values = step.values
+    match step.name:
+        case "rotate":
+            return image.rotate(draw.uniform(-values[0], values[0]), Image.Resampling.NEAREST)
+        case "gaussian-noise":
+            return _noisy(image, values, draw.standard_normal)
+        case "laplace-noise":
+            return _noisy(image, values, lambda shape: draw.laplace(size=shape))
+    # The other steps happen with a probability.
+    chosen = draw.random() < values[0]
+    match step.name:
+        case "jitter":
+            return _jittered(image, values, draw, chosen=chosen)
+        case "blur":
+            sigma = draw.uniform(values[1], values[2])
+            if chosen:
+                return image.filter(ImageFilter.GaussianBlur(float(sigma)))
+        case "grey":
+            if chosen:
+                return image.convert("L").convert("RGB")
+        case "flip":
+            if chosen and mirror:
+                return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image
 
 
-def _rotate(
-    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
+def _jittered(
+    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator, *, chosen: bool
 ) -> Image.Image:
-    return image.rotate(draw.uniform(-values[0], values[0]), Image.Resampling.NEAREST)
-
-
-def _jitter(
-    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
-) -> Image.Image:
-    chance, *strengths, hue = values
-    chosen = draw.random() < chance
+    _, *strengths, hue = values
     factors = [draw.uniform(1 - s, 1 + s) for s in strengths]
     turn = 0.0
     if hue:
@@ -123,32 +134,6 @@ def _turned(image: Image.Image, turn: float) -> Image.Image:
     return Image.merge("HSV", (Image.fromarray(moved.astype(np.uint8)), s, v)).convert("RGB")
 
 
-def _grey(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
-    if draw.random() < values[0]:
-        return image.convert("L").convert("RGB")
-    return image
-
-
-def _blur(image: Image.Image, values: tuple[float, ...], draw: np.random.Generator) -> Image.Image:
-    chosen = draw.random() < values[0]
-    sigma = draw.uniform(values[1], values[2])
-    if chosen:
-        return image.filter(ImageFilter.GaussianBlur(float(sigma)))
-    return image
-
-
-def _gaussian_noise(
-    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
-) -> Image.Image:
-    return _noisy(image, values, draw.standard_normal)
-
-
-def _laplace_noise(
-    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator
-) -> Image.Image:
-    return _noisy(image, values, lambda shape: draw.laplace(size=shape))
-
-
 def _noisy(
     image: Image.Image,
     values: tuple[float, ...],
@@ -158,16 +143,6 @@ def _noisy(
     x = np.asarray(image)
     moved = (1.0 - share) * x + scale * unit(x.shape)
     return Image.fromarray(np.clip(np.rint(moved), 0, 255).astype(np.uint8))
-
-
-_STEPS: dict[str, Callable[[Image.Image, tuple[float, ...], np.random.Generator], Image.Image]] = {
-    "rotate": _rotate,
-    "jitter": _jitter,
-    "grey": _grey,
-    "blur": _blur,
-    "gaussian-noise": _gaussian_noise,
-    "laplace-noise": _laplace_noise,
-}
 
 
 MAX_PIXELS = 64_000_000

@@ -95,15 +95,19 @@ def summarise(
     """The figures of an extraction, from the store and what was computed."""
     arrays = []
     for item in planned:
-        info = store.arrays[item.recipe.key]
+        key = item.recipe.key
+        info = store.arrays[key]
+        kept = len(info.chunks)
+        computed = 0
+        if stats is not None:
+            kept = stats.kept_chunks.get(key, 0)
+            computed = stats.forward_batches[key]
         arrays.append(
             {
-                **describe_array(item, info.shape, info.dtype, states[item.recipe.key]),
-                "kept_chunks": stats.kept_chunks.get(item.recipe.key, 0)
-                if stats
-                else len(info.chunks),
+                **describe_array(item, info.shape, info.dtype, states[key]),
+                "kept_chunks": kept,
                 "chunks": len(info.chunks),
-                "forward_batches": stats.forward_batches.get(item.recipe.key, 0) if stats else 0,
+                "forward_batches": computed,
             }
         )
     out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
@@ -119,9 +123,8 @@ def summarise(
         out.rate = stats.rate
         out.busy = stats.busy(cores())
         out.workers = stats.workers
-        out.cut = {
-            item.backbone.name: n for item in planned if (n := stats.cut.get(item.recipe.key, 0))
-        }
+        cut = {item.backbone.name: stats.cut[item.recipe.key] for item in planned}
+        out.cut = {name: count for name, count in cut.items() if count}
     return out
 
 
@@ -183,7 +186,8 @@ def estimate(
         path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped
     )
     out.holds = data.holds
-    out.ok = store.rows_ok if store is not None and not todo else 0
+    if store is not None and not todo:
+        out.ok = store.rows_ok
     images = len(todo) * present
     if earlier is not None and earlier.parent is not None:
         out.growth = earlier.expected(p.recipe.key for p in todo)
@@ -192,10 +196,7 @@ def estimate(
         observer.note(
             f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}."
         )
-    if data.classes:
-        wanted = wanted_text(store, planned, data.template, config, keep=False)
-    else:
-        wanted = {}
+    wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
     lacking = missing_text(store, planned, wanted)
     for p in planned:
         if p.recipe.key in wanted:

@@ -246,12 +246,16 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     store: Any = SimpleNamespace(has_text=has_text)
     arrays = [planned("glyph-clip"), planned("pixels")]
     key = arrays[0].recipe.key
-    found = wanted_text(store, arrays, template, ExtractConfig(dataset="x", text=asked), keep=keep)
+    found = wanted_text(
+        store, arrays, "c", template, ExtractConfig(dataset="x", text=asked), keep=keep
+    )
     assert found == ({} if wanted is None else {key: wanted})
     assert missing_text(store, arrays, {key: ("other",)}) == ({} if stored else {key: ("other",)})
     assert missing_text(None, arrays, {key: ("other",)}) == {key: ("other",)}
     open_clip = PlannedArray(lookup("clip-rn50"), arrays[0].weights, lookup("clip-rn50").recipe)
-    (last,) = wanted_text(None, [open_clip], None, ExtractConfig(dataset="x"), keep=True).values()
+    (last,) = wanted_text(
+        None, [open_clip], "c", None, ExtractConfig(dataset="x"), keep=True
+    ).values()
     assert last == ("a photo of a {}.",), "a backbone without a template of its own"
 
 

@@ -310,49 +310,44 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
     names: list[str] = []
-    columns: dict[str, list[NDArray[np.generic]]] = {
-        c: [] for c in ("label", "domain", "split", "uid", "which", "row")
-    }
-    for at, (name, member) in enumerate(members.items()):
-        place = {c: i for i, c in enumerate(first.classes)}
+    labels = []
+    places = []
+    for name, member in members.items():
         # label -1 picks the last: unknown
-        to = np.array([*(place[c] for c in member.classes), -1], dtype=np.int32)
-        columns["label"].append(to[member.label])
-        columns["domain"].append(member.domain + np.int16(len(domains)))
-        columns["split"].append(member.split)
-        columns["uid"].append(member.uid)
-        columns["which"].append(np.full(len(member), at, dtype=np.uint8))
-        columns["row"].append(np.arange(len(member), dtype=np.int64))
-        domains += [name] if len(member.domains) == 1 else [f"{name}/{d}" for d in member.domains]
+        to = np.array([*(first.classes.index(c) for c in member.classes), -1], dtype=np.int32)
+        labels.append(to[member.label])
+        places.append(member.domain.astype(np.int64) + len(domains))
+        if len(member.domains) == 1:
+            domains.append(name)
+        else:
+            domains += [f"{name}/{domain}" for domain in member.domains]
         names += [f"{name}/{n}" for n in member.names]
+    parts = list(members.values())
+    lengths = [len(part) for part in parts]
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
-    whole = {c: np.concatenate(parts)[order] for c, parts in columns.items()}
-    split = whole["split"].astype(np.uint8)
+    split = np.concatenate([part.split for part in parts])[order]
+    which = np.repeat(np.arange(len(parts), dtype=np.uint8), lengths)
+    row = np.concatenate([np.arange(length) for length in lengths])
     templates = {member.template for member in members.values()}
     reading = counts(split, first.classes, domains, first.holds)
+    groups = joined([part.groups for part in parts], lengths)
     return Dataset(
         spec=spec,
         slug=safe("-".join(members))[:64],
         classes=first.classes,
         domains=tuple(domains),
         names=tuple(names[i] for i in order),
-        label=whole["label"].astype(np.int32),
-        domain=domain_column(whole["domain"].astype(np.int64), domains),
+        label=np.concatenate(labels)[order],
+        domain=domain_column(np.concatenate(places)[order], domains),
         split=split,
-        uid=whole["uid"].astype(np.uint8),
+        uid=np.concatenate([part.uid for part in parts])[order],
         template=templates.pop() if len(templates) == 1 else None,
         reading="\n".join(
             [reading, *(f"  {name} = {member.reading}" for name, member in members.items())]
         ),
-        source=JoinedSource(
-            [m.source for m in members.values()],
-            whole["which"].astype(np.uint8),
-            whole["row"].astype(np.int64),
-        ),
-        mirror=all(member.mirror for member in members.values()),
-        groups={
-            name: group.take(order) for name, group in _all_groups(list(members.values())).items()
-        },
+        source=JoinedSource([part.source for part in parts], which[order], row[order]),
+        mirror=all(part.mirror for part in parts),
+        groups={name: group.take(order) for name, group in groups.items()},
         unused={
             f"{name}/{column}": why
             for name, member in members.items()
@@ -363,13 +358,9 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             for name, member in members.items()
             for k, n in member.may_be_labels.items()
         },
-        links_left_out=sum(member.links_left_out for member in members.values()),
+        links_left_out=sum(part.links_left_out for part in parts),
         holds=first.holds,
     )
-
-
-def _all_groups(members: Sequence[Dataset]) -> dict[str, Group]:
-    return joined([member.groups for member in members], [len(member) for member in members])
 
 
 def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) -> None:

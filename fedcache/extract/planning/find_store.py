@@ -68,10 +68,12 @@ def locate_store(
     if path is not None:
         place = resolve_path(home, path, to_read=True)
         if not place.exists():
+            message = f"There is no store {path}, here or under {home.stores}."
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
+            if near:
+                message += f" Did you mean {near!r}?"
             raise StoreError(
-                f"There is no store {path}, here or under {home.stores}."
-                + (f" Did you mean {near!r}?" if near else ""),
+                message,
                 "fedcache ls   lists them. A new one:  "
                 "fedcache extract --dataset digits --backbones efficientnet-lite0",
             )
@@ -134,21 +136,17 @@ def need_path(
 ) -> Path:
     """``locate_store``, or exit 4 with the command that makes one."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
-    if found is None:
-        if dataset:
-            known = None
-        else:
-            known = no_store_remembered(home)
-        if known is not None:
-            raise known
-        what = ""
-        if dataset:
-            what = f"of {dataset} "
-        raise StoreError(
-            f"There is no store {what}under {home.stores} yet.",
-            f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
-        )
-    return found
+    if found is not None:
+        return found
+    what = ""
+    if dataset:
+        what = f"of {dataset} "
+    elif (known := no_store_remembered(home)) is not None:
+        raise known
+    raise StoreError(
+        f"There is no store {what}under {home.stores} yet.",
+        f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
+    )
 
 
 def limited_store(home: Home, name: str) -> Path | None:
@@ -178,12 +176,13 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 
     A StoreError with the names and the commands that go on; None when the home has no store.
     """
+    paths = sorted(home.stores.glob("*.zarr"))
+    if not paths:
+        return None
     shown = []
-    following = []
-    if home.stores.is_dir():
-        paths = sorted(home.stores.glob("*.zarr"))
-    else:
-        paths = []
+    ways = [
+        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
+    ]
     for path in paths:
         try:
             store = Store.open(path)
@@ -191,16 +190,16 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         except FedcacheError:
             shown.append(f"{path.name} (damaged)")
             continue
-        shown.append(path.name + (" (unfinished)" if begun else "" if store.arrays else " (empty)"))
-        following += [array.command(store, home) for array in begun]
-    if not paths:
-        return None
-    ways = [
-        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
-    ]
+        state = ""
+        if begun:
+            state = " (unfinished)"
+        elif not store.arrays:
+            state = " (empty)"
+        shown.append(path.name + state)
+        ways += [f"To go on:  {array.command(store, home)}" for array in begun]
     return StoreError(
         f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
-        "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
+        "\n".join(ways),
     )
 
 
@@ -225,10 +224,14 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     if not explicit and (sign or "=" in spec or spec == "digits"):
         return None
     found = ingested_stores(home)
-    name = rest if explicit else spec
+    name = spec
+    others = []
+    if explicit:
+        name = rest
     if slug_of(name) in found:
         return found[slug_of(name)]
-    others = () if explicit else known_names()
+    if not explicit:
+        others = known_names()
     if explicit or closest(name, [*others, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
         hint = f"Ingested: {ingested}. Another:  fedcache ingest FILE --name {shell_word(name or 'NAME')}"
@@ -279,10 +282,8 @@ def extract_command(
     known = dataset_of_store(store, home)
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
-        return (
-            f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *extract_arguments(order)])}, "
-            + ("with --dataset and the options it was begun with")
-        )
+        words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
+        return f"{shlex.join(words)}, with --dataset and the options it was begun with"
     return shlex.join(
         ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
     )
@@ -439,17 +440,16 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
     begun = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
     if begun and changed:
+        tell = observer.note
         if before & set(changed):
             tell = observer.warn
-        else:
-            tell = observer.note
         tell(
             f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows."
         )
     if gone:
         observer.warn(
-            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset with "
-            f"{'it' if len(gone) == 1 else 'them'} brings {'it' if len(gone) == 1 else 'them'} again."
+            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset "
+            "which has such columns brings them again."
         )
 
 

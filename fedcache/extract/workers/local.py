@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ class ExtractionStats:
     """What an extraction did; the figures of its last line."""
 
     images: int = 0  # images decoded in this process tree
-    forward_batches: dict[str, int] = field(default_factory=dict)  # per key, batches computed
+    forward_batches: Counter[str] = field(default_factory=Counter)  # per key, batches computed
     forward_images: int = 0  # images that went through a model, summed over arrays
     kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
     # reason per quarantined row, all arrays of the run
@@ -147,7 +148,7 @@ class ExtractionStats:
     forward_seconds: float = 0.0  # summed over workers and backbones
     workers: int = 0  # processes that computed
     # per key, texts of which the model reads a part
-    cut: dict[str, int] = field(default_factory=dict)
+    cut: Counter[str] = field(default_factory=Counter)
     holds: str = IMAGES  # images, texts or rows
 
     def add(self, batch: ComputedBatch) -> None:
@@ -157,13 +158,9 @@ class ExtractionStats:
         self.bad.update(unreadable(batch.bad))
         for key, seconds in batch.forward_seconds.items():
             self.forward_seconds += seconds
-            self.forward_batches[key] = self.forward_batches.get(key, 0) + 1
+            self.forward_batches[key] += 1
             self.forward_images += len(batch.features[key]) - len(batch.bad)
-        self._count_cut(batch.cut)
-
-    def _count_cut(self, cut: Mapping[str, int]) -> None:
-        for key, count in cut.items():
-            self.cut[key] = self.cut.get(key, 0) + count
+        self.cut.update(batch.cut)
 
     def merge(self, other: ExtractionStats) -> None:
         """Add the counts of a chunk task that another process computed."""
@@ -172,9 +169,8 @@ class ExtractionStats:
         self.forward_seconds += other.forward_seconds
         self.forward_images += other.forward_images
         self.bad.update(other.bad)
-        for key, count in other.forward_batches.items():
-            self.forward_batches[key] = self.forward_batches.get(key, 0) + count
-        self._count_cut(other.cut)
+        self.forward_batches.update(other.forward_batches)
+        self.cut.update(other.cut)
 
     def check_bad(self, latest: Mapping[int, str], max_bad: int) -> None:
         """CorruptionError, with the last of ``latest`` (those found last), for more bad images than there may be."""
@@ -211,6 +207,7 @@ class BatchWorkers(ABC):
     depth: int  # batches that may be under way at once
     workers: int  # processes that compute
     runner: BatchRunner  # of the models, where they run in this process
+    pool: WorkerProcesses | None = None  # the worker processes, if there are some
 
     @abstractmethod
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
@@ -218,12 +215,17 @@ class BatchWorkers(ABC):
 
     def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
         """The computed batch of a future that is done."""
-        computed: ComputedBatch = future.result()
+        computed: ComputedBatch
+        if self.pool is None:
+            computed = future.result()
+        else:
+            computed = self.pool.result(future)
         return computed
 
-    @abstractmethod
     def check(self) -> None:
         """Raise if what computes has ended, so that futures will never be done."""
+        if self.pool is not None:
+            self.pool.check()
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone of one process."""
@@ -235,9 +237,10 @@ class BatchWorkers(ABC):
         """Text features [C, D]."""
         return self.runner.text(key, classes, templates)
 
-    @abstractmethod
     def close(self) -> None:
         """End the workers, at once."""
+        if self.pool is not None:
+            self.pool.close()
 
 
 class InProcess(BatchWorkers):
@@ -260,9 +263,6 @@ class InProcess(BatchWorkers):
         future.set_result(self.runner.compute(batch, keys))
         return future
 
-    def check(self) -> None:
-        """This process lives."""
-
     def close(self) -> None:
         """Give the process its threads back."""
         import torch
@@ -272,6 +272,8 @@ class InProcess(BatchWorkers):
 
 class CpuWorkers(BatchWorkers):
     """Worker processes that each decode and run the models."""
+
+    pool: WorkerProcesses
 
     def __init__(
         self,
@@ -289,13 +291,6 @@ class CpuWorkers(BatchWorkers):
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         return self.pool.submit(call_runner, "compute", batch, keys)
 
-    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
-        computed: ComputedBatch = self.pool.result(future)
-        return computed
-
-    def check(self) -> None:
-        self.pool.check()
-
     def warm(self) -> dict[str, float]:
         """Every worker warms up, one answers."""
         rates: dict[str, float] = self.pool.ask(call_runner, "warm", times=self.workers)
@@ -307,12 +302,11 @@ class CpuWorkers(BatchWorkers):
         matrix: NDArray[np.float32] = self.pool.ask(call_runner, "text", key, classes, templates)
         return matrix
 
-    def close(self) -> None:
-        self.pool.close()
-
 
 class GpuFeeder(BatchWorkers):
     """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
+
+    pool: WorkerProcesses
 
     def __init__(
         self,
@@ -336,13 +330,6 @@ class GpuFeeder(BatchWorkers):
         """Run the models on what a worker decoded."""
         inputs, bad, seconds = self.pool.result(future)
         return self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
-
-    def check(self) -> None:
-        self.pool.check()
-
-    def close(self) -> None:
-        """End the decoders."""
-        self.pool.close()
 
 
 # What runs inside a worker process.
