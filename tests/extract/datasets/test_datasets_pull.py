@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 from command import fedcache, ok
 from make_images import write_tar, write_zip
+from opened import open_dataset
 from paper_trees import write
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import download, open_dataset, paper
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.datasets import download, paper
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
@@ -164,12 +164,8 @@ def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home
     assert "fedcache extract --dataset paper:cifar10" in done.out
     assert f"{address}/cifar-10-python.tar.gz" in done.err
     assert sorted(p.name for p in place.iterdir()) == ["cifar-10-batches-py"]
-    here = open_dataset(
-        "paper:cifar10", memory=DigestMemory(tmp_path / "m"), data=own_home / "data"
-    )
-    there = open_dataset(
-        "paper:cifar10", memory=DigestMemory(tmp_path / "m"), roots={"cifar10": tmp_path / "made"}
-    )
+    here = open_dataset("paper:cifar10", data=own_home / "data")
+    there = open_dataset("paper:cifar10", roots={"cifar10": tmp_path / "made"})
     assert here.digest == there.digest
     before = len(handler.asked)
     assert ok("datasets", "pull", "paper:cifar10", "--from", address).data["missing"] == []
