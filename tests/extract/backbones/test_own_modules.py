@@ -125,13 +125,7 @@ class Small(nn.Module):
 def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     done = ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        f"module:{nets}:build",
-        "--recipe",
-        "dtype=float32",
+        f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32",
     )
     store = Store.open(Path(done.data["path"]))
     (array,) = store.arrays.values()
@@ -323,9 +317,7 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
 )
 def test_what_is_no_module_is_a_sentence(nets, spec, said):
     Path("leaving.py").write_text("import sys\nsys.exit(3)\n")
-    done = fedcache(
-        "extract", "--dataset", "digits", "--backbones", f"module:{spec.format(nets=nets)}"
-    )
+    done = fedcache(f"extract --dataset digits --backbones module:{spec.format(nets=nets)}")
     assert done.code == Exit.USAGE
     assert said in done.err
     assert "Traceback" not in done.err

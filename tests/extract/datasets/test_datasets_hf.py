@@ -280,7 +280,7 @@ def test_what_is_not_there_says_what_brings_it(tmp_path) -> None:
 def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     tmp_path, monkeypatch, no_network
 ) -> None:
-    done = fedcache("extract", "--dataset", "hf:ylecun/mnist", "--backbones", "pixels")
+    done = fedcache("extract --dataset hf:ylecun/mnist --backbones pixels")
     assert (done.code, no_network) == (Exit.ENVIRONMENT, [])
     pull_it = ("datasets", "pull", "hf:ylecun/mnist")
     assert shlex.join(["fedcache", *pull_it]) in done.err

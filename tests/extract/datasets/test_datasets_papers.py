@@ -25,7 +25,7 @@ from fedcache.extract.datasets.papers import check
 from fedcache.federate.partition import partition
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 8, "--chunk-rows", 8, "--workers", 0, "--size", 8)
+SMALL = "--batch 8 --chunk-rows 8 --workers 0 --size 8"
 IDS = [f"{name}-{number}" for name, number in TREES]
 
 
@@ -351,10 +351,10 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
         [],
         {"train": 120, "test": 120},
     )
-    assert fedcache("datasets", "check", "office10", tmp_path).code == 0
+    assert fedcache(f"datasets check office10 {tmp_path}").code == 0
     monkeypatch.setitem(counts, "dslr", 61)
     assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
-    assert fedcache("datasets", "check", "office10", tmp_path).code == 5
+    assert fedcache(f"datasets check office10 {tmp_path}").code == 5
 
 
 def test_md5_lines_and_empty_classes_are_checked(tmp_path):
@@ -450,11 +450,11 @@ def test_the_class_lists_are_those_of_torchvision_where_it_has_them():
 
 
 def test_check_tells_missing_from_wrong(tmp_path):
-    empty = fedcache("datasets", "check", "ucf101", tmp_path, "--json")
+    empty = fedcache(f"datasets check ucf101 {tmp_path} --json")
     assert (empty.code, empty.envelope["status"]) == (4, "problem")
     assert len(empty.data["missing"]) == 2
     write("ucf101", 0, tmp_path)
-    few = fedcache("datasets", "check", "paper:ucf101", tmp_path, "--json")
+    few = fedcache(f"datasets check paper:ucf101 {tmp_path} --json")
     assert (few.code, few.data["missing"]) == (5, [])
     assert few.data["layout"] == "CoOp's split"
 
@@ -466,14 +466,7 @@ def extracted(name, layout, root):
     """Write a dataset, extract it, and return its rows and its store."""
     rows = write(name, layout, root)
     done = ok(
-        "extract",
-        "--dataset",
-        f"paper:{name}",
-        "--data",
-        f"{name}={root}",
-        "-b",
-        "random-projection",
-        *SMALL,
+        f"extract --dataset paper:{name} --data {name}={root} -b random-projection {SMALL}",
     )
     store = Store.open(done.data["path"])
     assert list(store.samples.name) == [row.name for row in rows]
@@ -516,21 +509,13 @@ def test_cinic10_is_trained_on_after_an_unreadable_image_was_set_aside(tmp_path)
     rows = write("cinic10", 0, tmp_path / "cinic")
     (tmp_path / "cinic/train/cat/cifar10-train-3.png").write_bytes(b"not an image")
     done = fedcache(
-        "extract",
-        "--dataset",
-        "paper:cinic10",
-        "--data",
-        f"cinic10={tmp_path / 'cinic'}",
-        "-b",
-        "random-projection",
-        *SMALL,
-        "--json",
+        f"extract --dataset paper:cinic10 --data cinic10={tmp_path / 'cinic'} -b random-projection {SMALL} --json",
     )
     assert done.code == 3, done.err
     store = Store.open(done.data["path"])
     assert len(store.samples.name) == len(rows)
     assert named(store, np.flatnonzero(store.samples.ok == 0)) == ["train/cat/cifar10-train-3.png"]
-    trained = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3, "--no-extract")
+    trained = ok("train --method fed3r --scheme iid --clients 3 --no-extract")
     assert trained.data["method"] == "fed3r"
 
 
