@@ -105,19 +105,12 @@ def extract(
         planning.check_reads(planned, spec, held.holds)
     if store is not None:
         store = resolve_path(home, store)
-    where: dict[str, Any] = {
-        "memory": planning.memory_of(home, rehash=rehash),
-        "roots": planning.roots_of(config.data),
-        "data": home.data,
-        "layout": config.layout,
-        "limit": config.limit,
-        "follow_links": config.follow_links,
-    }
+    where = planning.context_of(config, home, rehash=rehash)
     known = None
     if held is not None:
         known = (held.slug, held.digest)
     elif not rehash:
-        known = peek(spec, **where)
+        known = peek(spec, where)
     if known is not None:
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
@@ -191,10 +184,10 @@ def plan_of(
     return made()
 
 
-def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dataset:
+def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     """The dataset of a spec; how far its digests are is told, and so are links that were left out."""
     with told_as(observer, "reading", holds_of(spec)) as progress:
-        data = open_dataset(spec, **where, progress=progress)
+        data = open_dataset(spec, replace(where, progress=progress))
     if data.links_left_out:
         observer.warn(
             f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "

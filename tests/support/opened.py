@@ -6,7 +6,7 @@ from typing import Any
 
 from fedcache.config import Home
 from fedcache.extract import datasets
-from fedcache.extract.datasets import Dataset
+from fedcache.extract.datasets import Context, Dataset
 from fedcache.extract.digests import DigestMemory
 
 
@@ -17,9 +17,9 @@ def digests(*, rehash: bool = False) -> DigestMemory:
 
 def open_dataset(spec: str, **options: Any) -> Dataset:
     """``datasets.open_dataset``."""
-    return datasets.open_dataset(spec, **{"memory": digests(), **options})
+    return datasets.open_dataset(spec, Context(**{"memory": digests(), **options}))
 
 
 def peek(spec: str, **options: Any) -> tuple[str, str] | None:
     """``datasets.peek``."""
-    return datasets.peek(spec, **{"memory": digests(), **options})
+    return datasets.peek(spec, Context(**{"memory": digests(), **options}))

@@ -16,7 +16,7 @@ from typing import Any
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.datasets import columns
 from fedcache.extract.datasets.columns import from_rows
-from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source, join
+from fedcache.extract.datasets.dataset import READING, Context, Dataset, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES
@@ -160,17 +160,7 @@ __all__ = [
 ]
 
 
-def open_dataset(
-    spec: str,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path] | None = None,
-    layout: str | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    follow_links: bool = False,
-    progress: Progress | None = None,
-) -> Dataset:
+def open_dataset(spec: str, context: Context) -> Dataset:
     """Number the images of a dataset; none is decoded.
 
     The first time, every byte is read for the uids; they are remembered until a file changes.
@@ -179,19 +169,13 @@ def open_dataset(
         spec: ``digits[:synth=N]``, ``folder:PATH``, ``arrays:FILE``, ``idx:FOLDER``, ``hf:PATH``,
             ``webdataset:PATTERN``, ``texts:FILE``, ``rows:FILE``, ``torchvision:NAME``, ``paper:NAME``, or
             ``NAME=SPEC,NAME=SPEC``.
-        memory: remembered digests.
-        roots: ``--data NAME=PATH``.
-        layout: ``--layout`` of folders, for example ``domain/class``.
-        data: ``$FEDCACHE_HOME/data``, where named datasets lie.
-        limit: rows to take of it, evenly spaced (``Dataset.part``).
-        follow_links: whether links that lead out of the dataset's folder are followed; else they are left out.
-        progress: called with (images read, images in all) while uids are computed.
+        context: remembered digests, and the options with which it is opened.
 
     Raises:
         UsageError for a spec or a tree that makes no sense, MachineError for files or packages that are
             missing, CorruptionError for damaged or hostile archives.
     """
-    context = Context(memory, roots or {}, data, layout, follow_links, progress)
+    memory = context.memory
     parts = parts_of(spec)
     if parts is None:
         whole = _open_one(spec, context)
@@ -200,29 +184,20 @@ def open_dataset(
         whole = join(spec, members)
         facts = {name: (d.slug, d.digest) for name, d in members.items()}
         memory.remember(_joint_key(facts), [whole.slug, whole.digest])
-    if limit is None:
+    if context.limit is None:
         return whole
-    made = whole.part(limit)
-    memory.remember(["limited", whole.digest, limit], [made.slug, made.digest])
+    made = whole.part(context.limit)
+    memory.remember(["limited", whole.digest, context.limit], [made.slug, made.digest])
     return made
 
 
-def peek(
-    spec: str,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path] | None = None,
-    layout: str | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    follow_links: bool = False,
-) -> tuple[str, str] | None:
+def peek(spec: str, context: Context) -> tuple[str, str] | None:
     """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
 
     Costs one ``stat`` for an archive and one for each file of a directory. None when it must be opened to know; errors
     are those of ``open_dataset`` that can be seen without reading an image.
     """
-    context = Context(memory, roots or {}, data, layout, follow_links)
+    memory = context.memory
     found: dict[str, tuple[str, str]] = {}
     parts = parts_of(spec)
     for name, one in (parts or {"": spec}).items():
@@ -234,27 +209,15 @@ def peek(
         whole = _recall(memory, _joint_key(found))
     else:
         whole = found[""]
-    if whole is None or limit is None:
+    if whole is None or context.limit is None:
         return whole
-    return _recall(memory, ["limited", whole[1], limit])
+    return _recall(memory, ["limited", whole[1], context.limit])
 
 
-def asked_for(
-    spec: str,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path] | None = None,
-    layout: str | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    follow_links: bool = False,
-) -> list[Any]:
+def asked_for(spec: str, context: Context) -> list[Any]:
     """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
-    context = Context(memory, roots or {}, data, layout, follow_links)
-    return [
-        [[name, _key(one, context)] for name, one in (parts_of(spec) or {"": spec}).items()],
-        limit,
-    ]
+    parts = parts_of(spec) or {"": spec}
+    return [[[name, _key(one, context)] for name, one in parts.items()], context.limit]
 
 
 def holds_of(spec: str) -> str:

@@ -151,6 +151,7 @@ class Context:
         False  # ``--follow-links``: read what links lead to outside of the dataset's folder
     )
     progress: Progress | None = None  # called with (images read, images in all)
+    limit: int | None = None  # rows to take, evenly spaced (``Dataset.part``)
 
     def within(self, folder: Path) -> Path | None:
         """What the files of a dataset in ``folder`` must lie in, behind all links; None for anywhere."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -23,12 +22,9 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import dataset_of_store
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import context_of
 from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
-
-if TYPE_CHECKING:
-    from fedcache.extract.datasets.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -92,14 +88,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
         raise _not_at_hand(store, "where they lie is not remembered here")
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
-        found = open_dataset(
-            str(config.dataset),
-            memory=memory_of(home),
-            roots=roots_of(config.data),
-            data=home.data,
-            layout=config.layout,
-            follow_links=config.follow_links,
-        )
+        found = open_dataset(str(config.dataset), context_of(config, home))
     except FedcacheError as error:
         raise _not_at_hand(store, error.message.rstrip(".")) from error
     places.opened[digest] = found

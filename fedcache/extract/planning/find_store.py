@@ -23,7 +23,14 @@ from fedcache.errors import (
     unknown,
 )
 from fedcache.extract import datasets
-from fedcache.extract.datasets import Dataset, asked_for, holds_of, known_names, open_dataset
+from fedcache.extract.datasets import (
+    Context,
+    Dataset,
+    asked_for,
+    holds_of,
+    known_names,
+    open_dataset,
+)
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.parsing import slug_of
@@ -111,19 +118,15 @@ def locate_store(
     return chosen
 
 
-def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, Context]]:
     """The stores of a dataset that was opened before, and what it was opened with."""
     for follow_links in (False, True):
-        where: dict[str, Any] = {
-            "memory": memory_of(home),
-            "follow_links": follow_links,
-            "data": home.data,
-        }
-        known = datasets.peek(dataset, **where)
-        found = None
-        if known:
-            found = place_of_content(home, *known)
-        if found is not None and found.exists():
+        where = Context(memory_of(home), data=home.data, follow_links=follow_links)
+        known = datasets.peek(dataset, where)
+        if known is None:
+            continue
+        found = place_of_content(home, *known)
+        if found.exists():
             yield found, where
 
 
@@ -318,7 +321,7 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     limit = None
     if size.isdecimal():
         limit = int(size)
-    known = datasets.peek("digits", limit=limit, memory=memory)
+    known = datasets.peek("digits", Context(memory, limit=limit))
     if name == "digits" and known is not None and known[1] == store.content:
         return ExtractConfig(dataset="digits", limit=limit)
     return None
@@ -390,7 +393,7 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
 
 
 def bring_groups(
-    path: Path, spec: str, where: Mapping[str, Any], observer: Observer, held: Dataset | None = None
+    path: Path, spec: str, where: Context, observer: Observer, held: Dataset | None = None
 ) -> None:
     """Give the store at ``path`` the groups of a dataset of its content, which is read where it has others.
 
@@ -402,21 +405,21 @@ def bring_groups(
     except FedcacheError:
         return  # whoever opens it says what is wrong
     if held is None:
-        if where["memory"].recall(_key(store, spec, where)) == group_digests(store.manifest):
+        if where.memory.recall(_key(store, spec, where)) == group_digests(store.manifest):
             return
         with told_as(observer, "reading", holds_of(spec)) as progress:
-            held = open_dataset(spec, **where, progress=progress)
+            held = open_dataset(spec, replace(where, progress=progress))
     keep_groups(store, groups_in_order(store, held), spec, observer)
     remember_groups(store, spec, where)
 
 
-def remember_groups(store: Store, spec: str, where: Mapping[str, Any]) -> None:
+def remember_groups(store: Store, spec: str, where: Context) -> None:
     """Note that the groups of a store are those of a dataset.
 
     Nothing is noted of images that a program held, nor in a home that cannot be written: they are looked at again.
     """
     with suppress(FedcacheError, OSError):
-        where["memory"].remember(_key(store, spec, where), group_digests(store.manifest))
+        where.memory.remember(_key(store, spec, where), group_digests(store.manifest))
 
 
 def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
@@ -459,5 +462,5 @@ def _columns(names: list[str]) -> str:
     return f"The columns {', '.join(names)} are"
 
 
-def _key(store: Store, spec: str, where: Mapping[str, Any]) -> list[Any]:
-    return ["groups", *asked_for(spec, **where), store.dataset["digest"]]
+def _key(store: Store, spec: str, where: Context) -> list[Any]:
+    return ["groups", *asked_for(spec, where), store.dataset["digest"]]

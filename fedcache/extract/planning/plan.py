@@ -17,6 +17,7 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.backbones.own import known_name
+from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
@@ -59,6 +60,18 @@ def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
 def roots_of(data: Mapping[str, str]) -> dict[str, Path]:
     """Where ``--data NAME=PATH`` says that named datasets lie; the others are looked for in the home's ``data``."""
     return {name: Path(path).expanduser() for name, path in data.items()}
+
+
+def context_of(config: ExtractConfig, home: Home, *, rehash: bool = False) -> Context:
+    """How the dataset of a configuration is opened."""
+    return Context(
+        memory_of(home, rehash=rehash),
+        roots_of(config.data),
+        home.data,
+        config.layout,
+        config.follow_links,
+        limit=config.limit,
+    )
 
 
 def plan(
