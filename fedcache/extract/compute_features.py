@@ -112,7 +112,7 @@ def _open_writers(
     shapes = {}
     chunk_rows = {}
     for job in jobs:  # all checked before the first lock is taken
-        shapes[job.key] = feature_shape(job, data, job.backbone.width)
+        shapes[job.key] = feature_shape(job, data)
         row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
         as_before = None
         if earlier:
@@ -268,12 +268,12 @@ def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
         )
 
 
-def feature_shape(job: FeatureJob, data: Dataset, width: int) -> tuple[int, ...]:
+def feature_shape(job: FeatureJob, data: Dataset) -> tuple[int, ...]:
     """[N, V, D], or [N, V, H, W, 3] for pixels; the native size of pixels is that of the first good image."""
     rows = len(data.names)
     views = job.recipe.views
     if job.recipe.dtype != "uint8":
-        return (rows, views, width)
+        return (rows, views, job.backbone.width)
     if job.recipe.size:
         return (rows, views, job.recipe.size, job.recipe.size, 3)
     for row in range(rows):

@@ -364,9 +364,8 @@ def view(
     if steps[0].name == "crop":
         low, high = steps[0].values
         box = crop_box(image.size, (low, high), draw)
-        if recipe.size == 0:
-            size = image.size
-        else:
+        size = image.size
+        if recipe.size != 0:
             size = (recipe.size, recipe.size)
         made = image.resize(size, _FILTERS[recipe.interpolation], box=box)
         steps = steps[1:]

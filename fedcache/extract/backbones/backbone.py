@@ -199,8 +199,7 @@ def hub_snapshots(repository: str) -> Iterator[Path]:
     try:
         revisions = [(folder / "refs" / "main").read_text().strip()]
     except OSError:  # fetched by commit: no branch is recorded
+        revisions = []
         if snapshots.is_dir():
             revisions = sorted(p.name for p in snapshots.iterdir())
-        else:
-            revisions = []
     yield from (snapshots / revision for revision in revisions)

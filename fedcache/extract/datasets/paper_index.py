@@ -106,10 +106,9 @@ def _of_files(
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     listed = [path for *_, path in _lists(place)] or tables
+    what = place.base
     if listed:
         what = listed[-1]
-    else:
-        what = place.base
     if not entries:
         raise CorruptionError(
             f"{what} names no image of these classes.",
@@ -214,10 +213,9 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         if not text or text.startswith("#"):
             continue
         match = re.fullmatch(line["match"], text)
+        groups = {}
         if match:
             groups = match.groupdict()
-        else:
-            groups = {}
         if "number" in groups:
             number = int(groups["number"])
             groups["folder"] = folders[number - 1] if 1 <= number <= len(folders) else ""

@@ -122,10 +122,9 @@ def _opened(path: Path, asked: str | None) -> tuple[str, Table]:
             f"--images-key NAME says which one it is; else one of {', '.join(USUAL_TEXTS)} is taken.",
         )
     kind = table.types[name]
+    value = kind
     if arrow().types.is_dictionary(kind):
         value = kind.value_type
-    else:
-        value = kind
     # Of a CSV the type is that of its first rows: a column of numbers may hold words further down.
     if not table.is_text and not are_words(value):
         raise UsageError(

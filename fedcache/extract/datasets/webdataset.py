@@ -187,10 +187,9 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
     refuse_empty(path)
     entries = archives.list_tar(path)
+    relative = path.name
     if path != top:
         relative = os.path.relpath(path, top)
-    else:
-        relative = path.name
     images: dict[str, int] = {}
     part_of: dict[str, dict[str, int]] = {}
     for i, name in enumerate(entries.names):

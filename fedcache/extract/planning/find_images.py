@@ -98,9 +98,8 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
 def _whole(slug: str, known: ExtractConfig | None) -> str:
     """The name of a dataset without the limit of ``--limit``, which rows are taken of it."""
     name, _, size = slug.rpartition("-")
-    if known is None:
-        limit = size
-    else:
+    limit = size
+    if known is not None:
         limit = str(known.limit)
     if name and size == limit and size.isdecimal():
         return name

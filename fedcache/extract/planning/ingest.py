@@ -162,10 +162,9 @@ def ingest_file(
         another = (
             error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
         )
+        hint = error.hint
         if file.is_file() and not another:
             hint = f"{error.hint}\nThen:  {again}"
-        else:
-            hint = error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
@@ -204,9 +203,8 @@ def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterat
         yield  # the writers of one store wait for each other anyway
         return
     make_private(home.root)
-    if path is None:
-        place = slug
-    else:
+    place = slug
+    if path is not None:
         place = digest_of(str(resolve_path(home, path)))[:16]
     with hold_lock(home.root / "locks" / f"ingest-{place}.lock", f"the dataset {slug}", wait=True):
         yield
@@ -229,10 +227,9 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     before = store.groups
     changed = put_groups(store, content.groups)
     new = [name for name in store.groups if name not in before]
+    said = []
     if new:
         said = [f"new groups {', '.join(new)}"]
-    else:
-        said = []
     said += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
     if said:
@@ -242,9 +239,8 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
     """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
-    if target != old:
-        place = target
-    else:
+    place = target
+    if target == old:
         place = _temporary(target)
     Store.from_content(content, place, observer)
     away = _temporary(old)
@@ -296,9 +292,8 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     if known.any():
         method = "fedavg"
     # NAME alone may mean something else.
-    if ingested_path(home, name) is not None:
-        spec = name
-    else:
+    spec = name
+    if ingested_path(home, name) is None:
         spec = f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
     if (column := column_of_clients(store)) is not None:

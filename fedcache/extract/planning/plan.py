@@ -16,7 +16,7 @@ from fedcache.errors import MachineError, UsageError, all_at_once, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
-from fedcache.extract.backbones.own import known_name
+from fedcache.extract.backbones.own import known_name, tried_images
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
@@ -357,8 +357,6 @@ def array_bytes(data_rows: int, item: PlannedArray) -> int:
 
 def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, object]:
     """Load a backbone and run it on two images; MachineError unless the features have its width and are finite."""
-    import torch
-
     backbone = registry.lookup(name, home=home.root)
     weights = registry.locate(
         backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline
@@ -378,11 +376,7 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     }
     if backbone.reads != IMAGES:  # loading it has tried it
         return tried_weights
-    side = recipe.size or 32
-    images = (
-        torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
-    )
-    features = encoder.image(images)
+    features = encoder.image(tried_images(recipe.size or 32))
     fits = features.shape == (2, backbone.width) and bool(features.isfinite().all())
     if recipe.dtype != "uint8" and not fits:
         raise MachineError(
