@@ -95,3 +95,18 @@ def _inside(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
     if isinstance(outer, dict):
         return outer.values()
     return outer
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """Seeds as ``--seeds`` reads them, in rising order.
+
+    >>> seeds_text([5, 0, 2, 1])
+    '0-2,5'
+    """
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and parts[-1][-1] == seed - 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

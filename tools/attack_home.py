@@ -405,7 +405,7 @@ def _stop_after(rounds: int) -> Iterator[None]:
     def counted(self: Any, *words: Any) -> None:
         left[0] -= 1
         if left[0] <= 0:
-            self.stop.ask()
+            self.policy.stop.ask()
         was(self, *words)
 
     loop.SeedTraining._on_round = counted  # type: ignore[method-assign]

@@ -36,9 +36,9 @@ from fedcache.report.describe_run import (
 )
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun, every_run, setting_name
-from fedcache.report.held_out import HeldOutGroup, mean_over_values
+from fedcache.report.run_groups import HeldOutGroup, mean_over_values
 from fedcache.runs.directory import check_tag, tags_of, write_tags
-from fedcache.runs.remove_run import partitions_named, plan_removal, remove_runs
+from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
 
 runs = typer.Typer(
     name="runs",

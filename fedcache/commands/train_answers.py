@@ -13,6 +13,7 @@ from fedcache.errors import shell_word
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
+from fedcache.parsing import seeds_text
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.caution_words import caution_lines, drawn_clients, unlike_tests
 from fedcache.report.drawing import percent
@@ -296,6 +297,18 @@ def search_lines(done: Grid) -> list[str]:
     return [f"{search['trials']} trials ({how}): {counts}; {search['study']}"]
 
 
+def _unlike_seeds(done: Grid) -> str | None:
+    """A sentence if some points of a grid were trained before with more seeds than the command names."""
+    seeds = [set(p.run.result["seeds"]) for p in done.points]
+    every = set[int]().union(*seeds)
+    if all(one == every for one in seeds):
+        return None
+    return (
+        "Points have different seeds, because some runs were trained with more seeds before. "
+        f"To compare all points on equal seeds: --seeds {seeds_text(every)}"
+    )
+
+
 def points_line(done: Grid) -> str:
     """How many points there are, and how many of them were there before."""
     points = f"{len(done.points)} point{'' if len(done.points) == 1 else 's'}"
@@ -362,7 +375,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         f"{chosen_by}: {best.method} {values}  {figures}",
     ]
     unlike = unlike_tests(p.run.result for p in done.points)
-    lines += [sentence for sentence in (done.tie, unlike) if sentence]
+    lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
     lines += [
         f"{key} changes no figure here: points that differ in it alone are equal."
         for key in done.unchanging
@@ -371,7 +384,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         lines += model_lines(best.run.path, best.run.result)
     few = "worst 10 % needs at least 10 scored clients"
     if any(tails) and not all(tails):
-        lines.append(f"{few}; - has fewer.")
+        lines.append(f"{few}; a row with - has fewer.")
     elif not all(tails):
         lines.append(f"{few}.")
     lines += [_privacy_line(spent) for spent in done.privacy()]

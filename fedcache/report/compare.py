@@ -27,8 +27,14 @@ from fedcache.report.find_runs import (
     measured_alone,
     setting_names,
 )
-from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
-from fedcache.report.merge_seeds import MergedRun, merge_seeds
+from fedcache.report.run_groups import (
+    HELD_OUT,
+    HeldOutGroup,
+    MergedRun,
+    held_out_groups,
+    mean_over_values,
+    merge_seeds,
+)
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
 from fedcache.visible_text import visible

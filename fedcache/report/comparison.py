@@ -29,8 +29,7 @@ from fedcache.report.find_runs import (
     labels,
     setting_names,
 )
-from fedcache.report.held_out import HELD_OUT, HeldOutGroup
-from fedcache.report.merge_seeds import MergedRun
+from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, MergedRun
 from fedcache.report.statistics import (
     Floats,
     Ranking,
@@ -42,8 +41,8 @@ from fedcache.report.statistics import (
     p_value,
     ranking,
 )
-from fedcache.runs.client_columns import ClientColumns
 from fedcache.runs.method_facts import draws_nothing
+from fedcache.runs.result_files import ClientColumns, TestRows
 from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,
@@ -58,7 +57,6 @@ from fedcache.runs.score import (
     tie_sentence,
     validation_value,
 )
-from fedcache.runs.test_rows import TestRows
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its

@@ -16,7 +16,7 @@ from typing import Any
 from fedcache.errors import UsageError
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
 from fedcache.report.drawing import plain, write_drawing
-from fedcache.report.held_out import HELD_OUT
+from fedcache.report.run_groups import HELD_OUT
 from fedcache.report.statistics import Ranking, constant, interval_words
 from fedcache.visible_text import visible
 

@@ -21,8 +21,7 @@ from fedcache.report.find_runs import (
     labels,
     setting_name,
 )
-from fedcache.report.held_out import HeldOutGroup, held_out_groups
-from fedcache.report.merge_seeds import merge_seeds
+from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
 from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
 from fedcache.runs.method_facts import usual_run, usual_settings
 from fedcache.runs.score import SCORES, score_of, values_held_out

@@ -10,7 +10,7 @@ from typing import Any
 from fedcache.errors import UsageError, unknown
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figures import data, grids, paired, runs
+from fedcache.report.figures import data, grids, runs
 from fedcache.report.figures.grids import importance_bars, parallel, swept_points
 from fedcache.report.figures.runs import confusion_difference
 from fedcache.report.find_runs import (
@@ -22,8 +22,8 @@ from fedcache.report.find_runs import (
     need_finished,
     setting_names,
 )
-from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.page import PRIVATE, comparison_of, every_method_first, first_of_each
+from fedcache.report.run_groups import merge_seeds
 from fedcache.report.run_origin import RunStore, store_of_run
 from fedcache.report.verdict import ranked
 from fedcache.runs.score import check_score, score_for, score_of
@@ -96,13 +96,13 @@ def _confusion_difference(i: FigureInput) -> Plot | None:
 def _ranks(i: FigureInput) -> Plot | None:
     if (found := i.tests) is None:
         return None
-    return paired.ranks("figure", found)
+    return runs.ranks("figure", found)
 
 
 def _differences(i: FigureInput) -> Plot | None:
     if (found := i.tests) is None:
         return None
-    return paired.differences("figure", found, i.keys)
+    return runs.differences("figure", found, i.keys)
 
 
 KINDS = {

@@ -35,7 +35,6 @@ from fedcache.progress import Observer
 from fedcache.report.drawing import first_few
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.methods.sizes import Sizes
-from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import (
     check_saved,
@@ -45,6 +44,7 @@ from fedcache.runs.predict_run import (
     weights_of,
 )
 from fedcache.runs.privacy_ledger import describe_trust
+from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
 
 LEVEL = 0.95

@@ -18,7 +18,7 @@ from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot, first_few, need_matplotlib, percent, short, size
-from fedcache.report.figures import data, grids, paired, runs
+from fedcache.report.figures import data, grids, runs
 from fedcache.report.figures.grids import hyperparameters
 from fedcache.report.figures.runs import confusion_difference
 from fedcache.report.find_runs import (
@@ -35,9 +35,14 @@ from fedcache.report.find_runs import (
     setting_names,
 )
 from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
-from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
-from fedcache.report.merge_seeds import merge_seeds
 from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.run_groups import (
+    HELD_OUT,
+    HeldOutGroup,
+    held_out_groups,
+    mean_over_values,
+    merge_seeds,
+)
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.verdict import (
@@ -367,7 +372,7 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
     assert sheet is not None  # nosec B101
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]
     notes: Sequence[str] = c.notes
-    if paired.enough_blocks(c):
+    if runs.enough_blocks(c):
         notes = sentences(c)
     title = f"Paired tests against {c.reference}"
     return title, " ".join([words, *notes]), sheet.columns, sheet.rows
@@ -385,8 +390,8 @@ def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | 
     ]
     if tests is not None:
         keys = {n: e.key for n, e in named}
-        made.append(paired.differences(f"{ident}-differences", tests, keys, len(named)))
-        made.append(paired.ranks(f"{ident}-ranks", tests))
+        made.append(runs.differences(f"{ident}-differences", tests, keys, len(named)))
+        made.append(runs.ranks(f"{ident}-ranks", tests))
     made += grids.sweeps(f"{ident}-grid", entries, score)
     made += hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]

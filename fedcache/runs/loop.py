@@ -35,9 +35,9 @@ from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.partition.client_table import names_of
 from fedcache.models.calibrate import temperature_of
+from fedcache.parsing import seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.client_columns import check_recordable
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -55,6 +55,7 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     told_rounds,
 )
+from fedcache.runs.result_files import check_recordable
 from fedcache.runs.results import (
     SeedResult,
     files_of_clients,
@@ -80,7 +81,6 @@ from fedcache.runs.spec import (
     check_participation,
     hyperparameters,
     parse_seeds,
-    seeds_text,
     setting_notes,
 )
 from fedcache.store.files import digest_of
@@ -406,11 +406,10 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 
 def note_earlier(run: OpenRun, observer: Observer) -> None:
     """Say which seeds of a run are stored already, where others are missing."""
-    there = set(run.spec.seeds) & set(run.earlier)
-    missing = set(run.spec.seeds) - there
+    missing = set(run.spec.seeds) - set(run.earlier)
     observer.note(
-        f"{len(there)} of {len(run.spec.seeds)} seeds were there already in {run.directory.path.name}. Training seeds "
-        f"{seeds_text(missing)}. The result is over seeds {seeds_text({*run.spec.seeds, *run.earlier})}."
+        f"{run.directory.path.name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds "
+        f"{seeds_text(missing)}; the result covers seeds {seeds_text({*missing, *run.earlier})}."
     )
 
 

@@ -42,10 +42,10 @@ from fedcache.models.sources import (
 from fedcache.notebooks import percent
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.client_columns import client_columns
 from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.result_files import client_columns
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store

@@ -20,12 +20,18 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
+from fedcache.runs.result_files import (
+    CLIENTS_FILE,
+    CLIENTS_IN_RESULT,
+    ROWS_FILE,
+    ClientColumns,
+    TestRows,
+    rows_file,
+)
 from fedcache.runs.spec import ResolvedRun
-from fedcache.runs.test_rows import ROWS_FILE, TestRows, rows_file
 
 ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}
 """Fields of a seed's result with an entry for every client."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 from fedcache.federate.trust.robust_rules import parse_rule
+from fedcache.parsing import seeds_text
 from fedcache.plugins import Plugin, plugins, used
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store.store import Store
@@ -464,21 +465,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
             raise UsageError(f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
     return tuple(seeds)
-
-
-def seeds_text(seeds: Iterable[int]) -> str:
-    """Seeds as ``parse_seeds`` reads them, in rising order.
-
-    >>> seeds_text([5, 0, 2, 1])
-    '0-2,5'
-    """
-    parts: list[list[int]] = []
-    for seed in sorted(seeds):
-        if parts and parts[-1][-1] == seed - 1:
-            parts[-1].append(seed)
-        else:
-            parts.append([seed])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def parse_participation(text: str | None) -> int | float | None:

@@ -15,7 +15,7 @@ from pictures import folder
 
 import fedcache as fc
 from fedcache.models import evaluate, predictor, sources
-from fedcache.runs import trained_rows
+from fedcache.runs import evaluate_run
 
 
 def trained(place: Path) -> Path:
@@ -112,7 +112,7 @@ def test_figures_of_several_blocks_of_rows_are_those_of_one(
 
     whole = figures()
     assert whole[1:3] == [len(X) - whole[4][0].right, len(X)]
-    for module in (sources, evaluate, predictor, trained_rows):
+    for module in (sources, evaluate, predictor, evaluate_run):
         monkeypatch.setattr(module, "BLOCK", 7)
     assert figures() == whole
 

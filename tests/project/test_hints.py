@@ -24,7 +24,7 @@ PIECES = {
     "chosen": " --backbones glyph-clip",
     "train_example(opened)": "--method fed3r",
     "ENCODERS[holds]": "hf:FOLDER",
-    "strange[0].replace('_', '-')": "rounds",
+    "_option(strange[0])": "--rounds",
     "making": "fedcache extract --backbones pixels",
     "also": "",
 }

@@ -19,8 +19,7 @@ from fedcache.report.figures.grids import (
     sweeps,
     swept_points,
 )
-from fedcache.report.figures.paired import differences
-from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.figures.runs import confusion_difference, differences
 from fedcache.report.find_runs import StoredRun
 
 NUMBERS = itertools.count()

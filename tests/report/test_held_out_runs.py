@@ -14,8 +14,8 @@ from test_merge_seeds import run
 import fedcache as fc
 from fedcache.report.comparison import compared, over_held_out
 from fedcache.report.find_runs import by_setting, setting_name
-from fedcache.report.held_out import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.report.page import held_out_section
+from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
 from fedcache.ui.index import read_run
 
 VALUES = ("zebra", "ant", "10", "9")
