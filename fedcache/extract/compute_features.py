@@ -250,6 +250,7 @@ class _Run:
 
 def plan_batches(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> list[BatchTask]:
     """Absolute batches still to compute and the keys that want each."""
+    # A batch is computed for the arrays whose chunk that holds it is missing.
     missing = {key: set(writer.missing()) for key, writer in writers.items()}
     tasks = []
     for index in range(math.ceil(rows / batch)):

@@ -136,6 +136,7 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
 def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
     """Sources, each with the number of its rows, one after another."""
     counts = [count for _, count in parts]
+    # Of each row of all sources: which source it is of, and its row there.
     which = np.repeat(np.arange(len(parts)), counts)
     row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
     return JoinedSource([source for source, _ in parts], which, row)
@@ -249,6 +250,7 @@ def embedded(
     N = len(images.names)
     one_view = [replace(p, recipe=p.recipe.plain()) for p in planned]
     uid = np.zeros((N, 16), np.uint8)
+    # The uid of an image is its number, big-endian; it keys no view, as only view 0 is computed.
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
     numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named
     unlabelled = np.full(N, -1, np.int32)

@@ -227,6 +227,7 @@ def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: Extrac
         workers.close()
     forward = sum(computed.forward_seconds.values()) / computed.decoded
     decode = computed.decode_seconds / computed.decoded
+    # The slower of the two sets the pace on a GPU; on a CPU each process does both in turn.
     if device.kind == "cuda":  # one core feeds the GPU, the others decode
         return float(1 / max(forward, decode / max(1, cores() - 1)))
     return float((config.workers or cores()) / (forward + decode))

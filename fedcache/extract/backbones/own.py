@@ -74,7 +74,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     looked = "; ".join(dict.fromkeys(map(str, places)))
     raise MachineError(
         f"There is no {kind} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
-        f"Name it with its path, or give --weights {shell_word(bare)}={kind.upper()}",
+        f"Name it with its path, or give --weights {shell_word(bare)}={shell_word(kind.upper())}",
     )
 
 

@@ -57,6 +57,7 @@ class Graph:
 
     def penultimate(self, name: str) -> int:
         """The tensor that the last layer with weights reads, going back from the first output; UsageError without."""
+        # Walk back from the first output, through the first input of each layer that is no constant.
         makers = {tensor: layer for layer in self.layers for tensor in layer.outputs}
         at = self.outputs[0]
         for _ in self.layers:

@@ -244,6 +244,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
         expected = next(iter(pinned.values()))
     else:
         expected = pinned.get(path.name, "")
+    # A file of the Hugging Face cache is a link to a blob that is named by its sha256.
     blob = path.resolve().name
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob

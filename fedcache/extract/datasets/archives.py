@@ -285,6 +285,7 @@ class ArchiveSource(Reopened):
             at = data_begins(self._fd, at)
         raw = os.pread(self._fd, packed, at)
         if method == _DEFLATED:
+            # One byte more than the entry says it has is enough to see that it lies.
             try:
                 raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size + 1)
             except zlib.error:

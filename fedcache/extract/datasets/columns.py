@@ -357,6 +357,7 @@ def dataset_of_rows(
             f"{where} has two {holds} named {twice!r}; names must differ.",
             "Rename or remove one of them",
         )
+    # A source that is in order already is read directly, without a table of row numbers.
     in_order = bool((order[:-1] < order[1:]).all())
     ordered: Source
     if in_order:

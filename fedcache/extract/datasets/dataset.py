@@ -115,6 +115,7 @@ class Dataset:
         """
         if limit >= len(self):
             return self
+        # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
         if any(_loses_a_value(codes, rows) for codes in (self.label, self.domain, self.split)):
             rows = np.sort(np.lexsort((self.split, self.domain, self.label))[rows])
@@ -231,6 +232,7 @@ def trained_and_tested(dataset: Dataset) -> int:
     Uids are compared by their first half, and in full where that agrees.
     """
     train, test = (np.flatnonzero(dataset.split == split) for split in (TRAIN, TEST))
+    # Two halves agree by chance in almost no dataset, so few uids are compared in full.
     half = np.ascontiguousarray(dataset.uid[:, :8]).view(np.uint64)[:, 0]
     common = np.intersect1d(half[train], half[test])
     if not len(common):

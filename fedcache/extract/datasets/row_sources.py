@@ -226,6 +226,7 @@ class PackedBlocks(Reopened):
         width = math.prod(self.shape)
         count = min(self.rows, self.count - first)
         try:
+            # A compressed stream cannot go back: an earlier block begins at the start again.
             if self._file is None or number < self._next:
                 self.close()
                 self._file = self.packed.open()

@@ -183,6 +183,7 @@ def _walk(
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
+    # Folders still to be listed, each with the identities of the folders above it, by which loops are seen.
     pending: list[tuple[str, frozenset[tuple[int, int]]]] = [
         ("", frozenset({(top.st_dev, top.st_ino)}))
     ]

@@ -80,6 +80,7 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     found = np.array(
         [-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64
     )
+    # A row of the same name with other bytes is another image.
     there = np.flatnonzero(found >= 0)
     other = (data.uid[found[there]] != before.uid[there]).any(axis=1)
     found[there[other]] = -1
@@ -106,6 +107,7 @@ def in_earlier_order(
         before: rows of the earlier store, which ``find_earlier_rows`` found to be ``rows`` of ``data``.
         known: of the rows of ``before``, those of the store it grew from itself; None for all.
     """
+    # -1 in ``order`` picks the last row of each column; the values of lost rows are then replaced.
     rest = np.setdiff1d(np.arange(len(data)), rows)
     order = np.concatenate([rows, rest])
     lost = np.flatnonzero(rows < 0)
@@ -220,6 +222,7 @@ class IncrementalPlan:
             .chunk(chunk)[np.array(rows) - chunk * size]
             .reshape(len(rows), -1)
         )
+        # An image that a backbone could not read has NaN in every feature, or zero in every pixel.
         if values.dtype.kind == "f":
             empty = np.isnan(values).all(axis=1)
         else:

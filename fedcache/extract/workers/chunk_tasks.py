@@ -227,6 +227,7 @@ def _check_machine(spec: TaskSpec) -> None:
             device, settings.dtype, settings.batch, settings.threads, job.backbone.provider
         )
         if mine != dict(job.how):
+            # Entries that only one of the two records has.
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
             raise MachineError(
                 f"{host} would compute {job.key} in another way: {', '.join(f'{k} {v}' for k, v in changed)}. "

@@ -114,6 +114,7 @@ class ChunkCollector:
                     np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk)
                 )
                 self.pending[key, chunk] = part
+            # Place of the batch within its chunk.
             offset = first - chunk * size
             part.rows[offset : offset + len(values)] = values
             part.bad.update(computed.bad)
