@@ -28,7 +28,7 @@ from PIL import Image
 from benchmarks.measure import Row, cores, make_row, quartiles
 from fedcache.config import ExtractConfig, Home
 from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob
-from fedcache.extract.datasets import open_dataset
+from fedcache.extract.datasets import Context, open_dataset
 from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.process import keep_freed_memory
 from fedcache.progress import Silent
@@ -66,7 +66,7 @@ class Parts:
         config = ExtractConfig(dataset=self.spec, backbones=backbones, size=SIZE)
         where = Home(home)
         planned, _ = plan(config, where, Silent())
-        self.data = open_dataset(self.spec, data=where.data, memory=memory_of(where))
+        self.data = open_dataset(self.spec, Context(memory_of(where), data=where.data))
         self.jobs = [
             FeatureJob(p.recipe.key, p.backbone, p.weights, p.recipe, self.data.mirror)
             for p in planned

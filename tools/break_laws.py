@@ -920,7 +920,7 @@ TABLE = (
     B(
         "an_image_folder_of_hugging_face_is_read_from_its_tables",
         "the folders train and test are no splits",
-        "extract/datasets/image_folder.py",
+        "extract/datasets/image_lists.py",
         "found.append(codes[0])",
         "found.append(0)",
     ),

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcache.extract.chunk_writer import chunk_rows_for
+from fedcache.extract.workers.local import chunk_rows_for
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.run_state import RunState

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.engine.method import Method
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.model import Model

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedcache.config import Home
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.report.compare import Comparisons, compare_entries
 from fedcache.report.find_runs import RunQuery, gather, several
 from fedcache.report.page import Report, write_report

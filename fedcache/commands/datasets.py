@@ -11,11 +11,10 @@ from fedcache.commands.options import Given, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, MachineError, shell_word
-from fedcache.extract.datasets import holds_of, open_dataset
+from fedcache.extract.datasets import FILES, Context, holds_of, open_dataset
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
-from fedcache.extract.datasets.specs import FILES
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.option_info import option_name
 from fedcache.progress import told_as
@@ -73,14 +72,8 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     found = info(full_spec(name), roots=roots, data=home.data)
     if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):
         with told_as(observer, "reading", holds_of(name)) as progress:
-            read = open_dataset(
-                name,
-                memory=memory_of(home),
-                roots=roots,
-                data=home.data,
-                layout=given["layout"],
-                progress=progress,
-            )
+            context = Context(memory_of(home), roots, home.data, given["layout"], progress=progress)
+            read = open_dataset(name, context)
         found = {
             **found,
             "name": name,

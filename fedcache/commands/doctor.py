@@ -18,7 +18,7 @@ from fedcache.commands.options import ConfigFile, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import SECTIONS, Home, read_file, resolve, to_table
 from fedcache.errors import Exit, shell_word
-from fedcache.extract.backbones.caches import library_caches
+from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import cores, resolve_device
 from fedcache.option_info import OptionInfo
 

@@ -14,7 +14,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_apart, check_one_named, find_model
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals

@@ -26,9 +26,8 @@ from fedcache.errors import Exit, UsageError
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.inputs import IMAGES, one_of
-from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.plan import quoted
-from fedcache.extract.result import Extraction
+from fedcache.extract.result import Extraction, describe_growth
 from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import CLIENTS, DATA, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals

@@ -18,7 +18,7 @@ from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult
 from fedcache.errors import MachineError, StoreError, UsageError, shell_word
 from fedcache.extract.backbones import BACKBONES
-from fedcache.extract.datasets.specs import READERS
+from fedcache.extract.datasets import READERS
 from fedcache.federate.methods import METHODS
 
 new = typer.Typer(

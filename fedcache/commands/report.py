@@ -13,7 +13,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract.datasets.dataset import counted
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
 

@@ -133,9 +133,8 @@ def described(text: str) -> str:
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:
     wanted = NUMBERS[name]
     form = f"{name}={':'.join(n.name for n in wanted)}"
-    if text is None:
-        given = []
-    else:
+    given = []
+    if text is not None:
         given = text.split(":")
     values = []
     for at, number in enumerate(wanted):
@@ -147,9 +146,8 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
                 value = math.nan
         if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
-            if text is None:
-                said = name
-            else:
+            said = name
+            if text is not None:
                 said = f"{name}={text}"
             raise UsageError(
                 f"--augment {said} is not {form} with {ranges}.", "For example --augment flip=0.5"

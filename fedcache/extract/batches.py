@@ -197,6 +197,7 @@ class BatchRunner:
         features = {}
         seconds = {}
         cut = {}
+        # Places in the batch of rows without an image: their features become NaN.
         blank = [index for index, row in enumerate(rows) if row in bad]
         for key in keys:
             start = time.perf_counter()

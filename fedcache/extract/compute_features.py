@@ -17,16 +17,22 @@ import numpy as np
 
 from fedcache.errors import CorruptionError, StoppedError, UsageError
 from fedcache.extract.batches import ComputeSettings, FeatureJob
-from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.incremental import IncrementalPlan
-from fedcache.extract.result import ExtractionStats, unreadable
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks
-from fedcache.extract.workers.local import BatchTask, open_workers, run_batches
+from fedcache.extract.workers.local import (
+    BatchTask,
+    ChunkCollector,
+    ExtractionStats,
+    chunk_rows_for,
+    open_workers,
+    run_batches,
+    unreadable,
+)
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.store.store import ArrayWriter, Store
@@ -80,7 +86,6 @@ def extract_arrays(
                 for writer in writers.values()
                 for row, why in unreadable(writer.bad).items()
             },
-            forward_batches=dict.fromkeys(writers, 0),
             holds=data.holds,
         )
         run = _Run(data, jobs, settings, options, writers, tasks, stats)
@@ -107,7 +112,7 @@ def _open_writers(
     shapes = {}
     chunk_rows = {}
     for job in jobs:  # all checked before the first lock is taken
-        shapes[job.key] = feature_shape(job, data, job.backbone.width)
+        shapes[job.key] = feature_shape(job, data)
         row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
         as_before = None
         if earlier:
@@ -245,6 +250,7 @@ class _Run:
 
 def plan_batches(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> list[BatchTask]:
     """Absolute batches still to compute and the keys that want each."""
+    # A batch is computed for the arrays whose chunk that holds it is missing.
     missing = {key: set(writer.missing()) for key, writer in writers.items()}
     tasks = []
     for index in range(math.ceil(rows / batch)):
@@ -263,12 +269,12 @@ def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
         )
 
 
-def feature_shape(job: FeatureJob, data: Dataset, width: int) -> tuple[int, ...]:
+def feature_shape(job: FeatureJob, data: Dataset) -> tuple[int, ...]:
     """[N, V, D], or [N, V, H, W, 3] for pixels; the native size of pixels is that of the first good image."""
     rows = len(data.names)
     views = job.recipe.views
     if job.recipe.dtype != "uint8":
-        return (rows, views, width)
+        return (rows, views, job.backbone.width)
     if job.recipe.size:
         return (rows, views, job.recipe.size, job.recipe.size, 3)
     for row in range(rows):

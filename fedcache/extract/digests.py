@@ -106,10 +106,9 @@ def package_state() -> str:
 def files_below(place: Path) -> Iterator[tuple[str, int, int, int, int]]:
     """Path, size, times and inode of a file, or of all files below a folder, sorted; compiled files are left out."""
     root = place.resolve()
+    found = []
     if root.is_file():
         found = [root]
-    else:
-        found = []
     for folder, below, names in os.walk(root, followlinks=True):
         below[:] = [name for name in below if name != "__pycache__"]
         found += [Path(folder, name) for name in names]

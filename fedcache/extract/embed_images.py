@@ -136,18 +136,10 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
 def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
     """Sources, each with the number of its rows, one after another."""
     counts = [count for _, count in parts]
+    # Of each row of all sources: which source it is of, and its row there.
     which = np.repeat(np.arange(len(parts)), counts)
     row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
     return JoinedSource([source for source, _ in parts], which, row)
-
-
-@dataclass(frozen=True)
-class _TextsInMemory:
-    texts: tuple[str, ...]
-
-    def read(self, row: int) -> bytes:
-        """The text of a row as UTF-8."""
-        return self.texts[row].encode("utf-8", "surrogatepass")
 
 
 def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
@@ -157,21 +149,22 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
         raise UsageError(
             "The model reads texts, and these are none.", "A text, or a list of at least one."
         )
-    return NamedImages(tuple(map(str, range(len(several)))), _TextsInMemory(several), holds=TEXTS)
+    encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
+    return NamedImages(tuple(map(str, range(len(several)))), _InMemory(encoded), holds=TEXTS)
 
 
 @dataclass(frozen=True)
 class _InMemory:
-    images: tuple[
-        NDArray[np.uint8] | Image.Image, ...
-    ]  # uint8 [H, W] or [H, W, 3], or Pillow images
+    """Texts as UTF-8, images as uint8 [H, W] or [H, W, 3], or Pillow images."""
 
-    def read(self, row: int) -> NDArray[np.uint8]:
-        """The pixels of a row; raises ``BadImage``."""
-        image = self.images[row]
-        if isinstance(image, Image.Image):
-            return np.asarray(from_pillow(image))
-        return image
+    items: tuple[bytes | NDArray[np.uint8] | Image.Image, ...]
+
+    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The text or the pixels of a row; raises ``BadImage``."""
+        item = self.items[row]
+        if isinstance(item, Image.Image):
+            return np.asarray(from_pillow(item))
+        return item
 
 
 def images_in_memory(images: Sequence[Any]) -> NamedImages:
@@ -257,6 +250,7 @@ def embedded(
     N = len(images.names)
     one_view = [replace(p, recipe=p.recipe.plain()) for p in planned]
     uid = np.zeros((N, 16), np.uint8)
+    # The uid of an image is its number, big-endian; it keys no view, as only view 0 is computed.
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
     numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named
     unlabelled = np.full(N, -1, np.int32)

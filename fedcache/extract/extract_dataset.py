@@ -16,22 +16,24 @@ from fedcache.errors import FedcacheError, StoreError, UsageError, all_at_once, 
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, peek
+from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, parts_of, peek
 from fedcache.extract.datasets.columns import CONTENT, with_keys
 from fedcache.extract.datasets.dataset import Context, counted, trained_and_tested
-from fedcache.extract.datasets.specs import parts_of
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
-from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
-from fedcache.extract.planning.find_store import ingested_path
+from fedcache.extract.planning.find_store import (
+    bring_groups,
+    ingested_path,
+    keep_groups,
+    remember_groups,
+)
 from fedcache.extract.planning.incremental import (
     IncrementalDataset,
     IncrementalPlan,
     plan_incremental,
 )
-from fedcache.extract.planning.own_groups import bring_groups, keep_groups, remember_groups
 from fedcache.extract.planning.plan import PlannedArray
-from fedcache.extract.result import Extraction, summarise
+from fedcache.extract.result import Extraction, check_disk, describe_growth, estimate, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent, told_as
@@ -48,6 +50,7 @@ from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 from fedcache.tables.roles import need_labels
+from fedcache.tables.words import some_names
 
 COLUMNS = ("images_key", "label_key", "split_key", "domain_key", "group_key", "no_label")
 """Fields of the configuration that say what columns of the dataset mean."""
@@ -82,7 +85,7 @@ def extract(
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
-    asked = config.device
+    device = config.device
     config = where_it_can_run(
         planning.bare_config(planning.known_config(config, home)), planned, engine, observer
     )
@@ -94,23 +97,20 @@ def extract(
             held, config = images_of_the_program(
                 images, config, Context(planning.memory_of(home), progress=progress)
             )
-    spec, config = spec_of(config, home, observer) if held is None else (held.spec, config)
-    planning.check_reads(planned, spec, holds_of(spec) if held is None else held.holds)
-    if store is None:
-        store = None
+    if held is None:
+        spec, config = spec_of(config, home, observer)
+        planning.check_reads(planned, spec, holds_of(spec))
     else:
+        spec = held.spec
+        planning.check_reads(planned, spec, held.holds)
+    if store is not None:
         store = resolve_path(home, store)
-    where: dict[str, Any] = {
-        "memory": planning.memory_of(home, rehash=rehash),
-        "roots": planning.roots_of(config.data),
-        "data": home.data,
-        "layout": config.layout,
-        "limit": config.limit,
-        "follow_links": config.follow_links,
-    }
-    known = (
-        (held.slug, held.digest) if held is not None else None if rehash else peek(spec, **where)
-    )
+    where = planning.context_of(config, home, rehash=rehash)
+    known = None
+    if held is not None:
+        known = (held.slug, held.digest)
+    elif not rehash:
+        known = peek(spec, where)
     if known is not None:
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
@@ -118,16 +118,13 @@ def extract(
             if not dry_run:
                 bring_groups(path, spec, where, observer, held)
             done.skipped = skipped
-            if asked != "auto":
+            if device != "auto":
                 observer.note(
-                    f"--device {asked} was not needed: every array is there, nothing is computed."
+                    f"--device {device} was not needed: every array is there, nothing is computed."
                 )
             remember_last(home, path, spec)
             return done
-    if held is not None:
-        data = held
-    else:
-        data = read_dataset(spec, where, observer)
+    data = held or read_dataset(spec, where, observer)
     say_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
@@ -187,10 +184,10 @@ def plan_of(
     return made()
 
 
-def read_dataset(spec: str, where: Mapping[str, Any], observer: Observer) -> Dataset:
+def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     """The dataset of a spec; how far its digests are is told, and so are links that were left out."""
     with told_as(observer, "reading", holds_of(spec)) as progress:
-        data = open_dataset(spec, **where, progress=progress)
+        data = open_dataset(spec, replace(where, progress=progress))
     if data.links_left_out:
         observer.warn(
             f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
@@ -227,8 +224,8 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
     options["--unlabelled"] = "yes" if config.unlabelled else None
     spec = with_keys(spec, options)
-    said: dict[str, Any] = dict.fromkeys(COLUMNS)
-    return spec, replace(config, **said, unlabelled=False)
+    unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
+    return spec, replace(config, **unnamed, unlabelled=False)
 
 
 def images_of_the_program(
@@ -249,9 +246,9 @@ def images_of_the_program(
             "workers=0 reads them here.",
         )
     data = in_memory.load(images, context)
-    return data if config.limit is None else data.part(config.limit), replace(
-        config, workers=config.workers or 0
-    )
+    if config.limit is not None:
+        data = data.part(config.limit)
+    return data, replace(config, workers=config.workers or 0)
 
 
 def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
@@ -313,9 +310,9 @@ def default_dataset(home: Home, observer: Observer) -> str:
     """
     last = recall_last(home)
     if last is None and (stores := finished_stores(home)):
+        named = some_names([store.path.name for store in stores], 5)
         raise UsageError(
-            f"No dataset is named, and which was extracted last is not remembered; {home.stores} holds "
-            f"{', '.join(store.path.name for store in stores[:5])}{' ..' if len(stores) > 5 else ''}.",
+            f"No dataset is named, and which was extracted last is not remembered; {home.stores} holds {named}.",
             "Name it, for example:  fedcache extract --dataset digits",
         )
     spec = "digits"
@@ -366,11 +363,14 @@ def finished(
         return None
     if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
-    template = store.dataset.get("template")
-    if store.manifest.classes:
-        wanted = planning.wanted_text(store, planned, template, config, keep=keep_text)
-    else:
-        wanted = {}
+    wanted = planning.wanted_text(
+        store,
+        planned,
+        store.manifest.classes,
+        store.dataset.get("template"),
+        config,
+        keep=keep_text,
+    )
     if planning.missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
@@ -415,10 +415,9 @@ def compute(
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, observer)
     remember_orders(home, data, planned, config)
-    if data.classes:
-        wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text)
-    else:
-        wanted = {}
+    wanted = planning.wanted_text(
+        store, planned, data.classes, data.template, config, keep=keep_text
+    )
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
             "The dataset has no classes, so there are no text features, which some methods need."
@@ -439,8 +438,10 @@ def compute(
     for key, kept in stats.kept_chunks.items():
         if states[key] == "new" and kept:
             reused = earlier is not None and key in earlier.whole
-            chunks = f"{kept} chunk{'s' * (kept != 1)}"
-            states[key] = f"{chunks} reused" if reused else f"resumed at {chunks}"
+            chunks = counted(kept, "chunk")
+            states[key] = f"resumed at {chunks}"
+            if reused:
+                states[key] = f"{chunks} reused"
     store.append_history(
         {
             "event": "extract",
@@ -465,16 +466,22 @@ def open_or_create(
     path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None, observer: Observer
 ) -> Store:
     """The store of ``data`` at ``path``, made where there is none: its groups, and text features of an earlier one."""
-    make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(
-        parents=True, exist_ok=True
-    )
+    if path.parent == home.stores:
+        make_private(home.stores)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ok = np.ones(len(data), np.uint8)
+    reasons = None
+    if isinstance(data, IncrementalDataset):
+        ok = data.ok
+        reasons = data.vanished
     samples = Samples(
         uid=data.uid,
         name=data.names,
         label=data.label,
         domain=data.domain,
         split=data.split,
-        ok=data.ok if isinstance(data, IncrementalDataset) else np.ones(len(data.names), np.uint8),
+        ok=ok,
         classes=data.classes,
         domains=data.domains,
     )
@@ -485,9 +492,7 @@ def open_or_create(
         if earlier.parent:
             origin = earlier.parent.dataset["digest"]
         meta |= {"content": earlier.data.content, "grown": origin}
-    store = Store.create(
-        path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None
-    )
+    store = Store.create(path, samples, dataset=meta, reasons=reasons)
     if earlier is not None:
         earlier.carry_text(store)
     keep_groups(store, data.groups, data.spec, observer)

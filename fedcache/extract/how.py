@@ -25,7 +25,6 @@ FOLDER = Path(__file__).parent
 COMPUTES_FEATURES = (
     "batches.py",
     "augment.py",
-    "augment_pixels.py",
     "images.py",
     "inputs.py",
     "backbones/checkpoints.py",
@@ -40,7 +39,7 @@ Weights and preprocessing have digests of their own, in the recipe.
 SHARED = {
     "own_module": ("backbones/own_inputs.py",),
     "onnx_file": ("backbones/own_files.py",),
-    "tflite_file": ("backbones/own_files.py", "backbones/tflite_format.py"),
+    "tflite_file": ("backbones/own_files.py",),
 }
 """What several providers have in common, by provider."""
 
@@ -72,20 +71,16 @@ def how_record(
     if device.kind == "cuda":
         record["gpu"] = device.name
     libraries = {
-        "timm": "timm",
-        "packaged": "timm",
-        "open_clip": "open_clip_torch",
-        "glyph_clip": "open_clip_torch",
-        "onnx_file": "onnxruntime",
-        "tflite_file": "ai-edge-litert",
-        "hugging_face": "transformers",
-        "text_encoder": "transformers",
+        "timm": ["timm"],
+        "packaged": ["timm"],
+        "open_clip": ["open_clip_torch"],
+        "glyph_clip": ["open_clip_torch"],
+        "onnx_file": ["onnxruntime"],
+        "tflite_file": ["ai-edge-litert"],
+        "hugging_face": ["transformers"],
+        "text_encoder": ["transformers", "tokenizers"],
     }
-    if provider == "text_encoder":
-        more = {"tokenizers"}
-    else:
-        more = set()
-    for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")} | more):
+    for name in sorted(["torch", "pillow", "numpy", *libraries.get(provider, ())]):
         try:
             record[name] = version(name)
         except PackageNotFoundError:  # an editable or vendored install without metadata
@@ -112,10 +107,9 @@ def resolve_compute_as(
     """
     if computed.get("device") != resolve_device(config.device).kind:
         return resolve_compute(config)
+    dtype = config.dtype
     if config.dtype == "auto":
         dtype = str(computed["dtype"])
-    else:
-        dtype = config.dtype
     return resolve_compute(
         replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype)
     )

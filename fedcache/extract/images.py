@@ -30,17 +30,120 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import threading
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageFilter
 
-from fedcache.extract.augment import parse_policy
-from fedcache.extract.augment_pixels import apply_step, crop_box
+from fedcache.extract.augment import Step, parse_policy
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.recipe import Recipe
+
+# The steps of an augmentation policy (``fedcache.extract.augment``), applied to the pixels of an image.
+
+ASPECT = (3 / 4, 4 / 3)
+
+Box = tuple[int, int, int, int]
+
+
+def crop_box(size: tuple[int, int], area: tuple[float, float], draw: np.random.Generator) -> Box:
+    """(left, upper, right, lower) of a random crop; the side that does not fit is cut to the image.
+
+    Args:
+        size: width and height of the image.
+        area: range of the share of the image that is drawn from.
+        draw: of this view.
+    """
+    width, height = size
+    wanted = draw.uniform(*area) * width * height
+    aspect = math.exp(draw.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
+    # In a long image no crop has both the area and the aspect drawn: the area gives way, never the image's border.
+    w = min(width, max(1, round(math.sqrt(wanted * aspect))))
+    h = min(height, max(1, round(math.sqrt(wanted / aspect))))
+    left = int(draw.random() * (width - w + 1))
+    top = int(draw.random() * (height - h + 1))
+    return left, top, left + w, top + h
+
+
+def apply_step(
+    image: Image.Image, step: Step, draw: np.random.Generator, *, mirror: bool
+) -> Image.Image:
+    """An RGB image after one step other than ``crop``, of the same size.
+
+    Every draw of a step is made whether or not it is used, so that what follows does not depend on chance before it.
+
+    Args:
+        image: RGB.
+        step: of the policy.
+        draw: of this view.
+        mirror: a mirrored image keeps its class.
+    """
+    values = step.values
+    match step.name:
+        case "rotate":
+            return image.rotate(draw.uniform(-values[0], values[0]), Image.Resampling.NEAREST)
+        case "gaussian-noise":
+            return _noisy(image, values, draw.standard_normal)
+        case "laplace-noise":
+            return _noisy(image, values, lambda shape: draw.laplace(size=shape))
+    # The other steps happen with a probability.
+    chosen = draw.random() < values[0]
+    match step.name:
+        case "jitter":
+            return _jittered(image, values, draw, chosen=chosen)
+        case "blur":
+            sigma = draw.uniform(values[1], values[2])
+            if chosen:
+                return image.filter(ImageFilter.GaussianBlur(float(sigma)))
+        case "grey":
+            if chosen:
+                return image.convert("L").convert("RGB")
+        case "flip":
+            if chosen and mirror:
+                return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image
+
+
+def _jittered(
+    image: Image.Image, values: tuple[float, ...], draw: np.random.Generator, *, chosen: bool
+) -> Image.Image:
+    _, *strengths, hue = values
+    factors = [draw.uniform(1 - s, 1 + s) for s in strengths]
+    turn = 0.0
+    if hue:
+        turn = draw.uniform(-hue, hue)
+    if not chosen:
+        return image
+    for enhance, factor in zip(
+        (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), factors, strict=True
+    ):
+        image = enhance(image).enhance(float(factor))
+    if hue:
+        return _turned(image, turn)
+    return image
+
+
+def _turned(image: Image.Image, turn: float) -> Image.Image:
+    """The hue turned by a share of the circle, in Pillow's HSV whose circle has 255 steps."""
+    h, s, v = image.convert("HSV").split()
+    moved = (np.asarray(h).astype(np.int64) + round(turn * 255)) % 256
+    return Image.merge("HSV", (Image.fromarray(moved.astype(np.uint8)), s, v)).convert("RGB")
+
+
+def _noisy(
+    image: Image.Image,
+    values: tuple[float, ...],
+    unit: Callable[[tuple[int, ...]], NDArray[np.float64]],
+) -> Image.Image:
+    scale, share = values
+    x = np.asarray(image)
+    moved = (1.0 - share) * x + scale * unit(x.shape)
+    return Image.fromarray(np.clip(np.rint(moved), 0, 255).astype(np.uint8))
+
 
 MAX_PIXELS = 64_000_000
 """Largest image that is decoded, in pixels (192 MB as RGB); checked in the header, before any pixel exists."""
@@ -261,9 +364,8 @@ def view(
     if steps[0].name == "crop":
         low, high = steps[0].values
         box = crop_box(image.size, (low, high), draw)
-        if recipe.size == 0:
-            size = image.size
-        else:
+        size = image.size
+        if recipe.size != 0:
             size = (recipe.size, recipe.size)
         made = image.resize(size, _FILTERS[recipe.interpolation], box=box)
         steps = steps[1:]

@@ -185,6 +185,7 @@ class Recipe:
                     f"A recipe in the file has the {name} {str(data.get(name))[:40]!r}, which no recipe has.",
                     "Get the file again from whoever made it, or extract again.",
                 )
+        # JSON has lists where a recipe has tuples.
         values = dict(data)
         values["mean"], values["std"] = tuple(values["mean"]), tuple(values["std"])
         return cls(**values)

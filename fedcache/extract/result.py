@@ -2,91 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import CorruptionError
-from fedcache.extract.batches import ComputedBatch
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import MachineError, StoreError
+from fedcache.extract.datasets.dataset import Dataset, counted
 from fedcache.extract.device import cores
-from fedcache.extract.inputs import IMAGES
-from fedcache.extract.planning.plan import PlannedArray, describe_array
+from fedcache.extract.how import jobs_of, resolve_compute
+from fedcache.extract.inputs import IMAGES, one_of
+from fedcache.extract.planning.incremental import plan_incremental
+from fedcache.extract.planning.plan import (
+    PlannedArray,
+    array_bytes,
+    describe_array,
+    missing_text,
+    wanted_text,
+)
+from fedcache.extract.workers.local import ExtractionStats, InProcess
+from fedcache.progress import Observer
 from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
-
-
-@dataclass
-class ExtractionStats:
-    """What an extraction did; the figures of its last line."""
-
-    images: int = 0  # images decoded in this process tree
-    forward_batches: dict[str, int] = field(default_factory=dict)  # per key, batches computed
-    forward_images: int = 0  # images that went through a model, summed over arrays
-    kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
-    # reason per quarantined row, all arrays of the run
-    bad: dict[int, str] = field(default_factory=dict)
-    seconds: float = 0.0  # wall time of the extraction loop
-    decode_seconds: float = 0.0  # summed over workers
-    forward_seconds: float = 0.0  # summed over workers and backbones
-    workers: int = 0  # processes that computed
-    # per key, texts of which the model reads a part
-    cut: dict[str, int] = field(default_factory=dict)
-    holds: str = IMAGES  # images, texts or rows
-
-    def add(self, batch: ComputedBatch) -> None:
-        """Count a batch that was computed in this process tree."""
-        self.images += batch.decoded - sum(why == VANISHED for why in batch.bad.values())
-        self.decode_seconds += batch.decode_seconds
-        self.bad.update(unreadable(batch.bad))
-        for key, seconds in batch.forward_seconds.items():
-            self.forward_seconds += seconds
-            self.forward_batches[key] = self.forward_batches.get(key, 0) + 1
-            self.forward_images += len(batch.features[key]) - len(batch.bad)
-        self._count_cut(batch.cut)
-
-    def _count_cut(self, cut: Mapping[str, int]) -> None:
-        for key, count in cut.items():
-            self.cut[key] = self.cut.get(key, 0) + count
-
-    def merge(self, other: ExtractionStats) -> None:
-        """Add the counts of a chunk task that another process computed."""
-        self.images += other.images
-        self.decode_seconds += other.decode_seconds
-        self.forward_seconds += other.forward_seconds
-        self.forward_images += other.forward_images
-        self.bad.update(other.bad)
-        for key, count in other.forward_batches.items():
-            self.forward_batches[key] = self.forward_batches.get(key, 0) + count
-        self._count_cut(other.cut)
-
-    def check_bad(self, latest: Mapping[int, str], max_bad: int) -> None:
-        """CorruptionError, with the last of ``latest`` (those found last), for more bad images than there may be."""
-        if len(self.bad) > max_bad:
-            row, reason = sorted((latest or self.bad).items())[-1]
-            raise CorruptionError(
-                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
-                f"{row}: {reason}.",
-                f"Mend the {self.holds}, or run again with a larger --max-bad: finished chunks are kept.",
-            )
-
-    @property
-    def rate(self) -> float:
-        """Images per second."""
-        if self.seconds:
-            return self.images / self.seconds
-        return 0.0
-
-    def busy(self, cores: int) -> float:
-        """Share of the cores' time that went into decoding and the models."""
-        if self.seconds:
-            return (self.decode_seconds + self.forward_seconds) / (self.seconds * cores)
-        return 0.0
-
-
-def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
-    """Rows whose image is there and cannot be read; one that has vanished is no defect."""
-    return {row: reason for row, reason in bad.items() if reason != VANISHED}
 
 
 @dataclass
@@ -155,15 +95,19 @@ def summarise(
     """The figures of an extraction, from the store and what was computed."""
     arrays = []
     for item in planned:
-        info = store.arrays[item.recipe.key]
+        key = item.recipe.key
+        info = store.arrays[key]
+        kept = len(info.chunks)
+        computed = 0
+        if stats is not None:
+            kept = stats.kept_chunks.get(key, 0)
+            computed = stats.forward_batches[key]
         arrays.append(
             {
-                **describe_array(item, info.shape, info.dtype, states[item.recipe.key]),
-                "kept_chunks": stats.kept_chunks.get(item.recipe.key, 0)
-                if stats
-                else len(info.chunks),
+                **describe_array(item, info.shape, info.dtype, states[key]),
+                "kept_chunks": kept,
                 "chunks": len(info.chunks),
-                "forward_batches": stats.forward_batches.get(item.recipe.key, 0) if stats else 0,
+                "forward_batches": computed,
             }
         )
     out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
@@ -179,7 +123,111 @@ def summarise(
         out.rate = stats.rate
         out.busy = stats.busy(cores())
         out.workers = stats.workers
-        out.cut = {
-            item.backbone.name: n for item in planned if (n := stats.cut.get(item.recipe.key, 0))
-        }
+        cut = {item.backbone.name: stats.cut[item.recipe.key] for item in planned}
+        out.cut = {name: count for name, count in cut.items() if count}
     return out
+
+
+FULL_DISK_MARGIN = 64 << 20
+
+
+def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> None:
+    """Refuse before any work what the disk cannot hold."""
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
+    free = shutil.disk_usage(parent).free
+    need = sum(array_bytes(len(data.names), p) for p in planned)
+    if need + FULL_DISK_MARGIN > free:
+        raise MachineError(
+            f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
+            "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
+        )
+
+
+def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
+    """What is new, gone, taken over and to compute, in one clause."""
+    chunks = counted(growth["reused_chunks"], "chunk")
+    passes = counted(growth["forward_passes"], "forward pass")
+    return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
+
+
+def estimate(
+    path: Path,
+    data: Dataset,
+    planned: Sequence[PlannedArray],
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    skipped: list[str],
+    *,
+    fresh: bool,
+) -> Extraction:
+    """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
+    try:
+        store: Store | None = Store.open(path)
+    except StoreError:
+        store = None
+    jobs = jobs_of(planned, data, *resolve_compute(config))
+    earlier = plan_incremental(
+        path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
+    )
+    present = len(data.names)
+    if earlier is not None:
+        data = earlier.data
+    todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
+    arrays = []
+    for p in planned:
+        shape = (len(data.names), p.recipe.views, p.backbone.width)
+        state = "complete"
+        if p in todo:
+            state = "to compute"
+        size = array_bytes(len(data.names), p)
+        arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
+    out = Extraction(
+        path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped
+    )
+    out.holds = data.holds
+    if store is not None and not todo:
+        out.ok = store.rows_ok
+    images = len(todo) * present
+    if earlier is not None and earlier.parent is not None:
+        out.growth = earlier.expected(p.recipe.key for p in todo)
+        out.vanished = len(earlier.data.vanished)
+        images = out.growth["forward_passes"]
+        observer.note(
+            f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}."
+        )
+    wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
+    lacking = missing_text(store, planned, wanted)
+    for p in planned:
+        if p.recipe.key in wanted:
+            state = "complete"
+            if p.recipe.key in lacking:
+                state = "to compute"
+            templates = list(wanted[p.recipe.key])
+            out.text.append({"backbone": p.backbone.name, "templates": templates, "state": state})
+    if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
+        out.rate = measured_rate(data, todo, config)
+        out.seconds = images / len(todo) / out.rate
+        observer.note(
+            f"One batch timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
+        )
+    return out
+
+
+def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> float:
+    """Images per second to expect, from one batch decoded and run in this process."""
+    device, settings = resolve_compute(config)
+    settings = replace(settings, batch=min(settings.batch, len(data.names)))
+    jobs = jobs_of(planned, data, device, settings)
+    workers = InProcess(jobs, data, settings)
+    try:
+        workers.warm()
+        computed = workers.submit(0, [j.key for j in jobs]).result()
+    finally:
+        workers.close()
+    forward = sum(computed.forward_seconds.values()) / computed.decoded
+    decode = computed.decode_seconds / computed.decoded
+    # The slower of the two sets the pace on a GPU; on a CPU each process does both in turn.
+    if device.kind == "cuda":  # one core feeds the GPU, the others decode
+        return float(1 / max(forward, decode / max(1, cores() - 1)))
+    return float((config.workers or cores()) / (forward + decode))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import (

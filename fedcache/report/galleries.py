@@ -16,8 +16,7 @@ import numpy as np
 from PIL import Image
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.planning.find_images import read_images
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_origin import RunStore

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.inputs import ROWS
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
 from fedcache.report.caution_words import caution_lines, drawn_clients

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedcache.errors import StoreError
-from fedcache.extract.planning.image_places import ImagePlaces
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import Mistakes, find_mistakes
 from fedcache.models.saved_model import ModelOptions
 from fedcache.progress import Silent

@@ -12,7 +12,7 @@ import numpy as np
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones import lookup
-from fedcache.extract.datasets import Dataset, open_dataset
+from fedcache.extract.datasets import Context, Dataset, open_dataset
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
@@ -152,14 +152,14 @@ class Workbench:
         """The dataset of a cell, opened."""
         if cell.dataset not in self._images:
             with told_as(self.observer, f"reading {cell.dataset}", "images") as progress:
-                self._images[cell.dataset] = open_dataset(
-                    cell.dataset,
-                    limit=self.options.limit,
-                    memory=memory_of(self.home),
-                    roots=roots_of(self.options.data),
-                    data=self.home.data,
+                context = Context(
+                    memory_of(self.home),
+                    roots_of(self.options.data),
+                    self.home.data,
                     progress=progress,
+                    limit=self.options.limit,
                 )
+                self._images[cell.dataset] = open_dataset(cell.dataset, context)
         return self._images[cell.dataset]
 
     def columns(self, cell: PaperCell) -> Columns:

@@ -158,7 +158,7 @@ def reproduce(
         for p in planned
     ]
     if options.on is not None:  # a word that is no dataset is refused at once
-        datasets.peek(options.on, memory=memory_of(home), roots=looker.roots, data=home.data)
+        datasets.peek(options.on, datasets.Context(memory_of(home), looker.roots, home.data))
     if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
         raise _nothing_can_run(entry, lacks, planned)
     workbench = Workbench(

@@ -19,7 +19,7 @@ from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.how import note_of_other_devices, resolve_compute_as
 from fedcache.extract.planning.find_store import ingested_path, need_store
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import context_of
 from fedcache.federate.partition.partition import Partition
 from fedcache.models.evaluate import (
     LabelledRows,
@@ -278,15 +278,7 @@ def store_with_features(
     spec = str(config.dataset)
     known = ingested_path(home, spec)
     if known is None:
-        found = peek(
-            spec,
-            memory=memory_of(home),
-            roots=roots_of(config.data),
-            data=home.data,
-            layout=config.layout,
-            limit=config.limit,
-            follow_links=config.follow_links,
-        )
+        found = peek(spec, context_of(config, home))
         known = None
         if found is not None:
             known = place_of_content(home, *found)

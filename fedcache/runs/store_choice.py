@@ -355,7 +355,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     Raises StoreError, naming the parts and both ways on.
     """
     memory = memory_of(home)
-    whole = datasets.peek(dataset, memory=memory, data=home.data)
+    whole = datasets.peek(dataset, datasets.Context(memory, data=home.data))
     parts = []
     for path in sorted(home.stores.glob("*.zarr")) if whole is not None else []:
         assert whole is not None

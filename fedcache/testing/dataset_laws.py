@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.extract import datasets
-from fedcache.extract.datasets.dataset import TRAIN, Dataset, Source, uid_of
+from fedcache.extract.datasets.dataset import TRAIN, Context, Dataset, Source, uid_of
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES
@@ -31,7 +31,7 @@ def open_dataset(spec: str) -> Dataset:
     Raises UsageError for a spec that names no dataset, and what its reader raises.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return datasets.open_dataset(spec, memory=DigestMemory(Path(folder)))
+        return datasets.open_dataset(spec, Context(DigestMemory(Path(folder))))
 
 
 def _contents(source: Source, rows: Iterable[np.integer]) -> list[bytes | None]:
@@ -136,8 +136,8 @@ def a_part_has_the_rows_of_the_whole(spec: str) -> None:
 def the_key_is_plain_and_stays(spec: str) -> None:
     """``key`` gives plain JSON values, the same each time while nothing changes."""
     with tempfile.TemporaryDirectory() as folder:
-        memory = DigestMemory(Path(folder))
-        first, second = (json.dumps(datasets.asked_for(spec, memory=memory)) for _ in range(2))
+        context = Context(DigestMemory(Path(folder)))
+        first, second = (json.dumps(datasets.asked_for(spec, context)) for _ in range(2))
     require(first == second, "the key of the same files is another each time")
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from fedcache.commands import doctor
 from fedcache.commands.output import TextTable
 from fedcache.config import Home
-from fedcache.extract.backbones.caches import library_caches
+from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import Device
 
 

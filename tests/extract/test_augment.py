@@ -12,9 +12,8 @@ from PIL import Image
 from refusal import refused
 
 from fedcache.extract.augment import LONGEST, Step, canonical, parse_policy
-from fedcache.extract.augment_pixels import apply_step
 from fedcache.extract.batches import input_key
-from fedcache.extract.images import resize, view
+from fedcache.extract.images import apply_step, resize, view
 from fedcache.extract.recipe import Recipe
 
 IMAGE = Image.fromarray(pixels(0, 40, 56))

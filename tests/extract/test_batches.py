@@ -194,15 +194,15 @@ def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens() 
 
     images = data()
     images.source = Wide()
-    assert feature_shape(job("pixels", dtype="uint8", size=0), images, 4) == (10, 1, 5, 7, 3)
-    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images, 4) == (
+    assert feature_shape(job("pixels", dtype="uint8", size=0), images) == (10, 1, 5, 7, 3)
+    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (
         10,
         2,
         9,
         9,
         3,
     )
-    assert feature_shape(job(views=2), images, 4) == (10, 2, 4)
+    assert feature_shape(job(views=2), images) == (10, 2, 4)
     images.names = images.names[:3]
     with pytest.raises(CorruptionError, match="No image"):
-        feature_shape(job("pixels", dtype="uint8", size=0), images, 4)
+        feature_shape(job("pixels", dtype="uint8", size=0), images)

@@ -131,11 +131,11 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[s
             found = fedcache(*words, "--json")
             assert found.code == 5
             assert str(last) in found.envelope["error"]["message"]
-        assert fedcache("methods", "info", "fed3r").code == 0
+        assert fedcache("methods info fed3r").code == 0
     last.unlink()
     # it extracted digits and trained on them
-    assert fedcache("train", "--method", "fed3r").code == 4
-    assert fedcache("extract", "--backbones", "pixels").code == 2
+    assert fedcache("train --method fed3r").code == 4
+    assert fedcache("extract --backbones pixels").code == 2
     assert (
         ok(*images, "--backbones", "random-projection").data["path"]
         == json.loads(raw)["content"]["store"]
@@ -150,10 +150,10 @@ def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> Non
     place = Path(images[2].removeprefix("folder:")) / "train" / "ant"
     shutil.copy(place / "000.png", place / "more.png")
     grown = Path(ok(*images, "--backbones", "random-projection").data["path"])
-    train = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
-    assert ok(*train).envelope["warnings"] == []
+    train = "train --method fed3r --scheme iid --clients 2"
+    assert ok(train).envelope["warnings"] == []
     (home() / "last.json").write_bytes(old)
-    (warning,) = ok(*train).envelope["warnings"]
+    (warning,) = ok(train).envelope["warnings"]
     assert f"--store {grown.name}" in warning
 
 

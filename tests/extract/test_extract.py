@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import apart, fedcache, ok
+from command import apart, fedcache, ok, words_of
 from filelock import FileLock
 from pictures import folder
 from toy_store import content
@@ -28,7 +28,7 @@ from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 
 
 @pytest.fixture
@@ -38,12 +38,7 @@ def images(tmp_path: Path) -> Path:
 
 def extract(images: Path, *words: object) -> Any:
     return fedcache(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        *SMALL,
+        f"extract --dataset folder:{images} --backbones random-projection {SMALL}",
         *words,
         "--json",
     )
@@ -70,14 +65,8 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(
     images: Path, tmp_path: Path
 ) -> None:
     home = os.environ["FEDCACHE_HOME"]
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        *SMALL,
-        "--json",
+    words = words_of(
+        f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
     )
     first = apart(*words, home=home)
     assert first.code == 0, first.err
@@ -90,7 +79,7 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(
         "except SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules and 'timm' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -115,9 +104,9 @@ def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
 def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> None:
     for i in range(12):
         (images / "train" / "zebra" / f"bad{i:02}.png").write_bytes(b"no")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
-    assert fedcache(*words, "--max-bad", 1).code == 5
-    done = fedcache(*words, "--max-bad", 12)
+    words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
+    assert fedcache(f"{words} --max-bad 1").code == 5
+    done = fedcache(f"{words} --max-bad 12")
     assert (done.code, done.out.count("train/zebra/bad")) == (3, 10)
     seen = ok("inspect").data
     assert (seen["images"], seen["ok"], seen["splits"]) == (
@@ -191,8 +180,8 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
     raw = bytearray(chunk.read_bytes())
     raw[11] ^= 4
     chunk.write_bytes(raw)
-    assert fedcache("verify", store).code == 5
-    trained = fedcache("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2, "--json")
+    assert fedcache(f"verify {store}").code == 5
+    trained = fedcache("train --method fedncm --scheme iid --clients 2 --json")
     assert trained.code == 5
     assert "verify" in trained.envelope["error"]["hint"]
 
@@ -201,23 +190,23 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
 def test_an_older_manifest_is_told_and_no_array_vanishes(images: Path) -> None:
     store = Path(extract(images).data["path"])
     manifest = store / "manifest.json"
-    more = ("extract", "--backbones", "random-projection:16", *SMALL)
+    more = f"extract --backbones random-projection:16 {SMALL}"
     older = manifest.read_bytes()
-    second = ok(*more).data["arrays"][0]["key"]
+    second = ok(more).data["arrays"][0]["key"]
     newer = manifest.read_bytes()
     manifest.write_bytes(older)
-    train = ("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2)
-    for words in (("inspect", store), ("verify", store), train):
-        done = fedcache(*words, "--json")
+    train = "train --method fedncm --scheme iid --clients 2"
+    for words in (f"inspect {store}", f"verify {store}", train):
+        done = fedcache(f"{words} --json")
         assert done.code == 5, words
         assert f"does not list {second}" in done.envelope["error"]["message"]
     manifest.write_bytes(newer)
-    assert ok("verify", store).data["problems"] == []
+    assert ok(f"verify {store}").data["problems"] == []
     # What the message says instead works too.
     manifest.write_bytes(older)
     shutil.rmtree(store / "features" / second)
-    assert ok(*more).data["arrays"][0]["key"] == second
-    assert ok("verify", store).data["problems"] == []
+    assert ok(more).data["arrays"][0]["key"] == second
+    assert ok(f"verify {store}").data["problems"] == []
 
 
 def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
@@ -257,8 +246,8 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
 
 def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:
     images = folder(tmp_path / "images", train=4, test=2)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
-    store = Path(ok(*words).data["path"])
+    words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
+    store = Path(ok(words).data["path"])
 
     def files() -> set[Path]:
         return {f for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
@@ -270,15 +259,15 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_
     for file in (dead, journal, alive, begun):
         file.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
     with FileLock(alive.with_suffix(".lock")):
-        ok(*words)
+        ok(words)
         # The last is of an array that is not finished.
         assert [f.exists() for f in (dead, journal, alive, begun)] == [False, False, True, True]
     begun.unlink()
     journal.touch()
     with FileLock(dead.with_suffix(".lock")):
-        ok(*words)
+        ok(words)
         assert journal.exists()
-    ok(*words)
+    ok(words)
     assert files() <= before
 
 
@@ -288,28 +277,15 @@ def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_f
     images = folder(tmp_path / "images", train=4, test=2)
     (tmp_path / "secret.png").write_text("password = hunter2")
     (images / "train" / "zebra" / "link.png").symlink_to(tmp_path / "secret.png")
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        16,
-        "--workers",
-        0,
-        "--max-bad",
-        1,
-        "--json",
-    )
-    done = fedcache(*words)
+    words = f"extract --dataset folder:{images} --backbones random-projection --size 16 --workers 0 --max-bad 1 --json"
+    done = fedcache(words)
     (warning,) = done.envelope["warnings"]
     assert "--follow-links" in warning
     assert (done.code, done.data["images"]) == (0, 18)
-    asked = fedcache(*words, "--follow-links")
+    asked = fedcache(f"{words} --follow-links")
     assert (asked.code, asked.data["images"]) == (3, 19)  # it is read, and is no image
     assert "hunter2" not in (Path(asked.data["path"]) / "quarantine.jsonl").read_text()
     assert "password" not in asked.out + asked.err
-    assert not fedcache(*words, "--follow-links").envelope[
+    assert not fedcache(f"{words} --follow-links").envelope[
         "warnings"
     ]  # at once, as everything is there

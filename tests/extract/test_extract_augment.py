@@ -12,7 +12,7 @@ from pictures import folder
 from fedcache.errors import Exit
 from fedcache.store.store import Store
 
-WORDS = ("--backbones", "random-projection", "--recipe", "random-projection:size=16", "--batch", 4)
+WORDS = "--backbones random-projection --recipe random-projection:size=16 --batch 4"
 POLICY = "flip=0.5,rotate=30,gaussian-noise=20:0.1"
 
 
@@ -23,7 +23,7 @@ def images(tmp_path: Path) -> Path:
 
 def extracted(images: Path, *words: object) -> tuple[str, Store]:
     """Key of the array and the store after one extraction."""
-    done = ok("extract", "--dataset", f"folder:{images}", *WORDS, *words).data
+    done = ok(f"extract --dataset folder:{images} {WORDS}", *words).data
     return done["arrays"][0]["key"], Store.open(Path(done["path"]))
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_policy_is_refused_before_anything_is_read(images: Path) -> N
         ("--views", 2, "--augment", "flp=0.5"),
         ("--views", 2, "--recipe", "augment=flip"),
     ):
-        done = fedcache("extract", "--dataset", f"folder:{images}", *WORDS, *words)
+        done = fedcache(f"extract --dataset folder:{images} {WORDS}", *words)
         assert done.code == Exit.USAGE
         assert "ugment" in done.err
 
@@ -71,44 +71,32 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(
     plain, _ = extracted(images, "--workers", 0, "--store", tmp_path / "plain.zarr")
     extracted(images, "--views", 2, "--augment", "domainnet", "--workers", 0)
     key, store = extracted(images, "--views", 2, "--augment", POLICY, "--workers", 0)
-    asked = (
-        "train",
-        "--method",
-        "fedavg",
-        "--scheme",
-        "iid",
-        "--clients",
-        2,
-        "--rounds",
-        3,
-        "--set",
-        "batch=4",
-    )
+    asked = "train --method fedavg --scheme iid --clients 2 --rounds 3 --set batch=4"
     several = fedcache(
-        *asked, "--store", store.path, "--backbones", "random-projection", "--set", "train_view=aug"
+        f"{asked} --store {store.path} --backbones random-projection --set train_view=aug"
     )
     assert several.code == Exit.USAGE
     assert f"{key} (width 64, 2 views by {POLICY})" in " ".join(several.err.split())
-    done = ok(*asked, "--store", store.path, "--backbones", key, "--set", "train_view=aug").data
+    done = ok(f"{asked} --store {store.path} --backbones {key} --set train_view=aug").data
     assert done["fidelity"] == "cached_views"
     run = Path(done["path"])
     config = run / "config.toml"
     assert key in config.read_text()
     extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
     # what was extracted since is not meant
-    assert ok("train", "--config", config).data["path"] == str(run)
+    assert ok(f"train --config {config}").data["path"] == str(run)
     none = fedcache(
-        *asked, "--store", tmp_path / "plain.zarr", "--backbones", plain, "--set", "train_view=aug"
+        f"{asked} --store {tmp_path / 'plain.zarr'} --backbones {plain} --set train_view=aug"
     )
     assert none.code == Exit.STORE
     assert "hold 1 view" in none.err
     said = [
-        ok("predict", run, "--store", where).data["rows"]
+        ok(f"predict {run} --store {where}").data["rows"]
         for where in (store.path, tmp_path / "plain.zarr")
     ]
     assert said[0] == said[1]  # of a store, its view 0 under any policy and without one
     name = store.samples.name[0]
-    (row,) = ok("predict", run, images / name, "--workers", 0, "--batch", 4).data["rows"]
+    (row,) = ok(f"predict {run} {images / name} --workers 0 --batch 4").data["rows"]
     (same,) = [r for r in said[0] if r["name"] == name]
     assert row["class"] == same["class"]
     assert row["probability"] == pytest.approx(same["probability"], abs=1e-5)
@@ -116,8 +104,8 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(
 
 @pytest.mark.slow
 def test_digits_are_not_flipped_and_that_is_said() -> None:
-    words = ("--limit", 8, *WORDS, "--workers", 0, "--views", 2, "--augment", "flip=1")
-    done = fedcache("extract", "--dataset", "digits", *words, "--json")
+    words = f"--limit 8 {WORDS} --workers 0 --views 2 --augment flip=1"
+    done = fedcache(f"extract --dataset digits {words} --json")
     assert done.code == 0, done.err
     assert "Views are not flipped" in done.err
     store = Store.open(Path(done.data["path"]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import apart, fedcache, ok, start
+from command import apart, fedcache, ok, start, words_of
 from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -23,17 +23,12 @@ from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 
 
 def extract(images: Path, *words: object, backbones: str = "random-projection") -> Any:
     return fedcache(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        backbones,
-        *SMALL,
+        f"extract --dataset folder:{images} --backbones {backbones} {SMALL}",
         *words,
         "--json",
     )
@@ -90,13 +85,7 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_p
     (images / "train/zebra/005.png").unlink()
     add(images, "train/10/003.png", 4, 2)  # other content under the same name
     plan = ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        *SMALL,
-        "--dry-run",
+        f"extract --dataset folder:{images} --backbones random-projection {SMALL} --dry-run",
     ).data
     done = extract(images)
     after = store_of(done)
@@ -194,10 +183,10 @@ def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
     dealt = {int(r) for c in made.clients for r in (*c.train, *c.test)}
     assert not dealt & gone
     assert len(store.samples.name) - 1 in dealt  # and the new row is
-    ok("train", "--method", "fedncm", "--clients", 3)
-    scored = ok("evaluate", "method:fedncm", "--store", store.path, "--split", "all").data
+    ok("train --method fedncm --clients 3")
+    scored = ok(f"evaluate method:fedncm --store {store.path} --split all").data
     assert scored["runs"][0]["left_out"]["unreadable"] == 0
-    told = ok("predict", "method:fedncm", "--store", store.path).data["rows"]
+    told = ok(f"predict method:fedncm --store {store.path}").data["rows"]
     assert {row["name"] for row in told}.isdisjoint(store.samples.name[row] for row in gone)
 
 
@@ -280,14 +269,8 @@ def test_a_second_store_of_the_same_content_is_computed_for_itself(
 def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
     images = folder(tmp_path / "many", train=60, test=20)  # 240 rows, 30 chunks
     home = os.environ["FEDCACHE_HOME"]
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        *SMALL,
-        "--json",
+    words = words_of(
+        f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
     )
     first = apart(*words, home=home)
     assert first.code == 0, first.err
@@ -332,10 +315,7 @@ def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: 
     assert done.data["decoded"] == 48  # of 49 rows, one of which has vanished
     assert verify(grown.path).ok
     assert (
-        fedcache(
-            "extract", "--dataset", f"folder:{images}", "--backbones", "pixels", *SMALL, "--rehash"
-        ).code
-        == 0
+        fedcache(f"extract --dataset folder:{images} --backbones pixels {SMALL} --rehash").code == 0
     )
 
 

@@ -32,7 +32,7 @@ def sources(tmp_path: Path) -> Path:
     ("file", "old", "new", "other"),
     [
         ("images.py", "from __future__", "# a remark\nfrom __future__", False),
-        ("augment_pixels.py", "ASPECT = (3 / 4, 4 / 3)", "ASPECT = (4 / 5, 5 / 4)", True),
+        ("images.py", "ASPECT = (3 / 4, 4 / 3)", "ASPECT = (4 / 5, 5 / 4)", True),
         ("images.py", "(255, 255, 255, 255)", "(0, 0, 0, 255)", True),
         ("backbones/encoder.py", "255 * std", "256 * std", True),
         ("backbones/random.py", "inputs**0.5", "inputs**0.25", True),
@@ -54,24 +54,12 @@ def test_what_computes_features_is_told_from_what_is_said_about_it(sources, file
 def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch):
     images = folder(tmp_path / "shapes")
     words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        0,
-        "--store",
-        tmp_path / "s.zarr",
-        "--json",
+        f"extract --dataset folder:{images} --backbones random-projection --batch 4 "
+        f"--chunk-rows 8 --workers 0 --store {tmp_path / 's.zarr'} --json"
     )
     for n in range(3):
         (images / "train" / "ant" / f"zz{n}.png").write_bytes(b"not a picture")
-    stopped = fedcache(*words, "--max-bad", 0)
+    stopped = fedcache(f"{words} --max-bad 0")
     assert stopped.code == Exit.CORRUPT
     (journal,) = journals(tmp_path / "s.zarr")
     assert journal.header is not None
@@ -81,39 +69,27 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
-        other = fedcache(*words, "--max-bad", 9)
+        other = fedcache(f"{words} --max-bad 9")
         assert other.code == Exit.STORE
         assert "--fresh" in other.err
         assert journals(tmp_path / "s.zarr")[0].chunks.keys() == kept  # nothing was touched
-        fresh = fedcache(*words, "--max-bad", 9, "--fresh")
+        fresh = fedcache(f"{words} --max-bad 9 --fresh")
     assert fresh.code == Exit.QUARANTINED
     (array,) = Store.open(tmp_path / "s.zarr").arrays.values()
     assert array.how["code"] == "0" * 16
     # A finished array is used whatever computed it: ``how`` is no part of the look-up.
-    again = fedcache(*words, "--max-bad", 9)
+    again = fedcache(f"{words} --max-bad 9")
     assert (again.code, again.data["decoded"]) == (Exit.QUARANTINED, 0)
 
 
 def test_chunks_of_a_store_made_by_other_code_are_not_taken_over(tmp_path, monkeypatch):
     images = folder(tmp_path / "shapes")
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--workers",
-        0,
-    )
+    words = f"extract --dataset folder:{images} --backbones random-projection --batch 4 --chunk-rows 8 --workers 0"
     with monkeypatch.context() as patch:
         patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
-        ok(*words)
+        ok(words)
     shutil.copytree(folder(tmp_path / "more", train=20), images, dirs_exist_ok=True)
-    grown = fedcache(*words, "--json")
+    grown = fedcache(f"{words} --json")
     assert grown.data["growth"] is None
     assert "computed otherwise" in grown.err
 

@@ -18,14 +18,12 @@ def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_t
     own_home: Path, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "im.npy", PIXELS)
-    done = fedcache(
-        "extract", "--dataset", f"arrays:{tmp_path / 'im.npy'}", "--backbones", "glyph-clip"
-    )
+    done = fedcache(f"extract --dataset arrays:{tmp_path / 'im.npy'} --backbones glyph-clip")
     assert done.code == Exit.OK
     assert "no text features" in done.err
     told = ok("inspect").data
     assert (told["ok"], told["classes"], told["text"]) == (6, [], [])
-    refused = fedcache("train", "--method", "clip-zs", "--scheme", "iid", "--clients", "2")
+    refused = fedcache("train --method clip-zs --scheme iid --clients 2")
     assert refused.code == Exit.STORE
     assert "clip-zs needs text features" in refused.err
 

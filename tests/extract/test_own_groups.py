@@ -14,19 +14,8 @@ from fedcache.store.store import Store
 
 RNG = np.random.default_rng(5)
 IMAGES, LABELS = RNG.integers(0, 256, (60, 8, 8), dtype=np.uint8), np.arange(60) % 3
-WORDS = (
-    "--backbones",
-    "random-projection",
-    "--size",
-    8,
-    "--workers",
-    0,
-    "--batch",
-    5,
-    "--chunk-rows",
-    5,
-)
-TRAIN = ("train", "--method", "fed3r", "--by", "site", "--dataset")
+WORDS = "--backbones random-projection --size 8 --workers 0 --batch 5 --chunk-rows 5"
+TRAIN = "train --method fed3r --by site --dataset"
 TWO, THREE = [["a", "b"][i % 2] for i in range(60)], [["p", "q", "r"][i // 20] for i in range(60)]
 
 
@@ -45,40 +34,40 @@ def sites(path: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[str, str]) -> None:
-    path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
-    assert ok("extract", "--dataset", specs["three"], *WORDS).data["path"] == path
+    path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
+    assert ok(f"extract --dataset {specs['three']} {WORDS}").data["path"] == path
     assert sites(path) == ("p", "q", "r")
-    ok("extract", "--dataset", specs["two"], *WORDS, "--dry-run")
+    ok(f"extract --dataset {specs['two']} {WORDS} --dry-run")
     assert sites(path) == ("p", "q", "r"), "a dry run brings no columns"
-    first = ok(*TRAIN, specs["two"])
+    first = ok(f"{TRAIN} {specs['two']}")
     assert f"The column site is those of {specs['two']} now" in first.err
-    again = ok(*TRAIN, specs["two"])  # nothing to bring, and the same run
+    again = ok(f"{TRAIN} {specs['two']}")  # nothing to bring, and the same run
     assert ("The column" in again.err, again.data["path"]) == (False, first.data["path"])
-    other = ok(*TRAIN, specs["three"])
+    other = ok(f"{TRAIN} {specs['three']}")
     assert other.data["path"] != first.data["path"]
     # An answer that was noted is not one for other groups.
-    made = [first, other, ok(*TRAIN, specs["two"])]
+    made = [first, other, ok(f"{TRAIN} {specs['two']}")]
     assert [done.data["partition"]["clients"] for done in made] == [2, 3, 2]
 
 
 def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str]) -> None:
-    path = ok("extract", "--dataset", specs["two"], *WORDS).data["path"]
-    ok("extract", "--dataset", specs["none"], *WORDS)
+    path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
+    ok(f"extract --dataset {specs['none']} {WORDS}")
     assert sites(path) == ()
     # finished, and its column is brought again
-    said = ok("extract", "--dataset", specs["two"], *WORDS)
+    said = ok(f"extract --dataset {specs['two']} {WORDS}")
     assert said.data["arrays"][0]["state"] == "complete"
     assert sites(path) == ("a", "b")
-    assert ok("datasets", "info", specs["none"]).code == 0
-    shown = ok("inspect", "--dataset", specs["none"])
+    assert ok(f"datasets info {specs['none']}").code == 0
+    shown = ok(f"inspect --dataset {specs['none']}")
     assert f"The column site is not of {specs['none']}" in shown.err
     assert sites(path) == ()
 
 
 def test_the_dataset_last_extracted_has_its_own_columns(specs: dict[str, str]) -> None:
-    path = ok("extract", "--dataset", specs["three"], *WORDS).data["path"]
-    ok("extract", "--dataset", specs["two"], *WORDS)
-    ok("inspect", "--dataset", specs["three"])
+    path = ok(f"extract --dataset {specs['three']} {WORDS}").data["path"]
+    ok(f"extract --dataset {specs['two']} {WORDS}")
+    ok(f"inspect --dataset {specs['three']}")
     assert sites(path) == ("p", "q", "r")
     ok("inspect")
     assert sites(path) == ("a", "b")
@@ -96,11 +85,11 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
         return f"folder:{root / file}"
 
     of, other = ({name: site[i] for i, name in enumerate(every)} for site in (THREE, TWO))
-    ok("extract", "--dataset", listed("a.csv", every[5:], of), *WORDS)
-    grown = ok("extract", "--dataset", listed("a.csv", every, of), *WORDS).data["path"]
+    ok(f"extract {WORDS} --dataset", listed("a.csv", every[5:], of))
+    grown = ok(f"extract {WORDS} --dataset", listed("a.csv", every, of)).data["path"]
     assert Store.open(Path(grown)).samples.name[0] == "n05.png"  # new rows are the last
-    assert ok("extract", "--dataset", listed("b.csv", every, other), *WORDS).data["path"] == grown
-    ok("inspect", "--dataset", f"folder:{root / 'a.csv'}")
+    assert ok(f"extract {WORDS} --dataset", listed("b.csv", every, other)).data["path"] == grown
+    ok(f"inspect --dataset folder:{root / 'a.csv'}")
     store = Store.open(Path(grown))
     assert store.group("site").values() == [of[name] for name in store.samples.name]
 

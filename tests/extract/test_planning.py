@@ -16,13 +16,12 @@ from toy_store import create
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, MachineError
-from fedcache.extract import extract_dataset
+from fedcache.extract import extract_dataset, result
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
 from fedcache.extract.datasets.dataset import Dataset, domain_column, join
 from fedcache.extract.device import Device
 from fedcache.extract.extract_dataset import pull_if_needed
-from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
 from fedcache.extract.planning.incremental import (
@@ -80,14 +79,14 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
             done.append("closed")
 
     settings = ComputeSettings(kind, "float32", 32, 1)
-    monkeypatch.setattr(cost, "InProcess", Timed)
-    monkeypatch.setattr(cost, "cores", lambda: cores)
-    monkeypatch.setattr(cost, "resolve_compute", lambda _: (Device(kind, "", ""), settings))
+    monkeypatch.setattr(result, "InProcess", Timed)
+    monkeypatch.setattr(result, "cores", lambda: cores)
+    monkeypatch.setattr(result, "resolve_compute", lambda _: (Device(kind, "", ""), settings))
     monkeypatch.setattr(
-        cost, "jobs_of", lambda *_: [SimpleNamespace(key="a"), SimpleNamespace(key="b")]
+        result, "jobs_of", lambda *_: [SimpleNamespace(key="a"), SimpleNamespace(key="b")]
     )
     data: Any = SimpleNamespace(names=["one", "two", "three"])
-    found = cost.measured_rate(data, [], ExtractConfig(dataset="x", workers=workers))
+    found = result.measured_rate(data, [], ExtractConfig(dataset="x", workers=workers))
     assert found == pytest.approx(rate)
     assert done == [3, "warm", (0, ["a", "b"]), "closed"], "a batch is not larger than the dataset"
 
@@ -115,11 +114,11 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(
 
     def check(free: int) -> None:
         monkeypatch.setattr(
-            cost.shutil,
+            result.shutil,
             "disk_usage",
             lambda at: SimpleNamespace(free=free if at == tmp_path else 0),
         )
-        cost.check_disk(place, data, [planned("glyph-clip")] * 2)
+        result.check_disk(place, data, [planned("glyph-clip")] * 2)
 
     check(free)
     refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)
@@ -247,12 +246,16 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     store: Any = SimpleNamespace(has_text=has_text)
     arrays = [planned("glyph-clip"), planned("pixels")]
     key = arrays[0].recipe.key
-    found = wanted_text(store, arrays, template, ExtractConfig(dataset="x", text=asked), keep=keep)
+    found = wanted_text(
+        store, arrays, "c", template, ExtractConfig(dataset="x", text=asked), keep=keep
+    )
     assert found == ({} if wanted is None else {key: wanted})
     assert missing_text(store, arrays, {key: ("other",)}) == ({} if stored else {key: ("other",)})
     assert missing_text(None, arrays, {key: ("other",)}) == {key: ("other",)}
     open_clip = PlannedArray(lookup("clip-rn50"), arrays[0].weights, lookup("clip-rn50").recipe)
-    (last,) = wanted_text(None, [open_clip], None, ExtractConfig(dataset="x"), keep=True).values()
+    (last,) = wanted_text(
+        None, [open_clip], "c", None, ExtractConfig(dataset="x"), keep=True
+    ).values()
     assert last == ("a photo of a {}.",), "a backbone without a template of its own"
 
 

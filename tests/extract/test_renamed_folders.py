@@ -13,7 +13,7 @@ from fedcache.config import Home
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
-WORDS = ("--backbones", "random-projection", "--size", 16, "--workers", 0)
+WORDS = "--backbones random-projection --size 16 --workers 0"
 
 
 @pytest.fixture
@@ -28,28 +28,28 @@ def stores() -> list[str]:
 
 
 def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images: Path) -> None:
-    first = ok("extract", "--dataset", f"folder:{images}", *WORDS).data
+    first = ok(f"extract --dataset folder:{images} {WORDS}").data
     moved = images.rename(images.with_name("after"))
-    words = ("extract", "--dataset", f"folder:{moved}", *WORDS)
-    again = ok(*words)
+    words = f"extract --dataset folder:{moved} {WORDS}"
+    again = ok(words)
     assert again.data["arrays"][0]["state"] == "complete"
     assert "holds the same images, under the name they had before" in again.err
     # The third time from what is remembered now.
-    assert again.data["path"] == ok(*words).data["path"] == first["path"]
-    run = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    assert again.data["path"] == ok(words).data["path"] == first["path"]
+    run = "train --method fed3r --scheme iid --clients 2"
     assert (
-        ok(*run, "--dataset", f"folder:{moved}").data["dataset"]["digest"]
+        ok(f"{run} --dataset folder:{moved}").data["dataset"]["digest"]
         == first["dataset"]["digest"]
     )
-    assert ok(*words, "--backbones", "pixels").data["path"] == first["path"]
+    assert ok(f"{words} --backbones pixels").data["path"] == first["path"]
     assert stores() == [Path(first["path"]).name]
 
 
 def test_a_damaged_store_of_the_same_content_is_passed_over(images: Path) -> None:
-    first = Path(ok("extract", "--dataset", f"folder:{images}", *WORDS).data["path"])
+    first = Path(ok(f"extract --dataset folder:{images} {WORDS}").data["path"])
     (first / "manifest.json").write_text("{}")
     moved = images.rename(images.with_name("after"))
-    again = ok("extract", "--dataset", f"folder:{moved}", *WORDS)
+    again = ok(f"extract --dataset folder:{moved} {WORDS}")
     assert again.data["path"] != str(first)
 
 
@@ -59,9 +59,9 @@ def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(
 ) -> None:
     files = tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(189)])
     images = write_directory(tmp_path / "images", files)
-    first = ok("extract", "--dataset", f"folder:{images}", *WORDS).data
+    first = ok(f"extract --dataset folder:{images} {WORDS}").data
     (images / "cat").rename(images / "zebra")
-    again = ok("extract", "--dataset", f"folder:{images}", *WORDS).data
+    again = ok(f"extract --dataset folder:{images} {WORDS}").data
     assert again["growth"]["forward_passes"] == 0
     assert (again["growth"]["new"], again["growth"]["vanished"]) == (0, 0)
     store, before = Store.open(Path(again["path"])), Store.open(Path(first["path"]))
@@ -79,11 +79,11 @@ def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_
     images = write_directory(
         tmp_path / "before", tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(8)])
     )
-    small = ("--batch", 4, "--chunk-rows", 8)
-    ok("extract", "--dataset", f"folder:{images}", *WORDS, *small)
+    small = "--batch 4 --chunk-rows 8"
+    ok(f"extract --dataset folder:{images} {WORDS} {small}")
     moved = images.rename(images.with_name("after"))
     write_directory(moved, tree(["dog/999.png"]))
-    again = ok("extract", "--dataset", f"folder:{moved}", *WORDS, *small).data
+    again = ok(f"extract --dataset folder:{moved} {WORDS} {small}").data
     assert again["growth"]["forward_passes"] == 1
     assert again["dataset"]["slug"] == "after"
 
@@ -92,11 +92,11 @@ def test_two_images_that_change_names_keep_their_features(tmp_path: Path) -> Non
     images = write_directory(
         tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(8)])
     )
-    first = Store.open(Path(ok("extract", "--dataset", f"folder:{images}", *WORDS).data["path"]))
+    first = Store.open(Path(ok(f"extract --dataset folder:{images} {WORDS}").data["path"]))
     a, b, away = images / "cat" / "1.png", images / "dog" / "2.png", tmp_path / "away"
     for source, target in ((a, away), (b, a), (away, b)):
         source.rename(target)
-    again = ok("extract", "--dataset", f"folder:{images}", *WORDS).data
+    again = ok(f"extract --dataset folder:{images} {WORDS}").data
     assert again["growth"]["forward_passes"] == 0
     (key,) = first.arrays
     store = Store.open(Path(again["path"]))

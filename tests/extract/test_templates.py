@@ -15,89 +15,66 @@ from fedcache.config import Home
 from fedcache.process import Stop
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 OTHER = "the character {} here"
-ZERO = (
-    "train",
-    "--method",
-    "clip-zs",
-    "--scheme",
-    "iid",
-    "--clients",
-    2,
-    "--backbones",
-    "glyph-clip",
-)
+ZERO = "train --method clip-zs --scheme iid --clients 2 --backbones glyph-clip"
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> tuple[object, ...]:
+def words(tmp_path: Path) -> str:
     """The extract command of three classes with text features."""
     images = folder(tmp_path / "shapes", train=8, test=4)
-    return ("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL)
+    return f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}"
 
 
 @pytest.mark.slow
 def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
-    words: tuple[object, ...],
+    words: str,
 ) -> None:
-    path = Path(ok(*words).data["path"])
+    path = Path(ok(words).data["path"])
     template = Store.open(path).templates("glyph-clip")
     assert template is not None
-    before = ok(*ZERO).data
+    before = ok(ZERO).data
     assert before["text_templates"] == template
 
-    other = ok(*words, "--text", OTHER).data
+    other = ok(words, "--text", OTHER).data
     assert other["decoded"] == 0
     assert other["text"] == [{"backbone": "glyph-clip", "templates": [OTHER], "state": "computed"}]
-    changed = ok(*ZERO)
+    changed = ok(ZERO)
     assert changed.data["text_templates"] == [OTHER]
     assert f'Text: "{OTHER}"' in changed.err
     assert changed.data["digest"] != before["digest"]
     assert ok("inspect").data["text_templates"] == {"glyph-clip": [OTHER]}
 
-    ok(*words, "--dry-run")
+    ok(f"{words} --dry-run")
     assert Store.open(path).templates("glyph-clip") == [OTHER]
     files = {f: f.stat().st_mtime_ns for f in (path / "text").rglob("*")}
-    again = ok(*words).data["text"]
+    again = ok(words).data["text"]
     assert again == [{"backbone": "glyph-clip", "templates": template, "state": "made current"}]
     assert {f: f.stat().st_mtime_ns for f in (path / "text").rglob("*")} == files, (
         "nothing was computed"
     )
-    back = ok(*ZERO).data
+    back = ok(ZERO).data
     assert (back["reused"], back["digest"], back["text_templates"]) == (
         True,
         before["digest"],
         template,
     )
     current = (path / "manifest.json").read_bytes()
-    assert ok(*words).data["text"][0]["state"] == "current"
+    assert ok(words).data["text"][0]["state"] == "current"
     assert (path / "manifest.json").read_bytes() == current
     assert ok("verify").data["problems"] == []
 
 
 @pytest.mark.slow
 def test_what_train_extracts_on_its_own_leaves_the_chosen_template(
-    words: tuple[object, ...],
+    words: str, tmp_path: Path
 ) -> None:
-    ok(*words)
-    path = Path(ok(*words, "--text", OTHER).data["path"])
+    ok(words)
+    path = Path(ok(words, "--text", OTHER).data["path"])
     done = ok(
-        "train",
-        "--method",
-        "tpfl",
-        "--dataset",
-        words[2],
-        "--scheme",
-        "iid",
-        "--clients",
-        2,
-        "--rounds",
-        1,
-        "--set",
-        "epochs=1",
-        "--backbones",
-        "glyph-clip,pixels",
+        f"train --method tpfl --dataset folder:{tmp_path / 'shapes'} --scheme iid --clients 2 "
+        "--rounds 1 --set epochs=1 --backbones glyph-clip,pixels",
     )
     assert "Nothing extracted yet" in done.err, "the images were not there"
     assert done.data["text_templates"] == [OTHER]
@@ -117,17 +94,7 @@ def test_the_demo_reads_its_own_template(tmp_path: Path, monkeypatch: pytest.Mon
     home = Home.from_environment()
     store = Store.open(Path(demo.extract_features(home, TerminalObserver(quiet=True), Stop())))
     template, matrix = store.templates("glyph-clip"), store.text("glyph-clip").copy()
-    ok(
-        "extract",
-        "--dataset",
-        "digits",
-        "--limit",
-        200,
-        "--backbones",
-        "glyph-clip",
-        "--text",
-        OTHER,
-    )
+    ok("extract --dataset digits --limit 200 --backbones glyph-clip --text", OTHER)
     assert Store.open(store.path).templates("glyph-clip") == [OTHER]
     assert demo.extract_features(home, TerminalObserver(quiet=True), Stop()) == str(store.path)
     store = Store.open(store.path)

@@ -38,15 +38,7 @@ def write(path: Path, texts: list[str]) -> Path:
 
 def extract(bag: str, path: Path, *words: object) -> Done:
     return ok(
-        "extract",
-        "--dataset",
-        f"texts:{path.name}",
-        "--backbones",
-        bag,
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
+        f"extract --dataset texts:{path.name} --backbones {bag} --batch 4 --chunk-rows 8",
         *(words or ("--workers", 0)),
     )
 
@@ -78,19 +70,9 @@ def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):
     bad = [0, 1, 2, 3, 9]  # of which four are a whole batch, which reaches no model
     write(tmp_path / "a.csv", ["  " if i in bad else text for i, text in enumerate(sentences(40))])
-    words = (
-        "extract",
-        "--dataset",
-        "texts:a.csv",
-        "--backbones",
-        bag,
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-    )
-    assert fedcache(*words).code == Exit.CORRUPT
-    done = fedcache(*words, "--max-bad", 5, "--json")
+    words = f"extract --dataset texts:a.csv --backbones {bag} --batch 4 --chunk-rows 8"
+    assert fedcache(words).code == Exit.CORRUPT
+    done = fedcache(f"{words} --max-bad 5 --json")
     assert done.code == Exit.QUARANTINED
     assert done.data["bad"][3]["reason"] == "there is no text"
     store = Store.open(Path(done.data["path"]))
@@ -102,33 +84,32 @@ def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_pa
 
 def test_texts_without_labels_have_features_and_no_text_features(bag, tmp_path):
     (tmp_path / "a.csv").write_text("text\none\ntwo\nthree\n")
-    words = ("extract", "--dataset", "texts:a.csv", "--backbones", bag)
-    assert ok(*words, "--dry-run").data["text"] == []
-    done = ok(*words).data
-    assert (done["images"], done["text"], ok(*words).data["decoded"]) == (3, [], 0)
+    words = f"extract --dataset texts:a.csv --backbones {bag}"
+    assert ok(f"{words} --dry-run").data["text"] == []
+    done = ok(words).data
+    assert (done["images"], done["text"], ok(words).data["decoded"]) == (3, [], 0)
 
 
 @pytest.mark.slow
 def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     extract(bag, write(tmp_path / "a.csv", sentences(60)))
-    run = ok("train", "--method", "fed3r", "--by", "shop").data
+    run = ok("train --method fed3r --by shop").data
     assert (run["accuracy"]["mean"], run["dataset"]["holds"]) == (1.0, "texts")
     (tmp_path / "new.csv").write_text('id,text\nq,"bread soup"\np,"wind, snow"\nr,\n')
-    found = fedcache("predict", run["path"], "new.csv", "--json")
+    found = fedcache(f"predict {run['path']} new.csv --json")
     assert found.code == Exit.QUARANTINED
     rows = [(row["name"], row["class"]) for row in found.data["rows"]]
     assert rows == [("q", "food"), ("p", "weather"), ("r", None)]
-    assert ok("evaluate", run["path"], "--dataset", "texts:a.csv").data
+    assert ok(f"evaluate {run['path']} --dataset texts:a.csv").data
     model = fc.load_model(run["path"])
     assert model.predict(["rain and sun", "fish"]) == ["weather", "food"]
     assert model.predict("fish soup") == ["food"]
     with pytest.raises(UsageError, match="these are none"):
         model.predict(["salt", 3])  # type: ignore[list-item]
     assert (
-        "no torch module that takes pixels"
-        in fedcache("export-model", run["path"], "-o", "head").err
+        "no torch module that takes pixels" in fedcache(f"export-model {run['path']} -o head").err
     )
-    assert fedcache("train", "--method", "promptfl", "--dataset", "texts:a.csv").code == Exit.USAGE
+    assert fedcache("train --method promptfl --dataset texts:a.csv").code == Exit.USAGE
 
 
 def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
@@ -142,10 +123,10 @@ def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
         shop=np.arange(60) % 3,
     )
     name = bag.removesuffix("bag") + "spectrum"
-    store = ok("extract", "--dataset", "rows:w.npz", "--backbones", name).data["path"]
-    run = ok("train", "--method", "fed3r", "--by", "shop").data
+    store = ok(f"extract --dataset rows:w.npz --backbones {name}").data["path"]
+    run = ok("train --method fed3r --by shop").data
     assert run["accuracy"]["mean"] == 1.0
-    refused = fedcache("predict", run["path"], "w.npz")
+    refused = fedcache(f"predict {run['path']} w.npz")
     assert refused.code == Exit.USAGE
     assert f"fedcache extract --dataset rows:w.npz --backbones {name}" in refused.err
-    assert len(ok("predict", run["path"], "--store", store).data["rows"]) == 60
+    assert len(ok(f"predict {run['path']} --store {store}").data["rows"]) == 60

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from make_images import pixels
 from PIL import Image
 
-from fedcache.extract.augment_pixels import crop_box
-from fedcache.extract.images import view
+from fedcache.extract.images import crop_box, view
 from fedcache.extract.recipe import VERSION, Recipe
 
 IMAGE = Image.fromarray(pixels(0, 40, 56))

@@ -18,9 +18,9 @@ import pytest
 from command import ok
 from draws import one_of_each
 from federation import small
+from opened import open_dataset
 
 from fedcache.config import Home
-from fedcache.extract.datasets import open_dataset
 from fedcache.extract.images import decode
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import METHODS

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 from command import ok
+from opened import open_dataset
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.extract.datasets import open_dataset
 from fedcache.extract.images import decode
 from fedcache.extract.planning.plan import memory_of
 

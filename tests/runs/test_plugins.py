@@ -13,11 +13,11 @@ from arrays import small_store
 from command import fedcache, ok
 from homes import Once
 from make_images import tree, write_directory
+from opened import open_dataset, peek
 
 import fedcache as fc
 from fedcache import plugins
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.digests import DigestMemory
 from fedcache.federate.execution.choose import executors
 from fedcache.federate.methods import METHODS, NAMES

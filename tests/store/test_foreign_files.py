@@ -16,12 +16,12 @@ import scipy.io
 import torch
 from command import fedcache
 from conversion_lines import run_conversion
+from opened import open_dataset
 from refusal import refused
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets import open_dataset
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.planning.torch_embeddings import open_any
+from fedcache.extract.planning.ingest import open_any
 from fedcache.tables.embeddings import Embeddings
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import FileRows

@@ -23,13 +23,13 @@ from command import fedcache, ok
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from make_images import encoded
+from opened import open_dataset
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.planning.torch_embeddings import open_any
+from fedcache.extract.planning.ingest import open_any
 from fedcache.parsing import in_a_list
 from fedcache.store.content import arrange
 from fedcache.store.samples import HELD_OUT

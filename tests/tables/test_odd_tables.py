@@ -19,6 +19,7 @@ from command import fedcache, ok
 from command_lines import COMMANDS
 from hypothesis import example, given
 from hypothesis import strategies as st
+from opened import open_dataset
 from refusal import refused
 from test_doors import (
     DOORS,
@@ -43,7 +44,6 @@ from test_doors import (
 )
 
 from fedcache.errors import Exit, FedcacheError, UsageError
-from fedcache.extract.datasets import open_dataset
 from fedcache.extract.digests import DigestMemory
 from fedcache.parsing import in_a_list, listed
 from fedcache.store.store import Store

@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
-from fedcache.extract.backbones.backbone import Backbone, Download, FrozenEncoder, Weights
-from fedcache.extract.backbones.caches import Caches, library_caches
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    Caches,
+    Download,
+    FrozenEncoder,
+    Weights,
+    library_caches,
+)
 from fedcache.extract.backbones.table import BACKBONES, load, lookup, lookup_recorded
 from fedcache.extract.backbones.weights import (
     CHECKPOINTS,

@@ -83,6 +83,7 @@ class ClipTextTower:
             mask = mask[:length, :length]
         with deterministic():
             x = tower.transformer(x + tower.positional_embedding[: x.shape[1]], attn_mask=mask)
+            # The feature of a prompt is the state at its end token.
             x = tower.ln_final(x[torch.arange(len(x), device=x.device), end])
             project = tower.text_projection
             if project is not None:

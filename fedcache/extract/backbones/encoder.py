@@ -81,6 +81,7 @@ class ModuleEncoder:
         )
         mean = torch.tensor(recipe.mean, dtype=torch.float64).view(1, 3, 1, 1)
         std = torch.tensor(recipe.std, dtype=torch.float64).view(1, 3, 1, 1)
+        # (x / 255 - mean) / std = x * scale + shift.
         self._scale = (1 / (255 * std)).float().to(self.device)
         self._shift = (-mean / std).float().to(self.device)
         self._image = image or self.module

@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import FedcacheError, MachineError, shell_word, unknown
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.caches import hub_snapshots, library_caches
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    FrozenEncoder,
+    Weights,
+    hub_snapshots,
+    library_caches,
+)
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
@@ -163,10 +168,9 @@ def _encoder(
         tokenize=tokenize,
     )
     # Of a map or tokens the mean is taken, and the recipe says so.
+    word = chosen
     if chosen == "last_hidden_state":
         word = f"avg({chosen})"
-    else:
-        word = chosen
     return encoder, word, tokenize is not None
 
 

@@ -119,8 +119,6 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
     found = next((told for file in PREPROCESSING if (told := read_config(folder, file))), None)
     if found is not None:
         found = found.get("image_processor", found)
-    else:
-        found = None
     if not isinstance(found, dict):
         raise MachineError(
             f"{name} has no preprocessor_config.json, which says how images are made ready for it.",
@@ -160,21 +158,19 @@ def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
     """Side, resize and crop_pct. A number alone is the short edge where the centre is cut out, else both sides."""
     size = told["size"]
     cut = bool(told.get("do_center_crop", False))
-    short = (
-        size
-        if isinstance(size, int) and cut
-        else size.get("shortest_edge")
-        if isinstance(size, dict)
-        else None
-    )
+    short = None
+    if isinstance(size, dict):
+        short = size.get("shortest_edge")
+    elif isinstance(size, int) and cut:
+        short = size
     if short is not None and cut:
         side = _square(told.get("crop_size", short))
         return side, "crop", side / int(short)
     # ConvNeXT: small images are cut out, large ones squashed
     if short is not None and "crop_pct" in told:
-        return int(short), *(
-            ("crop", float(told["crop_pct"])) if int(short) < 384 else ("squash", 1.0)
-        )
+        if int(short) < 384:
+            return int(short), "crop", float(told["crop_pct"])
+        return int(short), "squash", 1.0
     if short is not None:
         raise ValueError("the short edge is resized and nothing is cut out")
     side = _square(size)

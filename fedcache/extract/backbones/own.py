@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder
-from fedcache.extract.backbones.caches import hub_snapshots
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, hub_snapshots
 from fedcache.extract.backbones.hugging_face_folder import model_files
 from fedcache.extract.digests import DigestMemory, stat_key
 from fedcache.extract.recipe import VERSION, Recipe, slug
@@ -49,28 +48,33 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     """
     text = name.removeprefix(prefix)
     bare = bare_name(name)
+    kind = "file"
+    example = f"{prefix}models/encoder.{prefix.rstrip(':')}"
+    is_there = Path.is_file
+    if folder:
+        kind = "folder"
+        example = f"{prefix}models/encoder"
+        is_there = Path.is_dir
     if not text or any(sign in bare for sign in ",@\n") or bare == prefix:
         raise UsageError(
-            f"{name!r} names no {'folder' if folder else 'file'}: a name may hold no comma, no @ and no line break.",
-            f"For example {prefix}models/encoder{'' if folder else '.' + prefix.rstrip(':')}",
+            f"{name!r} names no {kind}: a name may hold no comma, no @ and no line break.",
+            f"For example {example}",
         )
-    written = Path(text).expanduser()
-    if choice.file is None:
-        places = []
-    else:
+    places = [Path(text).expanduser()]
+    if choice.file is not None:
         places = [choice.file.expanduser()]
-    places += [written] if choice.file is None else []
-    if choice.file is None and choice.home is not None:
+    elif choice.home is not None:
         remembered = recall(bare, choice.home)
-        places += [Path(remembered.place)] if remembered is not None and name == bare else []
+        if remembered is not None and name == bare:
+            places.append(Path(remembered.place))
         places.append(choice.home / "weights" / slug(bare.removeprefix(prefix)))
     for place in places:
-        if place.is_dir() if folder else place.is_file():
+        if is_there(place):
             return place.absolute()
     looked = "; ".join(dict.fromkeys(map(str, places)))
     raise MachineError(
-        f"There is no {'folder' if folder else 'file'} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
-        f"Name it with its path, or give --weights {shell_word(bare)}={'FOLDER' if folder else 'FILE'}",
+        f"There is no {kind} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
+        f"Name it with its path, or give --weights {shell_word(bare)}={shell_word(kind.upper())}",
     )
 
 
@@ -95,12 +99,10 @@ def facts_of(
     if choice.home is None:
         return read()
     memory = DigestMemory(choice.home / "digests")
-    key = [
-        "own backbone, tried alone",
-        VERSION,
-        *words,
-        *(stat_key(path) if identity is None else [identity]),
-    ]
+    of_file = [identity]
+    if identity is None:
+        of_file = stat_key(path)
+    key = ["own backbone, tried alone", VERSION, *words, *of_file]
     known = memory.recall(key)
     if known is None:
         known = read()
@@ -162,10 +164,9 @@ def known_name(name: str, home: Path) -> str:
     ]
     for other in called if bare not in called else ():
         here = Path(other.removeprefix(HUGGING_FACE))
+        cached = []
         if len(here.parts) == 2:
             cached = [folder.resolve() for folder in hub_snapshots(str(here))]
-        else:
-            cached = []
         if (not here.is_dir() or here.resolve() == place) and set(cached) <= {place}:
             return other
     return name

@@ -280,10 +280,9 @@ def _steps(folder: Path) -> list[str]:
     path = folder / "modules.json"
     try:
         found: Any
+        found = []
         if path.is_file():
             found = parse_json(path.read_bytes())
-        else:
-            found = []
         return [str(step["type"]).rpartition(".")[2] for step in found]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path} cannot be read ({error}).", "Get the folder again.") from error

@@ -15,8 +15,14 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.backbones import own_module
-from fedcache.extract.backbones.backbone import Backbone, Download, Weights
-from fedcache.extract.backbones.caches import hub_folder, hub_snapshots, library_caches
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    Download,
+    Weights,
+    hub_folder,
+    hub_snapshots,
+    library_caches,
+)
 from fedcache.extract.backbones.checkpoints import IMPORTED, after, read_state
 from fedcache.extract.backbones.own import content_sha256, remembered_rows
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
@@ -135,19 +141,19 @@ def known(
     """
     entries = []
     for row in (*BACKBONES.values(), *remembered_rows(home)):
+        ready = False
+        hint = ""
         try:
-            weights: Weights | None
             if row.provider == "own_module":
-                weights = Weights(
-                    None, "", f"built by {row.name.partition(':')[2]} when it is used"
-                )
+                factory = row.name.partition(":")[2]
+                weights = Weights(None, "", f"built by {factory} when it is used")
             else:
                 weights = locate(row, given=given, home=home, memory=memory, offline=offline)
-            hint = ""
-            if weights is not None and weights.download:
+            ready = weights.download is None
+            if not ready:
                 hint = f"fedcache backbones pull {shell_word(row.name)}"
         except FedcacheError as error:
-            weights = None
+            weights = Weights(None, "", "")
             hint = error.hint
         entries.append(
             {
@@ -158,9 +164,9 @@ def known(
                 "provider": row.provider,
                 "yours": row.own,
                 "about": row.source,
-                "ready": weights is not None and weights.download is None,
-                "sha256": weights.sha256 if weights is not None else "",
-                "origin": weights.origin if weights is not None else "",
+                "ready": ready,
+                "sha256": weights.sha256,
+                "origin": weights.origin,
                 "hint": hint,
             }
         )
@@ -238,6 +244,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
         expected = next(iter(pinned.values()))
     else:
         expected = pinned.get(path.name, "")
+    # A file of the Hugging Face cache is a link to a blob that is named by its sha256.
     blob = path.resolve().name
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob

@@ -1,25 +1,151 @@
 """Datasets: where images, texts or rows, labels, domains and splits come from.
 
-A spec is ``digits``, files of one's own (``specs.FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
+A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
 named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
 dataset of that kind is asked for; torch never is, and torchvision to load one of its own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.datasets import columns
 from fedcache.extract.datasets.columns import from_rows
-from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source, join
-from fedcache.extract.datasets.specs import READERS, kind_of, module, parts_of
+from fedcache.extract.datasets.dataset import READING, Context, Dataset, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import IMAGES
-from fedcache.plugins import KINDS, find
+from fedcache.plugins import KINDS, find, offer
+from fedcache.store.samples import HELD_OUT, INGESTED
+
+READERS = {
+    "digits": "digits",
+    "folder": "folder",
+    "arrays": "arrays",
+    "idx": "idx",
+    "hf": "hf",
+    "webdataset": "webdataset",
+    "torchvision": "torchvision",
+    "paper": "papers",
+    "texts": "texts",
+    "rows": "rows",
+}
+"""Kind -> the module of this package that reads it, with ``key(rest, context)``, what the answer depends on, and
+``load(rest, context)``, the dataset."""
+HELD = "python"
+"""Kind of images that a program held, which no spec names."""
+FILES = {
+    "folder:PATH": (
+        "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
+        "levels named train, test, val, dev or the like are the split, the last level is the class, "
+        f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides; "
+        "columns of metadata.csv and of lists are named by --images-key (paths), --label-key and --group-key",
+    ),
+    "arrays:FILE": (
+        "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
+        "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
+        "arrays:FILE?images=A&label=B&group=C,D",
+    ),
+    "idx:FOLDER": (
+        "pairs of IDX files of images and labels, as MNIST has them, .gz too",
+        "files named train are the training set, t10k or test the test set",
+    ),
+    "hf:PATH": (
+        "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
+        "splits are in the names of files and folders, class names in the files; columns are named as of arrays:FILE",
+    ),
+    "webdataset:PATTERN": (
+        "tar files of samples: images with .cls, .json or .txt of the same name beside them",
+        "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields of "
+        ".json are columns, named as of arrays:FILE",
+    ),
+    "texts:FILE": (
+        "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
+        "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, or "
+        "texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
+    ),
+    "rows:FILE": (
+        "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
+        "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, the "
+        "rows themselves by --images-key or rows:FILE?rows=A",
+    ),
+}
+"""Kinds of files of one's own: what they are, and how they are read."""
+offer("datasets", [*READERS, INGESTED])
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
+
+
+def module(name: str) -> Any:
+    """A module of this package, imported when it is first asked for."""
+    return import_module(f"fedcache.extract.datasets.{name}")
+
+
+def known_names() -> list[str]:
+    """The specs of ``listing.known``, all that can be named."""
+    return [row["name"] for row in module("listing").known()]
+
+
+def kind_of(spec: str) -> tuple[str, str]:
+    """The kind of a spec and what follows it; UsageError for one that names no dataset."""
+    kind, _, rest = spec.partition(":")
+    if (kind in READERS or find("datasets", kind) is not None) and (rest or kind == "digits"):
+        return kind, rest
+    if kind == INGESTED:
+        raise UsageError(
+            f"{spec!r} are embeddings: there are no images to read.",
+            f"fedcache train --dataset {shell_word(spec)} --method fedavg   trains on them; "
+            "--dataset digits or folder:PATH brings images.",
+        )
+    if kind == HELD:
+        raise UsageError(
+            f"{spec!r} are images that a program held; where they come from is not known.",
+            "fc.extract(images, ...)   with the same images goes on; --dataset names others",
+        )
+    if spec and spec not in READERS and Path(spec).expanduser().exists():
+        raise UsageError(
+            f"{spec!r} is not the name of a dataset, but it is a path.",
+            f"For images there: --dataset folder:{shell_word(spec)}",
+        )
+    names = known_names()
+    if kind in READERS:
+        raise UsageError(
+            f"{spec!r} does not say which; expected {own_files(kind) or f'{kind}:NAME'}.",
+            "fedcache datasets list",
+        )
+    bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
+    if spec.lower() in {name.lower() for name in bare}:
+        near = [full for name, full in bare.items() if name.lower() == spec.lower()]
+        full = bare.get(spec, near[0])
+        raise UsageError(
+            f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}"
+        )
+    raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
+
+
+def own_files(kind: str) -> str | None:
+    """The spec of a kind of files of one's own; None of another kind."""
+    return next((spec for spec in FILES if spec.partition(":")[0] == kind), None)
+
+
+def parts_of(spec: str) -> dict[str, str] | None:
+    """``{name: spec}`` of ``NAME=SPEC,NAME=SPEC``, or None for a single spec."""
+    if not _NAMED.match(spec):
+        return None
+    parts: dict[str, str] = {}
+    for piece in re.split(rf",(?={_NAMED.pattern})", spec):
+        name, _, one = piece.partition("=")
+        if name in parts:
+            raise UsageError(
+                f"The domain {name!r} is given twice in {spec!r}.", "Give each another name"
+            )
+        parts[name] = one
+    return parts
+
 
 __all__ = [
     "BadImage",
@@ -34,17 +160,7 @@ __all__ = [
 ]
 
 
-def open_dataset(
-    spec: str,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path] | None = None,
-    layout: str | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    follow_links: bool = False,
-    progress: Progress | None = None,
-) -> Dataset:
+def open_dataset(spec: str, context: Context) -> Dataset:
     """Number the images of a dataset; none is decoded.
 
     The first time, every byte is read for the uids; they are remembered until a file changes.
@@ -53,19 +169,13 @@ def open_dataset(
         spec: ``digits[:synth=N]``, ``folder:PATH``, ``arrays:FILE``, ``idx:FOLDER``, ``hf:PATH``,
             ``webdataset:PATTERN``, ``texts:FILE``, ``rows:FILE``, ``torchvision:NAME``, ``paper:NAME``, or
             ``NAME=SPEC,NAME=SPEC``.
-        memory: remembered digests.
-        roots: ``--data NAME=PATH``.
-        layout: ``--layout`` of folders, for example ``domain/class``.
-        data: ``$FEDCACHE_HOME/data``, where named datasets lie.
-        limit: rows to take of it, evenly spaced (``Dataset.part``).
-        follow_links: whether links that lead out of the dataset's folder are followed; else they are left out.
-        progress: called with (images read, images in all) while uids are computed.
+        context: remembered digests, and the options with which it is opened.
 
     Raises:
         UsageError for a spec or a tree that makes no sense, MachineError for files or packages that are
             missing, CorruptionError for damaged or hostile archives.
     """
-    context = Context(memory, roots or {}, data, layout, follow_links, progress)
+    memory = context.memory
     parts = parts_of(spec)
     if parts is None:
         whole = _open_one(spec, context)
@@ -74,29 +184,20 @@ def open_dataset(
         whole = join(spec, members)
         facts = {name: (d.slug, d.digest) for name, d in members.items()}
         memory.remember(_joint_key(facts), [whole.slug, whole.digest])
-    if limit is None:
+    if context.limit is None:
         return whole
-    made = whole.part(limit)
-    memory.remember(["limited", whole.digest, limit], [made.slug, made.digest])
+    made = whole.part(context.limit)
+    memory.remember(["limited", whole.digest, context.limit], [made.slug, made.digest])
     return made
 
 
-def peek(
-    spec: str,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path] | None = None,
-    layout: str | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    follow_links: bool = False,
-) -> tuple[str, str] | None:
+def peek(spec: str, context: Context) -> tuple[str, str] | None:
     """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
 
     Costs one ``stat`` for an archive and one for each file of a directory. None when it must be opened to know; errors
     are those of ``open_dataset`` that can be seen without reading an image.
     """
-    context = Context(memory, roots or {}, data, layout, follow_links)
+    memory = context.memory
     found: dict[str, tuple[str, str]] = {}
     parts = parts_of(spec)
     for name, one in (parts or {"": spec}).items():
@@ -108,27 +209,15 @@ def peek(
         whole = _recall(memory, _joint_key(found))
     else:
         whole = found[""]
-    if whole is None or limit is None:
+    if whole is None or context.limit is None:
         return whole
-    return _recall(memory, ["limited", whole[1], limit])
+    return _recall(memory, ["limited", whole[1], context.limit])
 
 
-def asked_for(
-    spec: str,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path] | None = None,
-    layout: str | None = None,
-    data: Path | None = None,
-    limit: int | None = None,
-    follow_links: bool = False,
-) -> list[Any]:
+def asked_for(spec: str, context: Context) -> list[Any]:
     """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
-    context = Context(memory, roots or {}, data, layout, follow_links)
-    return [
-        [[name, _key(one, context)] for name, one in (parts_of(spec) or {"": spec}).items()],
-        limit,
-    ]
+    parts = parts_of(spec) or {"": spec}
+    return [[[name, _key(one, context)] for name, one in parts.items()], context.limit]
 
 
 def holds_of(spec: str) -> str:

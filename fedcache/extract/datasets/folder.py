@@ -18,7 +18,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
-from fedcache.extract.datasets import archives, columns, dataset, image_folder, image_lists, tree
+from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN, Context, Dataset, Source
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, how_to_convert
-from fedcache.extract.inputs import IMAGES
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import SAFE
 from fedcache.store.files import digest_of
-from fedcache.store.samples import complete_split
 from fedcache.tables.groups import Group, usable_group_name
-from fedcache.tables.roles import read_roles
+from fedcache.tables.roles import Roles, read_roles
 from fedcache.tables.splits import SPLIT_WORDS
 
 # Class, domain and split of every image, from what the levels of its folders mean.
@@ -221,13 +218,9 @@ def _split_codes(words: Sequence[str], hint: str) -> list[int]:
 _SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
 
 
-_Rows = tuple[list[str], Labels, Source, str, Counter[str]]
-"""Names in their order, labels, source, how they were read, and what was ignored: before uids and splits are known."""
-
-
 def key(rest: str, context: Context) -> list[Any]:
     """What the answer depends on, without reading an image: the stat of the archive or of every file."""
-    asked = _asked(rest)
+    asked = columns.parse_rest(rest, "folder")
     path = _locate(asked.place)
     head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *asked.facts]
     if path.is_dir():
@@ -244,62 +237,57 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
     """
-    asked = _asked(rest)
+    asked = columns.parse_rest(rest, "folder")
     path = _locate(asked.place)
     # before the images are read: a change in between must not go unnoticed
     facts = key(rest, context)
     if _kind(path) in image_lists.ENDINGS:
-        return _from_list(rest, path, asked, facts, context)
-    found, names, cut = _scanned(path, context)
-    if context.layout is None:
-        tables = image_folder.tables_among(found.others)
+        read = _from_list(path, asked, context)
     else:
-        tables = []
-    if tables:
-        return _from_tables(rest, path, found, tables, asked, facts, context)
-    if asked.said:
-        raise UsageError(
-            f"{path} has no table of labels, and only a table has columns to name.",
-            "--layout names the levels of folders; metadata.csv with the columns file_name and label names each image",
-        )
-    names, labels, source, how, ignored = _from_tree(path, found, names, cut, context)
-    uid, unreadable = dataset.read_uids(source, names, facts, context)
-    classes, index = dataset.index_of(labels.classes)
-    label = index.astype(np.int32)
-    domains, domain_index = dataset.index_of(labels.domains)
-    domain = dataset.domain_column(domain_index, domains)
-    given = None
-    if labels.splits is not None:
-        given = np.array(labels.splits, dtype=np.uint8)
-    split, note = complete_split(
-        given, label, domain, uid, np.ones(len(label), bool), str(path), IMAGES
+        found = tree.scan(path, context.within(path))
+        if not found.paths:
+            raise UsageError(
+                f"{path} holds no images{tree.ignored_text(found.ignored)}; "
+                f"expected files ending in {', '.join(sorted(EXTENSIONS))}.",
+                how_to_convert(path, found.ignored)
+                or "Give the directory or archive that contains the images, one folder per class",
+            )
+        tables = image_lists.tables_among(found.others)
+        if tables and context.layout is None:
+            read = _from_tables(path, found, tables, asked, context)
+        elif asked.said:
+            raise UsageError(
+                f"{path} has no table of labels, and only a table has columns to name.",
+                "--layout names the levels of folders; metadata.csv with the columns file_name and label names each "
+                "image",
+            )
+        else:
+            read = _from_tree(path, found, context)
+    made = columns.dataset_of_rows(
+        f"folder:{rest}",
+        path,
+        read.source,
+        read.roles,
+        how=read.how,
+        facts=facts,
+        context=context,
     )
-    reading = f"{path.name or path}: {how}; {dataset.counts(split, classes, domains)}"
-    if note:
-        reading += f"; {note}"
-    groups = {name: Group.of(words) for name, words in labels.groups.items()}
-    if groups:
-        reading += "; " + ", ".join(
-            f"{name}: {len(group.words):,} values" for name, group in groups.items()
-        )
-    if unreadable:
-        reading += f"; {unreadable:,} cannot be read and will be quarantined"
-    return Dataset(
-        spec=f"folder:{rest}",
+    return replace(
+        made,
         slug=_slug(path),
-        classes=classes,
-        domains=domains,
-        names=tuple(names),
-        label=label,
-        domain=domain,
-        split=split,
-        uid=uid,
-        template=None,
-        reading=reading + tree.ignored_text(ignored),
-        source=source,
-        groups=groups,
-        links_left_out=ignored[tree.LINK_OUT],
+        reading=made.reading + tree.ignored_text(read.ignored),
+        links_left_out=read.ignored[tree.LINK_OUT],
     )
+
+
+@dataclass(frozen=True)
+class _ImageRows:
+    """The images of a folder, an archive or a list, and what is known of each."""
+
+    source: Source
+    roles: Roles
+    how: str  # a clause on how they were read
+    ignored: Counter[str]  # files and rows that were left out, by reason
 
 
 def _locate(rest: str) -> Path:
@@ -331,35 +319,39 @@ def _slug(path: Path) -> str:
     return safe(full.name if path.is_dir() else full.stem)[:64].lstrip(".") or "folder"
 
 
-def _scanned(path: Path, context: Context) -> tuple[tree.Tree, list[str], int]:
-    """The files of a directory or archive, the names of its images, and the characters of top folders in each."""
-    found = tree.scan(path, context.within(path))
-    if not found.paths:
-        raise UsageError(
-            f"{path} holds no images{tree.ignored_text(found.ignored)}; "
-            f"expected files ending in {', '.join(sorted(EXTENSIONS))}.",
-            how_to_convert(path, found.ignored)
-            or "Give the directory or archive that contains the images, one folder per class",
-        )
+def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
+    """The images of a directory or archive, whose folders say what they are."""
     spelled = [tree.name_of(p) for p in found.paths]
     keep = 1
     if context.layout is not None:
         keep = len(parse_layout(context.layout))
-    return found, spelled, enter_top_folder(spelled, keep)
-
-
-def _from_tree(
-    path: Path, found: tree.Tree, spelled: Sequence[str], cut: int, context: Context
-) -> _Rows:
+    cut = enter_top_folder(spelled, keep)
     order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
     names = [spelled[i][cut:] for i in order]
-    _refuse_same_names(path, names)
     labels = infer(names, context.layout, where=str(path), tables=_other_tables(path, found))
-    source = _source(path, found, order, context)
-    inside = ""
+    how = f"read as {labels.layout}"
     if cut:
-        inside = f" inside {spelled[0][: cut - 1]}"
-    return names, labels, source, f"read as {labels.layout}{inside}", found.ignored
+        how += f" inside {spelled[0][: cut - 1]}"
+    classes, label = dataset.index_of(labels.classes)
+    domains, domain = dataset.index_of(labels.domains)
+    splits = None
+    if labels.splits is not None:
+        splits = np.array(labels.splits, dtype=np.uint8)
+    groups = {name: Group.of(words) for name, words in labels.groups.items()}
+    roles = Roles(
+        labels=label.astype(np.int32),
+        classes=classes,
+        domains=domain.astype(np.int32),
+        domain_names=domains,
+        splits=splits,
+        names=names,
+        groups=groups,
+        unused={},
+        label_key=columns.LABEL,
+        may_be_labels={},
+        notes=[f"{name}: {len(group.words):,} values" for name, group in groups.items()],
+    )
+    return _ImageRows(_source(path, found, order, context), roles, how, found.ignored)
 
 
 def _other_tables(path: Path, found: tree.Tree) -> list[str]:
@@ -367,15 +359,6 @@ def _other_tables(path: Path, found: tree.Tree) -> list[str]:
     if not path.is_dir():
         return []
     return [str(path / name) for name in found.others if name.lower().endswith(image_lists.ENDINGS)]
-
-
-def _refuse_same_names(path: Path, names: Sequence[str]) -> None:
-    for a, b in pairwise(names):
-        if a == b:
-            raise UsageError(
-                f"{path} has two files named {a!r}; names must differ.",
-                "Rename or remove one of them",
-            )
 
 
 def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Context) -> Source:
@@ -387,62 +370,37 @@ def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Con
     return archives.ArchiveSource(found.entries.take(order))
 
 
-def _asked(rest: str) -> columns.Asked:
-    """The path of a spec, and the columns that it names."""
-    return columns.parse_rest(rest, "folder")
-
-
 def _from_tables(
-    rest: str,
-    path: Path,
-    found: tree.Tree,
-    tables: Sequence[str],
-    asked: columns.Asked,
-    facts: list[Any],
-    context: Context,
-) -> Dataset:
-    """The dataset of images whose labels are in tables among them."""
+    path: Path, found: tree.Tree, tables: Sequence[str], asked: columns.Asked, context: Context
+) -> _ImageRows:
+    """The images whose labels are in tables among them."""
     spelled = [tree.name_of(p) for p in found.paths]
     spelt_tables = [tree.name_of(table) for table in tables]
     raw = {
         name: found.read_other(path, table)
         for name, table in zip(spelt_tables, tables, strict=True)
     }
-    listed = image_folder.listed_images(
+    listed = image_lists.listed_images(
         str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content
     )
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
-    if listed.label is None:
-        choice = asked.choice
-    else:
-        choice = replace(asked.choice, label=listed.label)
+    choice = asked.choice
+    if listed.label is not None:
+        choice = replace(choice, label=listed.label)
     roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
     source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
-    if len(tables) == 1:
-        shown = spelt_tables[0]
-    else:
-        shown = f"{len(tables)} tables such as {spelt_tables[0]}"
-    made = columns.dataset_of_rows(
-        f"folder:{rest}",
-        path,
-        source,
-        roles,
-        how=f"images from {shown}",
-        facts=facts,
-        context=context,
-    )
+    how = f"images from {spelt_tables[0]}"
+    if len(tables) > 1:
+        how = f"images from {len(tables)} tables such as {spelt_tables[0]}"
     ignored = found.ignored + listed.ignored
     ignored[tree.TABLE] -= len(tables)
-    reading = made.reading + tree.ignored_text(+ignored)
-    return replace(made, slug=_slug(path), reading=reading, links_left_out=ignored[tree.LINK_OUT])
+    return _ImageRows(source, roles, how, +ignored)
 
 
-def _from_list(
-    rest: str, path: Path, asked: columns.Asked, facts: list[Any], context: Context
-) -> Dataset:
-    """The dataset of a list of images, whose columns mean what they do in every table."""
+def _from_list(path: Path, asked: columns.Asked, context: Context) -> _ImageRows:
+    """The images of a list, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
@@ -457,22 +415,12 @@ def _from_list(
         )
     kept = set(paths)
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
-    table = {name: image_folder.taken(column, rows) for name, column in listed.columns.items()}
+    table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
     names = [tree.name_of(p) for p in paths]
     roles = read_roles(path, table, len(paths), asked.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
-    made = columns.dataset_of_rows(
-        f"folder:{rest}",
-        path,
-        source,
-        roles,
-        how=f"images from {listed.column}",
-        facts=facts,
-        context=context,
-    )
-    left_out = len(listed.paths) - len(paths)
-    ignored = Counter({tree.LINK_OUT: left_out} if left_out else {})
-    return replace(made, reading=made.reading + tree.ignored_text(ignored), links_left_out=left_out)
+    ignored = +Counter({tree.LINK_OUT: len(listed.paths) - len(paths)})
+    return _ImageRows(source, roles, f"images from {listed.column}", ignored)
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:

@@ -9,19 +9,25 @@ with their names: ``hf:PATH/CONFIG``. Images are columns of bytes or of {bytes, 
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
+from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
-from fedcache.extract.datasets.record_sources import ArrowRows, ParquetRows, Shards, open_arrow
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.digests import stat_key
+from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import parse_json
 from fedcache.tables.roles import find_column
@@ -256,10 +262,9 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; {} where there is none that can be read."""
     try:
+        held = {}
         if path.is_file():
             held = parse_json(path.read_text(encoding="utf-8"))
-        else:
-            held = {}
     except (OSError, ValueError):
         return {}
     if isinstance(held, dict):
@@ -339,8 +344,7 @@ def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> Ta
             names.append(field.name)
     if names:
         held |= read_others(_table(file, class_names), names)[0]
-    stat = file.path.stat()
-    stamp = (stat.st_size, stat.st_mtime_ns)
+    stamp = stamp_of(file.path)
     source: Source = ParquetRows(file.path, stamp, image, file.groups)
     if file.path.suffix == ".arrow":
         source = ArrowRows(file.path, stamp, image)
@@ -371,3 +375,125 @@ def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
 
     types = {field.name: field.type for field in file.schema}
     return Table(file.path, types, batches, file.rows, class_names=class_names)
+
+
+# Images that are values of a column: encoded bytes in parquet or Arrow files, read a few rows at a time. A row group
+# of a parquet file is read from its beginning in small batches, so one row group of gigabytes needs the memory of a
+# few images. Arrow files are mapped.
+
+BATCH = 32
+"""Rows of a parquet file that are decoded at a time."""
+
+KEPT = 4
+"""Batches that a process keeps: threads may be a batch apart."""
+
+
+def image_bytes(values: Any, at: int) -> bytes:
+    """An encoded image of a column as ``only_bytes`` makes it; raises ``BadImage`` for none."""
+    found = values[at].as_py()
+    if not isinstance(found, bytes):
+        raise BadImage("its row holds no image, or only the path of one")
+    return found
+
+
+def only_bytes(values: Any) -> Any:
+    """A column of bytes, of one of bytes or of {bytes, path}, which is how Hugging Face writes images."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(values.type):
+        return pc.struct_field(values, "bytes")
+    return values
+
+
+class ParquetRows(Reopened):
+    """The images of a parquet file."""
+
+    def __init__(
+        self, path: Path, stamp: tuple[int, int], column: str, groups: tuple[int, ...]
+    ) -> None:
+        self.path = path
+        self.stamp = stamp
+        self.column = column  # of bytes, or of {bytes, path}, of which the bytes are read
+        self.groups = groups  # rows of each row group
+        self._starts = np.cumsum([0, *groups])
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._batches: Any = None  # those that follow, of row group ``_group``
+        self._group, self._at = -1, 0  # ``_at`` is the first row that they hold
+        self._kept: list[tuple[int, Any]] = []  # (first row, values)
+        self._broken: dict[int, int] = {}  # row group -> first row that could not be read
+
+    def read(self, row: int) -> bytes:
+        """The encoded image of a row; raises ``BadImage``."""
+        with self._lock:
+            for first, values in self._kept:
+                if first <= row < first + len(values):
+                    return image_bytes(values, row - first)
+            first, values = self._find(row)
+            return image_bytes(values, row - first)
+
+    def _find(self, row: int) -> tuple[int, Any]:
+        """The batch that holds a row, and its first row; raises ``BadImage``."""
+        import pyarrow as pa
+
+        group = int(np.searchsorted(self._starts, row, side="right")) - 1
+        if row >= self._broken.get(group, row + 1):
+            raise BadImage("its data in the file is damaged")
+        try:
+            if group != self._group or row < self._at:
+                self._batches = self._open().iter_batches(
+                    BATCH, row_groups=[group], columns=[self.column]
+                )
+                self._group, self._at = group, int(self._starts[group])
+            for batch in self._batches:
+                first = self._at
+                self._at = self._at + len(batch)
+                self._kept = [*self._kept[1 - KEPT :], (first, only_bytes(batch.column(0)))]
+                if row < self._at:
+                    return self._kept[-1]
+        except (pa.ArrowException, OSError):
+            pass
+        # Looking again would begin at the start of the group for every row that follows.
+        self._broken[group], self._group = self._at, -1
+        raise BadImage("its data in the file is damaged")
+
+    def _open(self) -> Any:
+        if self._file is None:
+            import pyarrow.parquet as pq
+
+            os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+            self._file = pq.ParquetFile(
+                self.path, buffer_size=1 << 20, page_checksum_verification=True
+            )
+        return self._file
+
+
+class ArrowRows(Reopened):
+    """The images of an Arrow file or stream, which is mapped."""
+
+    def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
+        self.path = path
+        self.stamp = stamp
+        self.column = column
+        self._values: Any = None
+        self._lock = threading.Lock()
+
+    def read(self, row: int) -> bytes:
+        """The encoded image of a row; raises ``BadImage``."""
+        with self._lock:
+            if self._values is None:
+                os.close(open_as_listed(self.path, self.stamp))
+                self._values = only_bytes(open_arrow(self.path).column(self.column))
+        return image_bytes(self._values, row)
+
+
+def open_arrow(path: Path) -> Any:
+    """The table of an Arrow file or stream, mapped and not read. Raises what pyarrow does for a damaged one."""
+    import pyarrow as pa
+
+    mapped = pa.memory_map(str(path))
+    if mapped.read(6) == b"ARROW1":
+        return pa.ipc.open_file(mapped).read_all()
+    mapped.seek(0)
+    return pa.ipc.open_stream(mapped).read_all()

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
-from fedcache.extract.datasets.array_files import MOST_COLUMN
+from fedcache.extract.datasets.archives import stamp_of
+from fedcache.extract.datasets.arrays import MOST_COLUMN
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
@@ -75,14 +76,12 @@ def load(rest: str, context: Context) -> Dataset:
 def _locate(rest: str, context: Context) -> list[Path]:
     """The files of images that are meant, in the order of their splits' words."""
     place = Path(rest).expanduser()
+    folder = place.parent
     if place.is_dir():
         folder = place
-    else:
-        folder = place.parent
+    listed = []
     if rest and folder.is_dir():
         listed = sorted(folder.iterdir())
-    else:
-        listed = []
     within = context.within(folder)
     if within is not None:
         listed = [file for file in listed if not tree.leads_out(str(file), str(folder.resolve()))]
@@ -141,7 +140,7 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
     """The rows of a file of images and what they are; a test set that is ``alone`` is all there is, and no test set."""
     shape, dtype, start = _header(images)
     layout = layout_of(shape, dtype, str(images))
-    stamp = (images.stat().st_size, images.stat().st_mtime_ns)
+    stamp = stamp_of(images)
     source: Source
     if images.suffix.lower() == ".gz":
         _check_stream(images, start + math.prod(shape), context)

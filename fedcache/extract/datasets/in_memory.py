@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets import columns
+from fedcache.extract.datasets import HELD, columns
 from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, uid_of
 from fedcache.extract.datasets.row_sources import layout_of
-from fedcache.extract.datasets.specs import HELD
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import from_pillow
 from fedcache.tables.roles import LABELS, find_column

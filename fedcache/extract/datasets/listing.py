@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.extract.datasets import digits, download, hf, paper, papers, torchvision
+from fedcache.extract.datasets import (
+    FILES,
+    digits,
+    download,
+    hf,
+    kind_of,
+    own_files,
+    paper,
+    papers,
+    torchvision,
+)
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
-from fedcache.extract.datasets.specs import FILES, kind_of, own_files
 from fedcache.extract.digests import DigestMemory
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError, shell_word
-from fedcache.extract.datasets import plain_pickle, tree
+from fedcache.extract.datasets import tree
+from fedcache.extract.datasets.archives import Reopened
 from fedcache.extract.datasets.dataset import Source
 from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.datasets.tree import FilesSource, name_of
+from fedcache.extract.image_files import BadImage
 from fedcache.parsing import parse_json
+from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 
@@ -101,10 +106,9 @@ def _of_files(
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     listed = [path for *_, path in _lists(place)] or tables
+    what = place.base
     if listed:
         what = listed[-1]
-    else:
-        what = place.base
     if not entries:
         raise CorruptionError(
             f"{what} names no image of these classes.",
@@ -209,10 +213,9 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         if not text or text.startswith("#"):
             continue
         match = re.fullmatch(line["match"], text)
+        groups = {}
         if match:
             groups = match.groupdict()
-        else:
-            groups = {}
         if "number" in groups:
             number = int(groups["number"])
             groups["folder"] = folders[number - 1] if 1 <= number <= len(folders) else ""
@@ -230,7 +233,7 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
 
 def _pairs(file: Path) -> Iterator[tuple[str, str]]:
     """A pickle of (paths, class names); the first folder of a path is where its authors had the dataset."""
-    held = plain_pickle.load(file)
+    held = load_pickle(file)
     if not isinstance(held, tuple | list) or len(held) != 2 or len(held[0]) != len(held[1]):
         raise damaged(file, "it does not hold the pair (paths, class names)")
     for image, word in zip(held[0], held[1], strict=True):
@@ -373,7 +376,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     limit = place.layout.options.get("first")
     found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
     for domain, split, path in _array_files(place):
-        labels = plain_pickle.read_images(path, labels_key)[1]
+        labels = read_images(path, labels_key)[1]
         if limit is not None and split == "train":
             labels = labels[: int(limit)]
         wrong = labels[(labels < 0) | (labels >= len(place.paper.classes))]
@@ -384,6 +387,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
             )
         found.setdefault((split, domain), []).append((path, labels))
     one = len(place.paper.domains) == 1
+    # Blocks of rows by the beginning of their names, which is the order of the rows.
     named = sorted((f"{s}/" if one else f"{place.paper.domains[d]}/{s}/", s, d) for s, d in found)
     names: list[str] = []
     label: list[int] = []
@@ -398,9 +402,9 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         domain_of += [domain] * len(whole)
         split_of += [SPLITS[split]] * len(whole)
         files += [(path, len(labels)) for path, labels in found[split, domain]]
-    source = plain_pickle.StackSource(
-        [str(path.absolute()) for path, _ in files], [count for _, count in files], labels_key
-    )
+    images = [PickledImages(path.absolute(), labels_key) for path, _ in files]
+    # Rows are read in order by threads that may be a batch apart, so two files are kept in memory.
+    source = Shards(images, [count for _, count in files], warm=2)
     return PaperIndex(names, label, domain_of, split_of, source)
 
 
@@ -421,3 +425,84 @@ READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
     "cars": _read_cars,
 }
 """By ``format`` in ``papers/*.toml``, beside ``arrays``; each appends what should be said to its second argument."""
+
+
+# Pickles of plain data. What one may hold, and why nothing in it is run, is in ``tables/plain_pickle.py``.
+
+
+def load_pickle(path: Path) -> Any:
+    """The content of a pickle of plain data; CorruptionError for a damaged one, or one that names anything else."""
+    try:
+        with path.open("rb") as file:
+            return load_plain(file)
+    except FileNotFoundError:
+        raise MachineError(
+            f"{path} is missing.", "Unpack the dataset again, or copy the file there"
+        ) from None
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise CorruptionError(
+        f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was run.",
+        "Download it again from the address that `fedcache datasets info` gives",
+    )
+
+
+def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """(images uint8 [n, H, W] or [n, H, W, 3], labels int64 [n]) of a pickle.
+
+    It holds ``{"data": uint8 [n, 3072], labels_key: [n]}`` (channels first, as CIFAR has them), or, where
+    ``labels_key`` is empty, the pair (images, labels).
+    """
+    held = load_pickle(path)
+    if labels_key:
+        if not isinstance(held, dict) or "data" not in held or labels_key not in held:
+            raise damaged(path, f"it does not hold 'data' and {labels_key!r}")
+        flat = np.asarray(held["data"])
+        raw = held[labels_key]
+        if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
+            raise damaged(
+                path, f"its data are {flat.dtype} {list(flat.shape)}; expected uint8 [n, 3072]"
+            )
+        images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    else:
+        if not isinstance(held, tuple | list) or len(held) != 2:
+            raise damaged(path, "it does not hold the pair (images, labels)")
+        images = np.asarray(held[0])
+        raw = held[1]
+        if images.dtype != np.uint8 or not (
+            images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        ):
+            shape = list(images.shape)
+            raise damaged(
+                path,
+                f"its images are {images.dtype} {shape}; expected uint8 [n, H, W] or [n, H, W, 3]",
+            )
+    try:
+        labels = np.asarray(raw).astype(np.int64).reshape(-1)
+    except (TypeError, ValueError):
+        raise damaged(path, "its labels are not numbers") from None
+    if len(labels) != len(images):
+        raise damaged(path, f"it has {len(images):,} images and {len(labels):,} labels")
+    return images, labels
+
+
+@dataclass(frozen=True)
+class PickledImages(Reopened):
+    """The images of a pickled array, which a process unpickles when it reads its first row."""
+
+    path: Path
+    labels: str  # see ``read_images``
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """uint8 [H, W] or [H, W, 3]; raises ``BadImage`` when the file has changed."""
+        try:
+            images = self._images
+        except FedcacheError as error:
+            raise BadImage(error.message) from None
+        if row >= len(images):
+            raise BadImage(f"{self.path} has {len(images):,} images, fewer than when it was listed")
+        return np.ascontiguousarray(images[row])
+
+    @cached_property
+    def _images(self) -> NDArray[np.uint8]:
+        return read_images(self.path, self.labels)[0]

@@ -7,6 +7,7 @@ in order, so that each of its processes unpacks the array once.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import math
 import os
@@ -24,11 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets.archives import open_as_listed
+from fedcache.extract.datasets.archives import Reopened, open_as_listed
 from fedcache.extract.image_files import BadImage
 
 BLOCK = 4 << 20
 """Bytes that are unpacked at a time."""
+
+WARM = 8
+"""Files of a dataset that a process holds open."""
 
 KEPT = 4
 """Blocks that a process keeps: threads may be a batch apart."""
@@ -151,7 +155,7 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class FixedRows:
+class FixedRows(Reopened):
     """Rows that lie one after another in a file, uncompressed."""
 
     path: Path
@@ -172,9 +176,6 @@ class FixedRows:
         fd = open_as_listed(self.path, self.stamp)
         weakref.finalize(self, os.close, fd)
         return fd
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("path", "stamp", "start", "layout")}
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class RowBlocks(Protocol):
         """A block [n, ...]; raises ``BadImage``."""
 
 
-class PackedBlocks:
+class PackedBlocks(Reopened):
     """Blocks of rows in a compressed stream."""
 
     def __init__(self, packed: Packed, start: int, count: int, shape: tuple[int, ...]) -> None:
@@ -225,6 +226,7 @@ class PackedBlocks:
         width = math.prod(self.shape)
         count = min(self.rows, self.count - first)
         try:
+            # A compressed stream cannot go back: an earlier block begins at the start again.
             if self._file is None or number < self._next:
                 self.close()
                 self._file = self.packed.open()
@@ -247,12 +249,6 @@ class PackedBlocks:
             self._file.close()
         self._file = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("packed", "start", "count", "shape")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
     def __del__(self) -> None:
         self.close()
 
@@ -265,7 +261,7 @@ def _skip(file: IO[bytes], count: int) -> None:
         count -= len(raw)
 
 
-class H5Blocks:
+class H5Blocks(Reopened):
     """Blocks of rows of an HDF5 dataset, each some of its chunks."""
 
     def __init__(
@@ -300,17 +296,8 @@ class H5Blocks:
             raise BadImage("its data in the file is damaged") from None
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: getattr(self, name)
-            for name in ("path", "stamp", "key", "count", "shape", "chunk")
-        }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-
-class BlockRows:
+class BlockRows(Reopened):
     """Rows of blocks, a few of which are kept."""
 
     def __init__(self, blocks: RowBlocks, layout: RowLayout) -> None:
@@ -336,8 +323,27 @@ class BlockRows:
             raise BadImage(str(block))
         return self.layout.image(block[at])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"blocks": self.blocks, "layout": self.layout}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+class Shards(Reopened):
+    """Files that follow one another, of which a process holds a few open."""
+
+    def __init__(self, sources: Sequence[Any], counts: Sequence[int], warm: int = WARM) -> None:
+        self.sources = tuple(sources)  # of each file
+        self.counts = tuple(counts)  # rows of each file
+        self.warm = warm  # files that a process holds open
+        self._starts = np.cumsum([0, *counts])
+        self._warm: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def read(self, row: int) -> Any:
+        """The image of a row; raises ``BadImage``."""
+        which = int(np.searchsorted(self._starts, row, side="right")) - 1
+        with self._lock:
+            source = self._warm.pop(which, None)
+            if source is None:
+                # a copy opens the file anew, and closes it when it is dropped
+                source = copy.copy(self.sources[which])
+            while len(self._warm) >= self.warm:
+                del self._warm[next(iter(self._warm))]  # the one used longest ago
+            self._warm[which] = source
+        return source.read(row - int(self._starts[which]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedcache.extract.datasets import arrays, columns
-from fedcache.extract.datasets.array_files import FileArray
+from fedcache.extract.datasets.arrays import FileArray
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.row_sources import numbers_of
 from fedcache.extract.inputs import ROWS

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import columns
+from fedcache.extract.datasets.archives import Reopened, stamp_of
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
@@ -75,7 +76,7 @@ def open_texts(path: Path) -> tuple[list[str], TextSource]:
 def _read(path: Path, asked: str | None) -> tuple[dict[str, Any], str, TextSource]:
     """The other columns of a table, the name of that of texts, and the texts."""
     column, table = _opened(path, asked)
-    source = TextSource(path.absolute(), (path.stat().st_size, path.stat().st_mtime_ns), column)
+    source = TextSource(path.absolute(), stamp_of(path), column)
     if not len(source):
         raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
     others = [name for name in table.types if name != column]
@@ -121,10 +122,9 @@ def _opened(path: Path, asked: str | None) -> tuple[str, Table]:
             f"--images-key NAME says which one it is; else one of {', '.join(USUAL_TEXTS)} is taken.",
         )
     kind = table.types[name]
+    value = kind
     if arrow().types.is_dictionary(kind):
         value = kind.value_type
-    else:
-        value = kind
     # Of a CSV the type is that of its first rows: a column of numbers may hold words further down.
     if not table.is_text and not are_words(value):
         raise UsageError(
@@ -142,7 +142,7 @@ class _Held:
     ends: NDArray[np.int64]  # [N + 1], the first is 0
 
 
-class TextSource:
+class TextSource(Reopened):
     """The texts of a column as UTF-8 bytes, read when the first one is asked for. Picklable without them.
 
     ``stamp`` are the size and mtime_ns of the file when it was listed.
@@ -171,12 +171,6 @@ class TextSource:
             if self._held is None:
                 self._held = _read_texts(self.path, self.stamp, self.column)
             return self._held
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "stamp": self.stamp, "column": self.column}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
 
 def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:

@@ -27,6 +27,7 @@ from PIL import Image
 
 from fedcache.errors import MachineError, shell_word, unknown
 from fedcache.extract.datasets import dataset, tree
+from fedcache.extract.datasets.archives import Reopened
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import quiet
@@ -154,7 +155,7 @@ def pull(name: str, root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class TorchvisionSource:
+class TorchvisionSource(Reopened):
     """Reads rows through torchvision's objects, which each process constructs when it reads its first row."""
 
     name: str  # key of ``TABLE``
@@ -197,9 +198,6 @@ class TorchvisionSource:
             return image
         raise BadImage(f"torchvision gives a {type(image).__name__}, not an image")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "root", "within", "splits")}
-
 
 def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
     """The splits in the order of the rows, which is that of their names: the words sort differently from the codes."""
@@ -209,35 +207,36 @@ def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
 def _here(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
     """The splits of which there are files, in the order of the rows; all where that is not known, or none is there."""
     splits = _in_order(TABLE[name])
-    found = [
-        (options, code) for options, code in splits if _any_file(name, root, options) is not False
-    ]
+    found = [(options, code) for options, code in splits if _any_file(name, root, options)]
     return tuple(found or splits)
 
 
-def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool | None:
-    """Whether any file of a part is there; None where torchvision does not say which are its own."""
-    import torchvision.datasets
+def _files_of(cls: Any, train: bool, split: str) -> list[tuple[str, str | None]] | None:
+    """The files of a part below its root, with the md5 that torchvision checks; None where it does not say which."""
+    from torchvision.datasets import CIFAR10, MNIST, SVHN, USPS
 
-    cls = _class_of(name)
-    train = bool(options.get("train", True))
-    if getattr(cls, "_check_exists", None) is torchvision.datasets.MNIST._check_exists:
+    if getattr(cls, "_check_exists", None) is MNIST._check_exists:
         begin = "t10k"
         if train:
             begin = "train"
-        names = [
-            f"{cls.__name__}/raw/{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")
-        ]
-    elif issubclass(cls, torchvision.datasets.CIFAR10):
-        names = [
-            f"{cls.base_folder}/{file}" for file, _ in (cls.train_list if train else cls.test_list)
-        ]
-    elif issubclass(cls, torchvision.datasets.SVHN | torchvision.datasets.USPS):
-        split = options.get("split", "train" if train else "test")
-        names = [cls.split_list[split][1]]
-    else:
-        return None
-    return any((root / file).exists() for file in names)
+        kinds = ("images-idx3", "labels-idx1")
+        return [(f"{cls.__name__}/raw/{begin}-{what}-ubyte", None) for what in kinds]
+    if issubclass(cls, CIFAR10):
+        listed = cls.test_list
+        if train:
+            listed = cls.train_list
+        return [(f"{cls.base_folder}/{file}", md5) for file, md5 in listed]
+    if issubclass(cls, SVHN | USPS):
+        return [(cls.split_list[split][1], None)]
+    return None
+
+
+def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool:
+    """Whether any file of a part is there, as far as torchvision says which are its own."""
+    train = bool(options.get("train", True))
+    split = options.get("split", "train" if train else "test")
+    files = _files_of(_class_of(name), train, split)
+    return files is None or any((root / file).exists() for file, _ in files)
 
 
 def _class_of(name: str) -> Any:
@@ -252,30 +251,18 @@ def _own_part(cls: Any) -> Any:
     from torchvision.datasets import CIFAR10, MNIST
     from torchvision.datasets.utils import check_integrity
 
-    changed: dict[str, Any] = {}
-    if issubclass(cls, MNIST) and cls._check_exists is MNIST._check_exists:
+    def whole(self: Any) -> bool:
+        files = _files_of(cls, self.train, "") or ()
+        return all(check_integrity(f"{self.root}/{file}", md5) for file, md5 in files)
 
-        def files_are_there(self: Any) -> bool:
-            begin = "t10k"
-            if self.train:
-                begin = "train"
-            names = [f"{begin}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")]
-            return all(check_integrity(os.path.join(self.raw_folder, file)) for file in names)  # noqa: PTH118
-
-        changed["_check_exists"] = files_are_there
+    check = ""
+    if getattr(cls, "_check_exists", None) is MNIST._check_exists:
+        check = "_check_exists"
     elif issubclass(cls, CIFAR10):
-
-        def sums_hold(self: Any) -> bool:
-            files = self.test_list
-            if self.train:
-                files = self.train_list
-            folder = os.path.join(self.root, self.base_folder)  # noqa: PTH118
-            return all(check_integrity(os.path.join(folder, file), md5) for file, md5 in files)  # noqa: PTH118
-
-        changed["_check_integrity"] = sums_hold
+        check = "_check_integrity"
     # Of the same name: torchvision looks in a folder that is called as the class is.
-    if changed:
-        return type(cls.__name__, (cls,), changed)
+    if check:
+        return type(cls.__name__, (cls,), {check: whole})
     return cls
 
 

@@ -108,36 +108,43 @@ def scan(path: Path, within: Path | None) -> Tree:
     Raises MachineError for an unreadable folder, CorruptionError for an archive.
     """
     ignored: Counter[str] = Counter()
-    others: list[str] = []
+    entries = None
+    names: list[str] = []
     if path.is_dir():
-        paths = []
         for relative, info in _walk(path, ignored, within):
             if info is not None and not stat.S_ISREG(info.st_mode):
                 ignored["special file"] += 1
-            elif (why := _why_ignored(relative)) is not None:
-                ignored[why] += 1
-                others += [relative] if why != HIDDEN else []
             else:
-                paths.append(relative)
-        return Tree(paths, ignored, None, others)
-    if path.suffix.lower() == ".zip":
-        entries = archives.list_zip(path)
+                names.append(relative)
     else:
-        entries = archives.list_tar(path)
-    rows = []
-    other_rows = []
-    for i, name in enumerate(entries.names):
-        if (why := _why_ignored(name)) is not None:
-            ignored[why] += 1
-            if why != HIDDEN:
-                others.append(name)
-                other_rows.append(i)
+        if path.suffix.lower() == ".zip":
+            entries = archives.list_zip(path)
         else:
-            rows.append(i)
-    images = entries.take(np.array(rows, dtype=np.int64))
-    archives.check_images(images)
-    rest = entries.take(np.array(other_rows, dtype=np.int64))
-    return Tree([entries.names[i] for i in rows], ignored, images, others, rest)
+            entries = archives.list_tar(path)
+        names += entries.names
+    images = []
+    others = []
+    for row, name in enumerate(names):
+        why = _why_ignored(name)
+        if why is None:
+            images.append(row)
+            continue
+        ignored[why] += 1
+        if why != HIDDEN:
+            others.append(row)
+    of_images = None
+    of_others = None
+    if entries is not None:
+        of_images = entries.take(np.array(images, dtype=np.int64))
+        archives.check_images(of_images)
+        of_others = entries.take(np.array(others, dtype=np.int64))
+    return Tree(
+        [names[row] for row in images],
+        ignored,
+        of_images,
+        [names[row] for row in others],
+        of_others,
+    )
 
 
 def _why_ignored(relative: str) -> str | None:
@@ -176,6 +183,7 @@ def _walk(
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
+    # Folders still to be listed, each with the identities of the folders above it, by which loops are seen.
     pending: list[tuple[str, frozenset[tuple[int, int]]]] = [
         ("", frozenset({(top.st_dev, top.st_ino)}))
     ]

@@ -29,8 +29,8 @@ from fedcache.extract.datasets import archives, columns, tree
 from fedcache.extract.datasets.columns import Asked, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
-from fedcache.extract.datasets.image_folder import splits_of_folders
-from fedcache.extract.datasets.record_sources import Shards
+from fedcache.extract.datasets.image_lists import splits_of_folders
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
@@ -187,10 +187,9 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
     refuse_empty(path)
     entries = archives.list_tar(path)
+    relative = path.name
     if path != top:
         relative = os.path.relpath(path, top)
-    else:
-        relative = path.name
     images: dict[str, int] = {}
     part_of: dict[str, dict[str, int]] = {}
     for i, name in enumerate(entries.names):

@@ -7,14 +7,14 @@ has changed gives fewer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from PIL import Image
 
-from fedcache.config import ExtractConfig
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import FedcacheError, StoreError, UsageError, shell_word
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset, uid_of
@@ -22,10 +22,20 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import dataset_of_store
-from fedcache.extract.planning.image_places import ImagePlaces
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import context_of
 from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
+
+
+@dataclass(frozen=True)
+class ImagePlaces:
+    """Where the images of stores are looked for."""
+
+    home: Home  # remembers where extractions found their datasets
+    # ``--data NAME=PATH``; NAME may be the name of a store
+    data: Mapping[str, str] = field(default_factory=dict)
+    # by digest of a store's dataset
+    opened: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
 
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:
@@ -78,14 +88,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
         raise _not_at_hand(store, "where they lie is not remembered here")
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
-        found = open_dataset(
-            str(config.dataset),
-            memory=memory_of(home),
-            roots=roots_of(config.data),
-            data=home.data,
-            layout=config.layout,
-            follow_links=config.follow_links,
-        )
+        found = open_dataset(str(config.dataset), context_of(config, home))
     except FedcacheError as error:
         raise _not_at_hand(store, error.message.rstrip(".")) from error
     places.opened[digest] = found
@@ -95,9 +98,8 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
 def _whole(slug: str, known: ExtractConfig | None) -> str:
     """The name of a dataset without the limit of ``--limit``, which rows are taken of it."""
     name, _, size = slug.rpartition("-")
-    if known is None:
-        limit = size
-    else:
+    limit = size
+    if known is not None:
         limit = str(known.limit)
     if name and size == limit and size.isdecimal():
         return name

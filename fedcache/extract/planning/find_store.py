@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import (
     FedcacheError,
@@ -21,12 +23,18 @@ from fedcache.errors import (
     unknown,
 )
 from fedcache.extract import datasets
-from fedcache.extract.datasets.specs import known_names
-from fedcache.extract.planning.own_groups import bring_groups
+from fedcache.extract.datasets import (
+    Context,
+    Dataset,
+    asked_for,
+    holds_of,
+    known_names,
+    open_dataset,
+)
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.parsing import slug_of
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, told_as
 from fedcache.store.catalog import (
     extracted_later,
     ingest_command,
@@ -36,10 +44,12 @@ from fedcache.store.catalog import (
     place_of_content,
     resolve_path,
 )
+from fedcache.store.groups import group_digests
 from fedcache.store.journal import journals
 from fedcache.store.own_names import bare_name
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store
+from fedcache.store.store import Store, replace_groups
+from fedcache.tables.groups import Group
 
 
 def locate_store(
@@ -65,10 +75,12 @@ def locate_store(
     if path is not None:
         place = resolve_path(home, path, to_read=True)
         if not place.exists():
+            message = f"There is no store {path}, here or under {home.stores}."
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
+            if near:
+                message += f" Did you mean {near!r}?"
             raise StoreError(
-                f"There is no store {path}, here or under {home.stores}."
-                + (f" Did you mean {near!r}?" if near else ""),
+                message,
                 "fedcache ls   lists them. A new one:  "
                 "fedcache extract --dataset digits --backbones efficientnet-lite0",
             )
@@ -106,19 +118,15 @@ def locate_store(
     return chosen
 
 
-def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, Context]]:
     """The stores of a dataset that was opened before, and what it was opened with."""
     for follow_links in (False, True):
-        where: dict[str, Any] = {
-            "memory": memory_of(home),
-            "follow_links": follow_links,
-            "data": home.data,
-        }
-        known = datasets.peek(dataset, **where)
-        found = None
-        if known:
-            found = place_of_content(home, *known)
-        if found is not None and found.exists():
+        where = Context(memory_of(home), data=home.data, follow_links=follow_links)
+        known = datasets.peek(dataset, where)
+        if known is None:
+            continue
+        found = place_of_content(home, *known)
+        if found.exists():
             yield found, where
 
 
@@ -131,21 +139,17 @@ def need_path(
 ) -> Path:
     """``locate_store``, or exit 4 with the command that makes one."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
-    if found is None:
-        if dataset:
-            known = None
-        else:
-            known = no_store_remembered(home)
-        if known is not None:
-            raise known
-        what = ""
-        if dataset:
-            what = f"of {dataset} "
-        raise StoreError(
-            f"There is no store {what}under {home.stores} yet.",
-            f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
-        )
-    return found
+    if found is not None:
+        return found
+    what = ""
+    if dataset:
+        what = f"of {dataset} "
+    elif (known := no_store_remembered(home)) is not None:
+        raise known
+    raise StoreError(
+        f"There is no store {what}under {home.stores} yet.",
+        f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
+    )
 
 
 def limited_store(home: Home, name: str) -> Path | None:
@@ -175,12 +179,13 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 
     A StoreError with the names and the commands that go on; None when the home has no store.
     """
+    paths = sorted(home.stores.glob("*.zarr"))
+    if not paths:
+        return None
     shown = []
-    following = []
-    if home.stores.is_dir():
-        paths = sorted(home.stores.glob("*.zarr"))
-    else:
-        paths = []
+    ways = [
+        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
+    ]
     for path in paths:
         try:
             store = Store.open(path)
@@ -188,16 +193,16 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         except FedcacheError:
             shown.append(f"{path.name} (damaged)")
             continue
-        shown.append(path.name + (" (unfinished)" if begun else "" if store.arrays else " (empty)"))
-        following += [array.command(store, home) for array in begun]
-    if not paths:
-        return None
-    ways = [
-        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
-    ]
+        state = ""
+        if begun:
+            state = " (unfinished)"
+        elif not store.arrays:
+            state = " (empty)"
+        shown.append(path.name + state)
+        ways += [f"To go on:  {array.command(store, home)}" for array in begun]
     return StoreError(
         f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
-        "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
+        "\n".join(ways),
     )
 
 
@@ -222,10 +227,14 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     if not explicit and (sign or "=" in spec or spec == "digits"):
         return None
     found = ingested_stores(home)
-    name = rest if explicit else spec
+    name = spec
+    others = []
+    if explicit:
+        name = rest
     if slug_of(name) in found:
         return found[slug_of(name)]
-    others = () if explicit else known_names()
+    if not explicit:
+        others = known_names()
     if explicit or closest(name, [*others, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
         hint = f"Ingested: {ingested}. Another:  fedcache ingest FILE --name {shell_word(name or 'NAME')}"
@@ -276,10 +285,8 @@ def extract_command(
     known = dataset_of_store(store, home)
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
-        return (
-            f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *extract_arguments(order)])}, "
-            + ("with --dataset and the options it was begun with")
-        )
+        words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
+        return f"{shlex.join(words)}, with --dataset and the options it was begun with"
     return shlex.join(
         ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
     )
@@ -314,7 +321,7 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     limit = None
     if size.isdecimal():
         limit = int(size)
-    known = datasets.peek("digits", limit=limit, memory=memory)
+    known = datasets.peek("digits", Context(memory, limit=limit))
     if name == "digits" and known is not None and known[1] == store.content:
         return ExtractConfig(dataset="digits", limit=limit)
     return None
@@ -379,3 +386,81 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
             )
         )
     return found
+
+
+# Groups are no part of a dataset's content, so two datasets that differ in nothing else share one store. A command that
+# names one of them replaces the groups of the other, and notes the change.
+
+
+def bring_groups(
+    path: Path, spec: str, where: Context, observer: Observer, held: Dataset | None = None
+) -> None:
+    """Give the store at ``path`` the groups of a dataset of its content, which is read where it has others.
+
+    ``held`` is the dataset where a program holds it. A damaged store stays as it is. Raises as
+    ``open_dataset``, and StoreError for a store that cannot be written.
+    """
+    try:
+        store = Store.open(path)
+    except FedcacheError:
+        return  # whoever opens it says what is wrong
+    if held is None:
+        if where.memory.recall(_key(store, spec, where)) == group_digests(store.manifest):
+            return
+        with told_as(observer, "reading", holds_of(spec)) as progress:
+            held = open_dataset(spec, replace(where, progress=progress))
+    keep_groups(store, groups_in_order(store, held), spec, observer)
+    remember_groups(store, spec, where)
+
+
+def remember_groups(store: Store, spec: str, where: Context) -> None:
+    """Note that the groups of a store are those of a dataset.
+
+    Nothing is noted of images that a program held, nor in a home that cannot be written: they are looked at again.
+    """
+    with suppress(FedcacheError, OSError):
+        where.memory.remember(_key(store, spec, where), group_digests(store.manifest))
+
+
+def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
+    """The groups of a dataset in the order of a store's rows, which is another one where the store grew."""
+    if store.dataset["digest"] == data.digest:
+        return dict(data.groups)
+    place = {
+        (name, uid.tobytes()): row
+        for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True))
+    }
+    s = store.samples
+    rows = np.array(
+        [place.get((n, u.tobytes()), -1) for n, u in zip(s.name, s.uid, strict=True)], np.int64
+    )
+    return {name: group.take(rows) for name, group in data.groups.items()}
+
+
+def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: Observer) -> None:
+    """Keep these groups of a store and no others; what that changed is told."""
+    before = set(store.groups)
+    begun = bool(store.arrays)
+    changed, gone = replace_groups(store, groups)
+    if begun and changed:
+        tell = observer.note
+        if before & set(changed):
+            tell = observer.warn
+        tell(
+            f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows."
+        )
+    if gone:
+        observer.warn(
+            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset "
+            "which has such columns brings them again."
+        )
+
+
+def _columns(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"The column {names[0]} is"
+    return f"The columns {', '.join(names)} are"
+
+
+def _key(store: Store, spec: str, where: Context) -> list[Any]:
+    return ["groups", *asked_for(spec, where), store.dataset["digest"]]

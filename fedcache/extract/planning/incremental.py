@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     found = np.array(
         [-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64
     )
+    # A row of the same name with other bytes is another image.
     there = np.flatnonzero(found >= 0)
     other = (data.uid[found[there]] != before.uid[there]).any(axis=1)
     found[there[other]] = -1
@@ -86,9 +88,8 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     if not len(lost):
         return found
     left: dict[bytes, list[int]] = {}
-    for row in np.setdiff1d(np.arange(len(data)), found)[
-        ::-1
-    ].tolist():  # popped from the end: in the order of names
+    # From the last to the first, as rows are popped from the end: in the order of names.
+    for row in np.setdiff1d(np.arange(len(data)), found)[::-1].tolist():
         left.setdefault(data.uid[row].tobytes(), []).append(row)
     for row in lost.tolist():
         if places := left.get(before.uid[row].tobytes()):
@@ -106,28 +107,30 @@ def in_earlier_order(
         before: rows of the earlier store, which ``find_earlier_rows`` found to be ``rows`` of ``data``.
         known: of the rows of ``before``, those of the store it grew from itself; None for all.
     """
+    # -1 in ``order`` picks the last row of each column; the values of lost rows are then replaced.
     rest = np.setdiff1d(np.arange(len(data)), rows)
     order = np.concatenate([rows, rest])
     lost = np.flatnonzero(rows < 0)
-    label, domain, split, uid = (
-        column[order] for column in (data.label, data.domain, data.split, data.uid)
-    )
+    label = data.label[order]
+    domain = data.domain[order]
+    split = data.split[order]
+    uid = data.uid[order]
     label[lost] = _recoded(before.label[lost], before.classes, data.classes, -1)
     domain[lost] = _recoded(before.domain[lost], before.domains, data.domains, 0)
-    split[lost], uid[lost] = before.split[lost], before.uid[lost]
+    split[lost] = before.split[lost]
+    uid[lost] = before.uid[lost]
+    # What was renamed has its name of today, what has vanished the last one it had.
+    names = [data.names[row] for row in order.tolist()]
+    for row in lost.tolist():
+        names[row] = before.name[row]
+    if known is None:
+        known = len(rows)
     return IncrementalDataset(
         spec=data.spec,
         slug=data.slug,
         classes=data.classes,
         domains=data.domains,
-        # what was renamed has its name of today, what has vanished the last one it had
-        names=(
-            *(
-                data.names[r] if r >= 0 else name
-                for name, r in zip(before.name, rows.tolist(), strict=True)
-            ),
-            *(data.names[r] for r in rest),
-        ),
+        names=tuple(names),
         label=label,
         domain=domain,
         split=split,
@@ -140,7 +143,7 @@ def in_earlier_order(
         groups={name: group.take(order) for name, group in data.groups.items()},
         content=data.digest,
         ok=(order >= 0).astype(np.uint8),
-        known=len(rows) if known is None else known,
+        known=known,
     )
 
 
@@ -148,8 +151,11 @@ def _recoded(
     codes: NDArray[np.integer[Any]], old: tuple[str, ...], new: tuple[str, ...], unknown: int
 ) -> NDArray[np.int64]:
     """Codes of one list of names as codes of another; ``unknown`` for a name that is no longer there."""
-    table = [new.index(name) if name in new else unknown for name in old]
-    return np.array([table[c] if c >= 0 else unknown for c in codes.tolist()], np.int64)
+    place = {name: number for number, name in enumerate(new)}
+    # code -1 picks the last: unknown
+    table = np.array([*(place.get(name, unknown) for name in old), unknown], np.int64)
+    found: NDArray[np.int64] = table[codes]
+    return found
 
 
 @dataclass
@@ -216,6 +222,7 @@ class IncrementalPlan:
             .chunk(chunk)[np.array(rows) - chunk * size]
             .reshape(len(rows), -1)
         )
+        # An image that a backbone could not read has NaN in every feature, or zero in every pixel.
         if values.dtype.kind == "f":
             empty = np.isnan(values).all(axis=1)
         else:
@@ -224,17 +231,17 @@ class IncrementalPlan:
 
     def carry_text(self, store: Store) -> None:
         """Copy the parent's text features when they are of the same classes; those current there stay current."""
-        for entries in self.parent.texts.values() if self.parent else ():
-            for entry in entries:
-                meta = entry["meta"]
-                templates = entry["templates"]
-                backbone = str(meta.get("backbone"))
-                if meta.get("classes") != list(self.data.classes) or self.parent is None:
-                    continue
-                if not store.has_text(backbone, templates, weights=meta.get("weights")):
-                    store.put_text(
-                        backbone, templates, read_text(self.parent.path, backbone, entry), meta
-                    )
+        if self.parent is None:
+            return
+        for entry in chain.from_iterable(self.parent.texts.values()):
+            meta = entry["meta"]
+            templates = entry["templates"]
+            backbone = str(meta.get("backbone"))
+            if meta.get("classes") != list(self.data.classes):
+                continue
+            if not store.has_text(backbone, templates, weights=meta.get("weights")):
+                matrix = read_text(self.parent.path, backbone, entry)
+                store.put_text(backbone, templates, matrix, meta)
 
 
 def plan_incremental(
@@ -252,6 +259,7 @@ def plan_incremental(
     Nothing is taken over when it is to be ``fresh``. Earlier stores lie beside ``path`` and in the home; the observer
     is told when one was computed otherwise.
     """
+    keys = {job.key for job in jobs}
     with suppress(FedcacheError):
         store = Store.open(path)
         if store.content != data.digest or "grown" not in store.dataset:
@@ -259,23 +267,22 @@ def plan_incremental(
         before = store.samples
         gone = store.vanished()
         rows = find_earlier_rows(data, before, gone)
-        origin = store.dataset["grown"]
-        keys = {job.key for job in jobs}
-        parent = next(
-            (
-                s
-                for s in earlier_stores(path, data.slug, home, keys)
-                if s.dataset["digest"] == origin
-            ),
-            None,
-        )
-        made = in_earlier_order(data, before, rows, known=None if parent is None else parent.rows)
-        return _take_over(IncrementalPlan(made, None if fresh else parent), jobs, chunk_rows)
+        parent = None
+        known = None
+        for earlier in earlier_stores(path, data.slug, home, keys):
+            if earlier.dataset["digest"] == store.dataset["grown"]:
+                parent = earlier
+                known = earlier.rows
+                break
+        made = in_earlier_order(data, before, rows, known=known)
+        if fresh:
+            parent = None
+        return _take_over(IncrementalPlan(made, parent), jobs, chunk_rows)
     if fresh or path.exists():
         return None
     best: tuple[int, float, IncrementalPlan] | None = None
     otherwise: Store | None = None
-    for parent in earlier_stores(path, data.slug, home, {job.key for job in jobs}):
+    for parent in earlier_stores(path, data.slug, home, keys):
         with suppress(FedcacheError):
             if parent.content == data.digest:
                 continue  # nothing has changed: a store of its own was asked for, elsewhere
@@ -288,7 +295,7 @@ def plan_incremental(
                 jobs,
                 chunk_rows,
             )
-            if not plan.whole and any(job.key in parent.arrays for job in jobs):
+            if not plan.whole and keys & parent.arrays.keys():
                 otherwise = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
             if any(plan.whole.values()) and (best is None or rank > best[:2]):
@@ -334,17 +341,17 @@ def _take_over(
     plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None
 ) -> IncrementalPlan:
     """Which arrays of the parent have the recipe, the ``how`` and the chunks of those asked for."""
-    for key, how in ((job.key, dict(job.how)) for job in jobs):
-        info = None
-        if plan.parent is not None:
-            info = plan.parent.arrays.get(key)
-        if info is None or info.how != how or chunk_rows not in (None, info.chunk_rows):
+    if plan.parent is None:
+        return plan
+    for job in jobs:
+        info = plan.parent.arrays.get(job.key)
+        if info is None or info.how != dict(job.how) or chunk_rows not in (None, info.chunk_rows):
             continue
+        whole = len(info.chunks)
         # The last batch is padded with its last row: it is the same only where no row follows.
         if plan.data.new:
             whole = info.shape[0] // info.chunk_rows
-        else:
-            whole = len(info.chunks)
         if whole:
-            plan.chunk_rows[key], plan.whole[key] = info.chunk_rows, whole
+            plan.chunk_rows[job.key] = info.chunk_rows
+            plan.whole[job.key] = whole
     return plan

@@ -6,18 +6,19 @@ import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
+from fedcache.extract.backbones.checkpoints import load_torch
 from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.find_store import ingested_path
-from fedcache.extract.planning.torch_embeddings import open_any
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
     clean_up,
@@ -36,8 +37,75 @@ from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, put_groups
-from fedcache.tables.foreign_files import BEGIN
+from fedcache.tables.embeddings import Embeddings, assemble, open_embeddings
+from fedcache.tables.foreign_files import BEGIN, ONE_OBJECT, refused_file
 from fedcache.tables.roles import ColumnChoice, need_labels
+from fedcache.tables.words import Unread, as_column, ending_of, objects_of
+
+# Embeddings in a torch file: a dict of tensors, lists and numbers by name, as ``torch.save`` writes it. The file goes
+# through the one function of the package that opens torch files, which runs nothing.
+
+ENDINGS = (".pt", ".pth")
+
+
+def open_any(path: Path, choice: ColumnChoice) -> Embeddings:
+    """A file of embeddings of any format, torch's too; errors as ``open_embeddings``."""
+    if ending_of(path) not in ENDINGS or not path.is_file():
+        return open_embeddings(path, choice)
+    return assemble(path, read_torch(path), choice)
+
+
+def read_torch(path: Path) -> dict[str, Any]:
+    """Columns by name. Raises UsageError for a file that holds other things."""
+    try:
+        held = load_torch(path)
+    except FedcacheError as error:
+        raise refused_file(path, ".pt") from error
+    found = _columns(held, "")
+    if not any(column.shape for column in found.values()):
+        raise refused_file(path, ".pt")
+    return found
+
+
+def _columns(held: Any, prefix: str) -> dict[str, Any]:
+    """Columns of a tensor, of (features, labels), or of a dict, also of one dict for each split."""
+    import torch
+
+    if isinstance(held, torch.Tensor):
+        values = held.detach().cpu()
+        if values.dtype == torch.bfloat16:
+            values = values.float()
+        return {prefix.removesuffix("/") or "features": as_column(values.numpy())}
+    if (
+        isinstance(held, tuple | list)
+        and len(held) == 2
+        and all(isinstance(part, torch.Tensor) for part in held)
+    ):
+        return {**_columns(held[0], f"{prefix}features/"), **_columns(held[1], f"{prefix}labels/")}
+    if isinstance(held, Mapping):
+        found: dict[str, Any] = {}
+        for name, value in held.items():
+            found |= _columns(value, f"{prefix}{name}/")
+        if any(column.shape for column in found.values()) or not prefix:
+            return found
+    if prefix and isinstance(held, Sequence) and not isinstance(held, str | bytes):
+        return {prefix.removesuffix("/"): _column_of_list(held)}
+    # such as an epoch
+    what = "one value"
+    if isinstance(held, Mapping):
+        what = ONE_OBJECT
+    return {prefix.removesuffix("/"): Unread((), type(held).__name__, what)}
+
+
+def _column_of_list(values: Sequence[Any]) -> Any:
+    """A list of words or numbers, or of rows of the same length."""
+    import torch
+
+    if values and all(isinstance(value, torch.Tensor) for value in values):
+        rows = [value.detach().cpu().float().numpy() for value in values]
+        if len({row.shape for row in rows}) == 1:
+            return as_column(np.stack(rows))
+    return objects_of(values)
 
 
 @dataclass(frozen=True)
@@ -94,10 +162,9 @@ def ingest_file(
         another = (
             error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
         )
+        hint = error.hint
         if file.is_file() and not another:
             hint = f"{error.hint}\nThen:  {again}"
-        else:
-            hint = error.hint
         if error.hint == NOT_FINITE_HINT:
             hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
@@ -136,9 +203,8 @@ def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterat
         yield  # the writers of one store wait for each other anyway
         return
     make_private(home.root)
-    if path is None:
-        place = slug
-    else:
+    place = slug
+    if path is not None:
         place = digest_of(str(resolve_path(home, path)))[:16]
     with hold_lock(home.root / "locks" / f"ingest-{place}.lock", f"the dataset {slug}", wait=True):
         yield
@@ -161,10 +227,9 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     before = store.groups
     changed = put_groups(store, content.groups)
     new = [name for name in store.groups if name not in before]
+    said = []
     if new:
         said = [f"new groups {', '.join(new)}"]
-    else:
-        said = []
     said += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
     if said:
@@ -174,9 +239,8 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
     """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
-    if target != old:
-        place = target
-    else:
+    place = target
+    if target == old:
         place = _temporary(target)
     Store.from_content(content, place, observer)
     away = _temporary(old)
@@ -228,9 +292,8 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     if known.any():
         method = "fedavg"
     # NAME alone may mean something else.
-    if ingested_path(home, name) is not None:
-        spec = name
-    else:
+    spec = name
+    if ingested_path(home, name) is None:
         spec = f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
     if (column := column_of_clients(store)) is not None:

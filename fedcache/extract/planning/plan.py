@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError, all_at_once, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
-from fedcache.extract.backbones.own import known_name
+from fedcache.extract.backbones.own import known_name, tried_images
+from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
@@ -38,13 +41,15 @@ def describe_array(
 ) -> dict[str, Any]:
     """An array as plain JSON values."""
     recipe = item.recipe
-    about = {
+    return {
         "key": recipe.key,
         "backbone": item.backbone.name,
         "recipe": recipe.to_dict(),
         "digest": recipe.digest,
+        "shape": list(shape),
+        "dtype": dtype,
+        "state": state,
     }
-    return {**about, "shape": list(shape), "dtype": dtype, "state": state}
 
 
 def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
@@ -55,6 +60,18 @@ def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
 def roots_of(data: Mapping[str, str]) -> dict[str, Path]:
     """Where ``--data NAME=PATH`` says that named datasets lie; the others are looked for in the home's ``data``."""
     return {name: Path(path).expanduser() for name, path in data.items()}
+
+
+def context_of(config: ExtractConfig, home: Home, *, rehash: bool = False) -> Context:
+    """How the dataset of a configuration is opened."""
+    return Context(
+        memory_of(home, rehash=rehash),
+        roots_of(config.data),
+        home.data,
+        config.layout,
+        config.follow_links,
+        limit=config.limit,
+    )
 
 
 def plan(
@@ -107,9 +124,9 @@ def plan(
             registry.try_weights(backbone, weights, observer)
         planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config)))
     if missing:  # all of them at once: weights are fetched in one errand
-        hints = [error.hint for error in missing] + (
-            ["--skip-missing goes on with the rest."] if planned else []
-        )
+        hints = [error.hint for error in missing]
+        if planned:
+            hints.append("--skip-missing goes on with the rest.")
         raise MachineError("\n".join(error.message for error in missing), "\n".join(hints))
     if not planned:
         raise MachineError(
@@ -172,19 +189,13 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
 
 def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
     """The configuration with the names by which this home knows the folders of models (``known_name``)."""
-    names = {n: known_name(n, home.root) for n in config.backbones if n not in config.weights}
-    changed = {
-        old: new for name, new in names.items() if new != name for old in (name, bare_name(name))
-    }
-    if not changed:
-        return config
-    recipe = {
-        f"{changed.get(at, at)}{colon}{option}": value
-        for (at, colon, option), value in split_keys(config)
-    }
-    return replace(
-        config, backbones=tuple(names.get(n, n) for n in config.backbones), recipe=recipe
-    )
+    changed: dict[str, str] = {}
+    for name in config.backbones:
+        if name not in config.weights:
+            new = known_name(name, home.root)
+            if new != name:
+                changed |= {name: new, bare_name(name): new}
+    return _renamed(config, lambda name: changed.get(name, name))
 
 
 def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
@@ -194,16 +205,17 @@ def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
 
 def bare_config(config: ExtractConfig) -> ExtractConfig:
     """The configuration with backbones, recipes and weights under the names that stores know."""
+    config = _renamed(config, bare_name)
+    return replace(config, weights={bare_name(n): path for n, path in config.weights.items()})
+
+
+def _renamed(config: ExtractConfig, new: Callable[[str], str]) -> ExtractConfig:
+    """The configuration with other names of backbones, also in the keys of ``--recipe``; each is named once."""
     recipe = {
-        f"{bare_name(name)}{colon}{option}": value
-        for (name, colon, option), value in split_keys(config)
+        f"{new(name)}{colon}{option}": value for (name, colon, option), value in split_keys(config)
     }
-    return replace(
-        config,
-        backbones=tuple(dict.fromkeys(map(bare_name, config.backbones))),
-        recipe=recipe,
-        weights={bare_name(name): path for name, path in config.weights.items()},
-    )
+    backbones = tuple(dict.fromkeys(map(new, config.backbones)))
+    return replace(config, backbones=backbones, recipe=recipe)
 
 
 def parse_max_bad(text: str, rows: int) -> int:
@@ -257,6 +269,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
 def wanted_text(
     store: Store | None,
     planned: Sequence[PlannedArray],
+    classes: Sequence[str],
     template: str | None,
     config: ExtractConfig,
     *,
@@ -265,19 +278,22 @@ def wanted_text(
     """Templates per array key, of backbones with a text tower, whose text features are to be the current ones.
 
     Those asked for, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
-    features is left out when no template was asked for.
+    features is left out when no template was asked for. Without classes there is no text.
     """
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
+    if not classes:
+        return found
+    # The store whose text features stay current.
+    kept = None
+    if keep and not config.text:
+        kept = store
     for item in planned:
-        name = item.backbone.name
-        weights = item.recipe.weights
-        kept = (
-            keep and not config.text and store is not None and store.has_text(name, weights=weights)
-        )
-        if item.backbone.text_width is not None and not kept:
-            found[item.recipe.key] = config.text or (
-                template or item.backbone.template or "a photo of a {}.",
-            )
+        if item.backbone.text_width is None:
+            continue
+        if kept is not None and kept.has_text(item.backbone.name, weights=item.recipe.weights):
+            continue
+        default = template or item.backbone.template or "a photo of a {}."
+        found[item.recipe.key] = config.text or (default,)
     return found
 
 
@@ -336,13 +352,11 @@ def array_bytes(data_rows: int, item: PlannedArray) -> int:
     if recipe.dtype == "uint8":
         side = recipe.size or 224
         return int(data_rows * recipe.views * side * side * 3)
-    return data_rows * recipe.views * item.backbone.width * (2 if recipe.dtype == "float16" else 4)
+    return data_rows * recipe.views * item.backbone.width * np.dtype(recipe.dtype).itemsize
 
 
 def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, object]:
     """Load a backbone and run it on two images; MachineError unless the features have its width and are finite."""
-    import torch
-
     backbone = registry.lookup(name, home=home.root)
     weights = registry.locate(
         backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline
@@ -354,28 +368,19 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
         )
     recipe = replace(backbone.recipe, weights=weights.sha256)
     encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
-    if backbone.reads != IMAGES:  # loading it has tried it
-        return {
-            "name": name,
-            "width": backbone.width,
-            "sha256": weights.sha256,
-            "origin": weights.origin,
-        }
-    side = recipe.size or 32
-    images = (
-        torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
-    )
-    features = encoder.image(images)
-    if recipe.dtype != "uint8" and (
-        features.shape != (2, backbone.width) or not bool(features.isfinite().all())
-    ):
-        raise MachineError(
-            f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
-            "The weights file is damaged or of another model; import it again.",
-        )
-    return {
+    tried_weights: dict[str, object] = {
         "name": name,
         "width": backbone.width,
         "sha256": weights.sha256,
         "origin": weights.origin,
     }
+    if backbone.reads != IMAGES:  # loading it has tried it
+        return tried_weights
+    features = encoder.image(tried_images(recipe.size or 32))
+    fits = features.shape == (2, backbone.width) and bool(features.isfinite().all())
+    if recipe.dtype != "uint8" and not fits:
+        raise MachineError(
+            f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
+            "The weights file is damaged or of another model; import it again.",
+        )
+    return tried_weights

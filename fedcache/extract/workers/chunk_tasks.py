@@ -7,7 +7,6 @@ that holds the locks puts them in place.
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,13 +26,12 @@ from fedcache.extract.batches import (
     decode_batch,
     make_runner,
 )
-from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
+from fedcache.extract.datasets.dataset import uid_of
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import how_record
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.result import ExtractionStats
-from fedcache.extract.workers.local import BatchTask
+from fedcache.extract.workers.local import BatchTask, ChunkCollector, ExtractionStats
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
 from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray
@@ -62,7 +60,7 @@ class TaskSpec:
     rows: int  # N
     settings: ComputeSettings  # device, dtype, batch, threads
     arrays: Mapping[str, WorkerArray]  # per key where chunks go
-    probe: tuple[int, str] | None  # (row, sha256 of its image), which a worker must see too
+    probe: tuple[int, bytes] | None  # (row, uid of its image), which a worker must see too
     decoders: int = 0  # threads that decode beside the model; 0 decodes in turn with it
 
 
@@ -150,13 +148,12 @@ def make_spec(
     return TaskSpec(tuple(jobs), data.source, data.uid, len(data.names), settings, arrays, probe)
 
 
-def _digest(source: Source, row: int) -> str | None:
-    """sha256 of an image as it is stored; None for one that cannot be read."""
+def _digest(source: Source, row: int) -> bytes | None:
+    """The uid of an image; None for one that cannot be read."""
     try:
-        raw = source.read(row)
+        return uid_of(source.read(row))
     except (BadImage, OSError):
         return None
-    return hashlib.sha256(raw if isinstance(raw, bytes) else raw.tobytes()).hexdigest()
 
 
 class ChunkWorker:
@@ -230,6 +227,7 @@ def _check_machine(spec: TaskSpec) -> None:
             device, settings.dtype, settings.batch, settings.threads, job.backbone.provider
         )
         if mine != dict(job.how):
+            # Entries that only one of the two records has.
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
             raise MachineError(
                 f"{host} would compute {job.key} in another way: {', '.join(f'{k} {v}' for k, v in changed)}. "

@@ -7,15 +7,18 @@ this process, since starting workers costs seconds.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.extract.batches import (
     BatchRunner,
     ComputedBatch,
@@ -24,12 +27,179 @@ from fedcache.extract.batches import (
     decode_batch,
     make_runner,
 )
-from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
-from fedcache.extract.result import ExtractionStats
+from fedcache.extract.inputs import IMAGES
 from fedcache.extract.workers.processes import WorkerProcesses, no_preparation
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
+from fedcache.store.manifest import VANISHED
+
+# Chunks of computed batches: how large they are, how they fill up, and the thread that writes them in order.
+
+MAX_CHUNK_BYTES = 8 << 20
+MAX_CHUNK_ROWS = 512
+
+
+def chunk_rows_for(batch: int, row_bytes: int) -> int:
+    """Rows of a chunk: the largest batch * 2^j with at most 512 rows and 8 MiB, at least one batch.
+
+    Powers of two so that the chunks of all backbones of a run nest and each image is decoded once.
+    """
+    rows = batch
+    while rows * 2 <= MAX_CHUNK_ROWS and rows * 2 * row_bytes <= MAX_CHUNK_BYTES:
+        rows *= 2
+    return rows
+
+
+class ChunkWriter(Protocol):
+    """What takes the chunks of an array."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows per chunk."""
+
+    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> None:
+        """Take one chunk."""
+
+
+@dataclass
+class PendingChunk:
+    """A chunk being filled: its rows, the batches that are still to come, and the reason per bad row."""
+
+    rows: NDArray[Any]
+    left: int
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class ChunkCollector:
+    """Places computed batches into chunks and hands full ones to a writing thread.
+
+    One thread writes, so that chunks reach the journal in the order in which they became full, and computing goes on
+    meanwhile.
+    """
+
+    def __init__(self, writers: Mapping[str, ChunkWriter], rows: int, batch: int) -> None:
+        self.writers = writers
+        self.rows = rows
+        self.batch = batch
+        self.pending: dict[tuple[str, int], PendingChunk] = {}
+        self.unsaved = dict.fromkeys(writers, 0)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self.saving: dict[Future[None], tuple[str, int]] = {}
+
+    def chunk_of(self, key: str, batch: int) -> int:
+        """The chunk of ``key`` that holds absolute batch ``batch``."""
+        return batch * self.batch // self.writers[key].chunk_rows
+
+    def batches_in(self, key: str, chunk: int) -> int:
+        """Batches of a chunk; the last one may be short."""
+        size = self.writers[key].chunk_rows
+        return math.ceil((min((chunk + 1) * size, self.rows) - chunk * size) / self.batch)
+
+    def limit(self, key: str) -> int:
+        """Batches of ``key`` that may be computed and not yet journalled: one chunk."""
+        return math.ceil(self.writers[key].chunk_rows / self.batch)
+
+    def add(self, batch: int, computed: ComputedBatch) -> None:
+        """Place a batch; start the write of every chunk it completes."""
+        first = batch * self.batch
+        for key, values in computed.features.items():
+            chunk = self.chunk_of(key, batch)
+            size = self.writers[key].chunk_rows
+            # Batches of a chunk come in any order from several workers; each has its place by its row numbers.
+            part = self.pending.get((key, chunk))
+            if part is None:
+                length = min((chunk + 1) * size, self.rows) - chunk * size
+                part = PendingChunk(
+                    np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk)
+                )
+                self.pending[key, chunk] = part
+            # Place of the batch within its chunk.
+            offset = first - chunk * size
+            part.rows[offset : offset + len(values)] = values
+            part.bad.update(computed.bad)
+            part.left -= 1
+            if part.left == 0:
+                del self.pending[key, chunk]
+                future = self.thread.submit(self.writers[key].write, chunk, part.rows, part.bad)
+                self.saving[future] = (key, self.batches_in(key, chunk))
+
+    def collect_writes(self, *, block: bool = False) -> None:
+        """Take note of finished writes; ``block`` waits for all. A failed write raises here."""
+        if block and self.saving:
+            wait(self.saving)
+        for future in [f for f in self.saving if f.done()]:
+            key, count = self.saving.pop(future)
+            future.result()
+            self.unsaved[key] -= count
+
+
+@dataclass
+class ExtractionStats:
+    """What an extraction did; the figures of its last line."""
+
+    images: int = 0  # images decoded in this process tree
+    forward_batches: Counter[str] = field(default_factory=Counter)  # per key, batches computed
+    forward_images: int = 0  # images that went through a model, summed over arrays
+    kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
+    # reason per quarantined row, all arrays of the run
+    bad: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0  # wall time of the extraction loop
+    decode_seconds: float = 0.0  # summed over workers
+    forward_seconds: float = 0.0  # summed over workers and backbones
+    workers: int = 0  # processes that computed
+    # per key, texts of which the model reads a part
+    cut: Counter[str] = field(default_factory=Counter)
+    holds: str = IMAGES  # images, texts or rows
+
+    def add(self, batch: ComputedBatch) -> None:
+        """Count a batch that was computed in this process tree."""
+        self.images += batch.decoded - sum(why == VANISHED for why in batch.bad.values())
+        self.decode_seconds += batch.decode_seconds
+        self.bad.update(unreadable(batch.bad))
+        for key, seconds in batch.forward_seconds.items():
+            self.forward_seconds += seconds
+            self.forward_batches[key] += 1
+            self.forward_images += len(batch.features[key]) - len(batch.bad)
+        self.cut.update(batch.cut)
+
+    def merge(self, other: ExtractionStats) -> None:
+        """Add the counts of a chunk task that another process computed."""
+        self.images += other.images
+        self.decode_seconds += other.decode_seconds
+        self.forward_seconds += other.forward_seconds
+        self.forward_images += other.forward_images
+        self.bad.update(other.bad)
+        self.forward_batches.update(other.forward_batches)
+        self.cut.update(other.cut)
+
+    def check_bad(self, latest: Mapping[int, str], max_bad: int) -> None:
+        """CorruptionError, with the last of ``latest`` (those found last), for more bad images than there may be."""
+        if len(self.bad) > max_bad:
+            row, reason = sorted((latest or self.bad).items())[-1]
+            raise CorruptionError(
+                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
+                f"{row}: {reason}.",
+                f"Mend the {self.holds}, or run again with a larger --max-bad: finished chunks are kept.",
+            )
+
+    @property
+    def rate(self) -> float:
+        """Images per second."""
+        if self.seconds:
+            return self.images / self.seconds
+        return 0.0
+
+    def busy(self, cores: int) -> float:
+        """Share of the cores' time that went into decoding and the models."""
+        if self.seconds:
+            return (self.decode_seconds + self.forward_seconds) / (self.seconds * cores)
+        return 0.0
+
+
+def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
+    """Rows whose image is there and cannot be read; one that has vanished is no defect."""
+    return {row: reason for row, reason in bad.items() if reason != VANISHED}
 
 
 class BatchWorkers(ABC):
@@ -38,6 +208,7 @@ class BatchWorkers(ABC):
     depth: int  # batches that may be under way at once
     workers: int  # processes that compute
     runner: BatchRunner  # of the models, where they run in this process
+    pool: WorkerProcesses | None = None  # the worker processes, if there are some
 
     @abstractmethod
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
@@ -45,12 +216,17 @@ class BatchWorkers(ABC):
 
     def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
         """The computed batch of a future that is done."""
-        computed: ComputedBatch = future.result()
+        computed: ComputedBatch
+        if self.pool is None:
+            computed = future.result()
+        else:
+            computed = self.pool.result(future)
         return computed
 
-    @abstractmethod
     def check(self) -> None:
         """Raise if what computes has ended, so that futures will never be done."""
+        if self.pool is not None:
+            self.pool.check()
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone of one process."""
@@ -62,9 +238,10 @@ class BatchWorkers(ABC):
         """Text features [C, D]."""
         return self.runner.text(key, classes, templates)
 
-    @abstractmethod
     def close(self) -> None:
         """End the workers, at once."""
+        if self.pool is not None:
+            self.pool.close()
 
 
 class InProcess(BatchWorkers):
@@ -87,9 +264,6 @@ class InProcess(BatchWorkers):
         future.set_result(self.runner.compute(batch, keys))
         return future
 
-    def check(self) -> None:
-        """This process lives."""
-
     def close(self) -> None:
         """Give the process its threads back."""
         import torch
@@ -99,6 +273,8 @@ class InProcess(BatchWorkers):
 
 class CpuWorkers(BatchWorkers):
     """Worker processes that each decode and run the models."""
+
+    pool: WorkerProcesses
 
     def __init__(
         self,
@@ -116,13 +292,6 @@ class CpuWorkers(BatchWorkers):
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         return self.pool.submit(call_runner, "compute", batch, keys)
 
-    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
-        computed: ComputedBatch = self.pool.result(future)
-        return computed
-
-    def check(self) -> None:
-        self.pool.check()
-
     def warm(self) -> dict[str, float]:
         """Every worker warms up, one answers."""
         rates: dict[str, float] = self.pool.ask(call_runner, "warm", times=self.workers)
@@ -134,12 +303,11 @@ class CpuWorkers(BatchWorkers):
         matrix: NDArray[np.float32] = self.pool.ask(call_runner, "text", key, classes, templates)
         return matrix
 
-    def close(self) -> None:
-        self.pool.close()
-
 
 class GpuFeeder(BatchWorkers):
     """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
+
+    pool: WorkerProcesses
 
     def __init__(
         self,
@@ -163,13 +331,6 @@ class GpuFeeder(BatchWorkers):
         """Run the models on what a worker decoded."""
         inputs, bad, seconds = self.pool.result(future)
         return self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
-
-    def check(self) -> None:
-        self.pool.check()
-
-    def close(self) -> None:
-        """End the decoders."""
-        self.pool.close()
 
 
 # What runs inside a worker process.

@@ -187,8 +187,8 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
 def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_home):
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["clip"], tmp_path / "mine")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"hf:{path}")
-    made = ok(*words).data
+    words = f"extract --dataset folder:{images} --backbones hf:{path}"
+    made = ok(words).data
     (array,) = made["arrays"]
     assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == (
         "hf:mine",
@@ -199,7 +199,7 @@ def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_hom
     assert store.has_text("hf:mine", weights=array["recipe"]["weights"])
     predict = (
         "predict",
-        ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"],
+        ok("train --method fed3r --clients 2 --scheme iid").data["path"],
         next((images / "test").rglob("*.png")),
     )
     assert ok(*predict).data["rows"]
@@ -208,7 +208,7 @@ def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_hom
         json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]})
     )
     assert fedcache(*predict).code == Exit.ENVIRONMENT
-    assert len(Store.open(Path(ok(*words).data["path"])).arrays) == 2
+    assert len(Store.open(Path(ok(words).data["path"])).arrays) == 2
 
 
 @pytest.mark.slow
@@ -216,8 +216,8 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
     monkeypatch.chdir(tmp_path)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones")
-    (first,) = ok(*words, "hf:models/vit").data["arrays"]
+    words = f"extract --dataset folder:{images} --backbones"
+    (first,) = ok(f"{words} hf:models/vit").data["arrays"]
     spelled = {
         f"hf:{path}": Path("/"),
         f"hf:{path}/": tmp_path,
@@ -226,20 +226,18 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     }
     for name, place in spelled.items():
         monkeypatch.chdir(place)
-        again = ok(*words, name, "--recipe", f"{name}:output=cls").data
+        again = ok(f"{words} {name} --recipe {name}:output=cls").data
         assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (
             0,
             [first["key"]],
         )
-        trained = ok(
-            "train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid"
-        ).data
+        trained = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid").data
         assert trained["path"]
     # A name that means another folder from here is not taken, whatever it meant elsewhere.
     other = tmp_path / "elsewhere" / "models" / "vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    (own,) = ok(*words, f"hf:{path}").data["arrays"]
+    (own,) = ok(f"{words} hf:{path}").data["arrays"]
     assert (own["recipe"]["backbone"], own["recipe"]["weights"]) == ("hf:vit", content_sha256(path))
 
 
@@ -247,14 +245,14 @@ def test_a_repository_is_found_in_the_cache_and_only_there(
     saved, tmp_path, no_network, monkeypatch
 ):
     name = "hf:someone/tiny-vit"
-    missing = fedcache("backbones", "verify", name)
+    missing = fedcache(f"backbones verify {name}")
     assert (missing.code, no_network) == (Exit.ENVIRONMENT, [])
     assert f"fedcache backbones pull {name}" in missing.err
     with monkeypatch.context() as patch:
         patch.setenv("FEDCACHE_OFFLINE", "1")
-        assert fedcache("backbones", "pull", name).code == Exit.ENVIRONMENT
+        assert fedcache(f"backbones pull {name}").code == Exit.ENVIRONMENT
     assert not no_network
-    assert fedcache("backbones", "pull", name).code == Exit.ENVIRONMENT
+    assert fedcache(f"backbones pull {name}").code == Exit.ENVIRONMENT
     assert no_network
     no_network.clear()
     cache = library_caches().huggingface / "models--someone--tiny-vit"
@@ -264,7 +262,7 @@ def test_a_repository_is_found_in_the_cache_and_only_there(
     for number, file in enumerate(sorted(saved["vit"].iterdir())):
         shutil.copy(file, blobs / str(number))
         (snapshot / file.name).symlink_to(blobs / str(number))
-    assert ok("backbones", "verify", name).data["width"] == 16
+    assert ok(f"backbones verify {name}").data["width"] == 16
 
 
 def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypatch):
@@ -329,7 +327,7 @@ def damaged(path: Path, how: str) -> None:
 def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, how, said):
     path = shutil.copytree(saved["vit"], tmp_path / "m")
     damaged(path, how)
-    done = fedcache("backbones", "verify", f"hf:{path}")
+    done = fedcache(f"backbones verify hf:{path}")
     assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
     assert said in done.err
     assert "Traceback" not in done.err

@@ -103,16 +103,16 @@ def test_rows_without_numbers_and_outputs_without_rows_are_refused(tmp_path):
 def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     path = encoder(tmp_path / "several.onnx", outputs="my")
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}")
+    words = f"extract --dataset folder:{images} --backbones onnx:{path}"
     for more, said in (
         ((), "--recipe onnx:several.onnx:output=m"),
         (("--recipe", "output=x"), "x"),
     ):
-        done = fedcache(*words, *more)
+        done = fedcache(words, *more)
         assert done.code == Exit.USAGE
         assert said in done.err
     found = [
-        ok(*words, "--recipe", f"{prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
+        ok(f"{words} --recipe {prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
         for prefix, name in (("", "y"), ("onnx:several.onnx:", "m"), (f"onnx:{path}:", "m"))
     ]
     assert found == ["y", "avg(m)", "avg(m)"]
@@ -123,9 +123,9 @@ def test_a_file_of_any_size_is_asked_for_one(tmp_path):
     fixed = encoder(tmp_path / "fixed.onnx")
     assert (lookup(f"onnx:{path}").recipe.size, lookup(f"onnx:{path}").fixed) == (224, False)
     images = folder(tmp_path / "images", train=3, test=1)
-    words = ("extract", "--dataset", f"folder:{images}", "--size", 12, "--backbones")
-    assert ok(*words, f"onnx:{path}").data["arrays"][0]["recipe"]["size"] == 12
-    assert fedcache(*words, f"onnx:{fixed}").code == Exit.USAGE
+    words = f"extract --dataset folder:{images} --size 12 --backbones"
+    assert ok(f"{words} onnx:{path}").data["arrays"][0]["recipe"]["size"] == 12
+    assert fedcache(f"{words} onnx:{fixed}").code == Exit.USAGE
 
 
 @pytest.mark.slow
@@ -135,8 +135,8 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     place.mkdir()
     encoder(place / "mine.onnx")
     monkeypatch.chdir(tmp_path)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones")
-    first = ok(*words, "onnx:models/mine.onnx").data
+    words = f"extract --dataset folder:{images} --backbones"
+    first = ok(f"{words} onnx:models/mine.onnx").data
     (array,) = first["arrays"]
     assert array["recipe"]["backbone"] == "onnx:mine.onnx"
     assert array["recipe"]["weights"] == file_sha256(place / "mine.onnx")
@@ -144,15 +144,15 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     assert not any(str(tmp_path).encode() in p.read_bytes() for p in stored.path.rglob("*.json"))
     assert {"onnxruntime", "threads", "code"} <= set(stored.arrays[array["key"]].how)
     monkeypatch.chdir("/")  # from elsewhere it is found where it lay
-    assert ok(*words, "onnx:mine.onnx").data["decoded"] == 0
+    assert ok(f"{words} onnx:mine.onnx").data["decoded"] == 0
     for name in ("onnx:mine.onnx", "onnx:models/mine.onnx", "onnx:mine.onnx@8"):
-        trained = ok(
-            "train", "--method", "fed3r", "--backbones", name, "--clients", 2, "--scheme", "iid"
-        )
-    assert ok("predict", trained.data["path"], next((images / "test").rglob("*.png"))).data["rows"]
-    (entry,) = (e for e in ok("backbones", "list").data["backbones"] if e["yours"])
+        trained = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid")
+    assert ok(f"predict {trained.data['path']}", next((images / "test").rglob("*.png"))).data[
+        "rows"
+    ]
+    (entry,) = (e for e in ok("backbones list").data["backbones"] if e["yours"])
     assert (entry["name"], entry["ready"], entry["width"]) == ("onnx:mine.onnx", True, 6)
-    assert ok("backbones", "verify", "onnx:mine.onnx").data["width"] == 6
+    assert ok("backbones verify onnx:mine.onnx").data["width"] == 6
 
 
 def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
@@ -178,7 +178,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path):
     raw = path.read_bytes()
     for size in (0, 40, len(raw) - 4):
         path.write_bytes(raw[:size])
-        done = fedcache("extract", "--dataset", "digits", "--backbones", f"onnx:{path}")
+        done = fedcache(f"extract --dataset digits --backbones onnx:{path}")
         assert done.code == Exit.ENVIRONMENT
         assert str(path) in done.err
         assert "Traceback" not in done.err
@@ -220,9 +220,7 @@ def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_another_device_or_dtype_is_refused(tmp_path):
     path = encoder(tmp_path / "a.onnx")
-    done = fedcache(
-        "extract", "--dataset", "digits", "--backbones", f"onnx:{path}", "--dtype", "bfloat16"
-    )
+    done = fedcache(f"extract --dataset digits --backbones onnx:{path} --dtype bfloat16")
     assert done.code == Exit.USAGE
     assert "is computed on the CPU in float32" in done.err
 

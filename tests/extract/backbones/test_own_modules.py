@@ -125,13 +125,7 @@ class Small(nn.Module):
 def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     done = ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        f"module:{nets}:build",
-        "--recipe",
-        "dtype=float32",
+        f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32",
     )
     store = Store.open(Path(done.data["path"]))
     (array,) = store.arrays.values()
@@ -278,22 +272,12 @@ def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
 @pytest.mark.slow
 def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        f"module:{nets}:build",
-        "--batch",
-        4,
-    )
+    words = f"extract --dataset folder:{images} --batch 4 --backbones module:{nets}"
     here, there = tmp_path / "here.zarr", tmp_path / "there.zarr"
-    ok(*words, "--workers", 0, "--store", here)
-    assert ok(*words, "--workers", 1, "--store", there).data["workers"] == 1
+    ok(f"{words}:build --workers 0 --store {here}")
+    assert ok(f"{words}:build --workers 1 --store {there}").data["workers"] == 1
     assert np.array_equal(features(here), features(there))
-    unseeded = fedcache(
-        *words[:3], "--backbones", f"module:{nets}:unseeded", "--batch", 4, "--workers", 1
-    )
+    unseeded = fedcache(f"{words}:unseeded --workers 1")
     assert unseeded.code == Exit.CORRUPT
     assert "torch.manual_seed(0)" in unseeded.err
 
@@ -323,9 +307,7 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
 )
 def test_what_is_no_module_is_a_sentence(nets, spec, said):
     Path("leaving.py").write_text("import sys\nsys.exit(3)\n")
-    done = fedcache(
-        "extract", "--dataset", "digits", "--backbones", f"module:{spec.format(nets=nets)}"
-    )
+    done = fedcache(f"extract --dataset digits --backbones module:{spec.format(nets=nets)}")
     assert done.code == Exit.USAGE
     assert said in done.err
     assert "Traceback" not in done.err

@@ -80,13 +80,7 @@ def rows_of(store: Store, key: str) -> np.ndarray:
 
 def extracted(path: Path, model: Path, *words: object) -> tuple[Store, str]:
     done = ok(
-        "extract",
-        "--dataset",
-        f"texts:{path}",
-        "--backbones",
-        f"hf:{model}",
-        "--recipe",
-        "dtype=float32",
+        f"extract --dataset texts:{path} --backbones hf:{model} --recipe dtype=float32",
         *words,
     )
     return Store.open(Path(done.data["path"])), done.data["arrays"][0]["key"]
@@ -137,14 +131,14 @@ def test_text_features_of_classes_are_those_of_prompts_as_texts(model, tmp_path)
 @pytest.mark.slow
 def test_texts_that_are_cut_are_counted_and_said_once(model, tmp_path):
     path = csv(tmp_path / "t.csv")
-    words = ("extract", "--dataset", f"texts:{path}", "--backbones", f"hf:{model}")
-    done = fedcache(*words, "--batch", 2)
+    words = f"extract --dataset texts:{path} --backbones hf:{model}"
+    done = fedcache(f"{words} --batch 2")
     # The second text has 19 words, and no other has more than the ten that fit between the two marks.
     assert (
         done.out.count("hf:tiny reads 12 tokens of a text: the rest of 1 text was left out.") == 1
     )
-    assert ok(*words).data["cut"] == {}  # nothing was computed
-    assert ok(*words, "--fresh", "--store", tmp_path / "s.zarr", "--batch", 4).data["cut"] == {
+    assert ok(words).data["cut"] == {}  # nothing was computed
+    assert ok(f"{words} --fresh --store {tmp_path / 's.zarr'} --batch 4").data["cut"] == {
         "hf:tiny": 1
     }
 
@@ -188,21 +182,15 @@ def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     encoder = load(row, Weights(model, content_sha256(model), ""), row.recipe)
     with pytest.raises(UsageError, match="hf:tiny reads texts"):
         encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
-    assert ok("backbones", "verify", f"hf:{model}").data["width"] == 16
-    words = (
-        "extract",
-        "--dataset",
-        f"texts:{csv(tmp_path / 't.csv')}",
-        "--backbones",
-        f"hf:{model}",
-    )
+    assert ok(f"backbones verify hf:{model}").data["width"] == 16
+    words = f"extract --dataset texts:{csv(tmp_path / 't.csv')} --backbones hf:{model}"
     for option in (
         ("--views", 2),
         ("--size", 32),
         ("--recipe", "norm=half"),
         ("--recipe", "output=cls"),
     ):
-        assert fedcache(*words, *option).code == Exit.USAGE
+        assert fedcache(words, *option).code == Exit.USAGE
 
 
 def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_command(
@@ -217,7 +205,7 @@ def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_comman
         (texts, f"module:{encoders}:spectrum"),
         ("rows:w.npy", f"module:{encoders}:bag"),
     ):
-        done = fedcache("extract", "--dataset", dataset, "--backbones", name)
+        done = fedcache(f"extract --dataset {dataset} --backbones {name}")
         assert done.code == Exit.USAGE
         assert f"fedcache extract --dataset {dataset} --backbones" in done.err
     assert not list((tmp_path / "home").glob("stores/*"))
@@ -235,9 +223,7 @@ def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
     assert lookup(f"module:{encoders}:spectrum").text_width is None
     numbers = np.arange(30, dtype=np.int16).reshape(5, 2, 3) - 7
     np.savez(tmp_path / "w.npz", rows=numbers, label=np.arange(5) % 2)
-    done = ok(
-        "extract", "--dataset", "rows:w.npz", "--backbones", f"module:{encoders}:loud", "--batch", 2
-    )
+    done = ok(f"extract --dataset rows:w.npz --backbones module:{encoders}:loud --batch 2")
     store = Store.open(Path(done.data["path"]))
     (key,) = store.arrays
     assert rows_of(store, key).tolist() == [[n.max(), n.min()] for n in numbers]
@@ -247,7 +233,7 @@ def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
 def test_rows_of_another_shape_are_refused_before_a_chunk_is_written(encoders, tmp_path):
     np.savez(tmp_path / "w.npz", rows=np.zeros((5, 65), np.float32), label=np.arange(5) % 2)
     name = f"module:{encoders}:spectrum"
-    done = fedcache("extract", "--dataset", "rows:w.npz", "--backbones", name)
+    done = fedcache(f"extract --dataset rows:w.npz --backbones {name}")
     assert done.code == Exit.USAGE
     assert "example = torch.zeros((65,), dtype=torch.float32)" in done.err
     assert not list((tmp_path / "home").glob("stores/*"))
@@ -285,6 +271,6 @@ def test_files_of_sentence_transformers_that_are_damaged_are_one_sentence(model,
         lookup(f"hf:{path}")
     (path / "tokenizer.json").write_text("{}")
     (path / "1_Pooling" / "config.json").write_text("{}")
-    done = fedcache("backbones", "verify", f"hf:{path}")
+    done = fedcache(f"backbones verify hf:{path}")
     assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
     assert "Traceback" not in done.err

@@ -16,7 +16,7 @@ from tolerance import close
 
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
-from fedcache.extract.backbones.tflite_format import (
+from fedcache.extract.backbones.tflite_file import (
     Graph,
     Layer,
     chosen_tensor,
@@ -107,34 +107,28 @@ def test_extract_train_predict_and_verify(tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     path = classifier(tmp_path / "tiny.tflite", kind="uint8")
     words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        f"tflite:{path}",
-        "--recipe",
-        "output=penultimate",
+        f"extract --dataset folder:{images} --backbones tflite:{path} --recipe output=penultimate"
     )
-    done = ok(*words).data
+    done = ok(words).data
     (array,) = done["arrays"]
     assert (array["recipe"]["backbone"], array["shape"]) == ("tflite:tiny.tflite", [24, 1, 3])
     assert {"ai-edge-litert", "threads", "code"} <= set(
         Store.open(Path(done["path"])).arrays[array["key"]].how
     )
-    assert ok(*words).data["decoded"] == 0
-    trained = ok("train", "--method", "fed3r", "--clients", 2, "--scheme", "iid").data["path"]
-    assert ok("predict", trained, next((images / "test").rglob("*.png"))).data["rows"]
-    assert fedcache("export-model", trained, "-o", tmp_path / "model.onnx").code == Exit.USAGE
-    assert fedcache(*words, "--device", "cuda").code == Exit.USAGE
+    assert ok(words).data["decoded"] == 0
+    trained = ok("train --method fed3r --clients 2 --scheme iid").data["path"]
+    assert ok(f"predict {trained}", next((images / "test").rglob("*.png"))).data["rows"]
+    assert fedcache(f"export-model {trained} -o {tmp_path / 'model.onnx'}").code == Exit.USAGE
+    assert fedcache(f"{words} --device cuda").code == Exit.USAGE
 
 
 def test_import_keeps_the_file_itself(tmp_path, own_home):
     path = classifier(tmp_path / "mine.tflite")
-    kept = Path(ok("backbones", "import", path, "--as", "tflite:mine.tflite").data["path"])
+    kept = Path(ok(f"backbones import {path} --as tflite:mine.tflite").data["path"])
     assert kept == own_home / "weights" / "mine.tflite"
     assert kept.read_bytes() == path.read_bytes()
     path.unlink()
-    assert ok("backbones", "verify", "tflite:mine.tflite").data["width"] == 4
+    assert ok("backbones verify tflite:mine.tflite").data["width"] == 4
 
 
 def test_a_damaged_file_is_a_sentence(tmp_path):
@@ -142,7 +136,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path):
     raw = path.read_bytes()
     for size in (0, 3, 7, 100, len(raw) // 2, 9 * len(raw) // 10):
         path.write_bytes(raw[:size])
-        done = fedcache("backbones", "verify", f"tflite:{path}")
+        done = fedcache(f"backbones verify tflite:{path}")
         assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
         assert "a.tflite" in done.err
         assert "Traceback" not in done.err
@@ -172,7 +166,7 @@ def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_h
             True,
             64,
         )
-        missing = fedcache("extract", "--dataset", "digits", "--backbones", name)
+        missing = fedcache(f"extract --dataset digits --backbones {name}")
         assert missing.code == Exit.ENVIRONMENT
         assert f"fedcache backbones import FILE --as {name}" in missing.err
         assert file in missing.err
@@ -183,16 +177,12 @@ def test_another_file_is_never_a_named_backbone(tmp_path, own_home):
     path = classifier(tmp_path / "mine.tflite")
     name, (expected,) = "mobilenetv2-birds", dict(BACKBONES["mobilenetv2-birds"].sha256).values()
     kept = own_home / "weights" / f"{name}.tflite"
-    done = [fedcache("backbones", "import", path, "--as", name)]
+    done = [fedcache(f"backbones import {path} --as {name}")]
     assert not kept.exists()
-    done += [
-        fedcache(
-            "extract", "--dataset", "digits", "--backbones", name, "--weights", f"{name}={path}"
-        )
-    ]
+    done += [fedcache(f"extract --dataset digits --backbones {name} --weights {name}={path}")]
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(path.read_bytes())
-    done += [fedcache("backbones", "verify", name)]
+    done += [fedcache(f"backbones verify {name}")]
     for one in done:
         assert one.code == Exit.ENVIRONMENT
         for said in (
@@ -245,11 +235,11 @@ def test_one_bit_or_a_file_of_another_is_refused(tmp_path):
     raw[len(raw) // 2] ^= 1
     (tmp_path / "flipped.tflite").write_bytes(raw)
     assert (
-        fedcache("backbones", "import", tmp_path / "whole.tflite", "--as", MOBILENETS[1]).code
+        fedcache(f"backbones import {tmp_path / 'whole.tflite'} --as {MOBILENETS[1]}").code
         == Exit.ENVIRONMENT
     )
     assert (
-        fedcache("backbones", "import", tmp_path / "flipped.tflite", "--as", MOBILENETS[0]).code
+        fedcache(f"backbones import {tmp_path / 'flipped.tflite'} --as {MOBILENETS[0]}").code
         == Exit.ENVIRONMENT
     )
-    assert ok("backbones", "import", tmp_path / "whole.tflite", "--as", MOBILENETS[0]).data["path"]
+    assert ok(f"backbones import {tmp_path / 'whole.tflite'} --as {MOBILENETS[0]}").data["path"]

@@ -14,9 +14,10 @@ from draws import FULL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import png, tree, write_tar, write_zip
+from opened import open_dataset
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import archives, open_dataset
+from fedcache.extract.datasets import archives
 from fedcache.extract.datasets.archives import list_zip
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
@@ -36,10 +37,10 @@ HOSTILE = [
 ]
 
 
-def refused(path, memory, *words, code=Exit.CORRUPT):
+def refused(path, *words, code=Exit.CORRUPT):
     before = {p for p in path.parent.rglob("*") if "digests" not in p.parts}
     with pytest.raises(FedcacheError) as caught:
-        open_dataset(f"folder:{path}", memory=memory)
+        open_dataset(f"folder:{path}")
     assert caught.value.code == code
     assert caught.value.hint
     for word in words:
@@ -72,13 +73,13 @@ def appended(path, name, kind=None):
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_a_hostile_name_refuses_the_archive(tmp_path, memory, kind):
+def test_a_hostile_name_refuses_the_archive(tmp_path, kind):
     for number, name in enumerate(HOSTILE):
         path = tmp_path / f"{number}.{kind}"
-        refused(zip_with(path, name) if kind == "zip" else appended(path, name), memory)
+        refused(zip_with(path, name) if kind == "zip" else appended(path, name))
 
 
-def test_links_devices_and_hostile_folders_in_a_tar_refuse_it(tmp_path, memory):
+def test_links_devices_and_hostile_folders_in_a_tar_refuse_it(tmp_path):
     for kind in (
         tarfile.SYMTYPE,
         tarfile.LNKTYPE,
@@ -86,13 +87,11 @@ def test_links_devices_and_hostile_folders_in_a_tar_refuse_it(tmp_path, memory):
         tarfile.BLKTYPE,
         tarfile.FIFOTYPE,
     ):
-        refused(
-            appended(tmp_path / "x.tar", "train/cat/link.png", kind), memory, "'train/cat/link.png'"
-        )
-    refused(appended(tmp_path / "x.tar", "../up", tarfile.DIRTYPE), memory, "'../up'")
+        refused(appended(tmp_path / "x.tar", "train/cat/link.png", kind), "'train/cat/link.png'")
+    refused(appended(tmp_path / "x.tar", "../up", tarfile.DIRTYPE), "'../up'")
 
 
-def test_folders_of_an_archive_are_no_entries(tmp_path, memory):
+def test_folders_of_an_archive_are_no_entries(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.mkdir("train")
         for name, raw in tree(NAMES).items():
@@ -102,10 +101,10 @@ def test_folders_of_an_archive_are_no_entries(tmp_path, memory):
         for i, name in enumerate((".", "train/cat"))
     ]
     for path in (tmp_path / "x.zip", *tars):
-        assert open_dataset(f"folder:{path}", memory=memory).names == tuple(sorted(NAMES))
+        assert open_dataset(f"folder:{path}").names == tuple(sorted(NAMES))
 
 
-def test_links_and_devices_in_a_zip_refuse_it(tmp_path, memory):
+def test_links_and_devices_in_a_zip_refuse_it(tmp_path):
     for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO):
         path = write_zip(tmp_path / "x.zip", tree(NAMES))
         info = zipfile.ZipInfo("train/cat/link.png")
@@ -113,23 +112,23 @@ def test_links_and_devices_in_a_zip_refuse_it(tmp_path, memory):
         info.external_attr = (kind | 0o777) << 16
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(info, "/etc/passwd")
-        refused(path, memory, "'train/cat/link.png'")
+        refused(path, "'train/cat/link.png'")
 
 
 @pytest.mark.slow
-def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory, monkeypatch):
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, monkeypatch):
     zeros = bytes(40 << 20)
     write_zip(tmp_path / "x.zip", {f"{c}/{i}.png": zeros for c in "ab" for i in range(4)})
     assert (tmp_path / "x.zip").stat().st_size < 400_000  # a thousandfold
     monkeypatch.setattr(zipfile.ZipExtFile, "read", lambda *_: pytest.fail("a member was unpacked"))
-    refused(tmp_path / "x.zip", memory, "would unpack to 335,544,320", "100-fold")
+    refused(tmp_path / "x.zip", "would unpack to 335,544,320", "100-fold")
 
 
 @pytest.mark.slow
-def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
+def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path):
     write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/bomb.png": bytes(100 << 20)})
     tracemalloc.start()
-    data = open_dataset(f"folder:{tmp_path / 'x.zip'}", memory=memory)
+    data = open_dataset(f"folder:{tmp_path / 'x.zip'}")
     with pytest.raises(BadImage, match="104,857,600 bytes; the limit is 67,108,864"):
         data.source.read(data.names.index("train/cat/bomb.png"))
     peak = tracemalloc.get_traced_memory()[1]
@@ -138,19 +137,19 @@ def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
     assert "1 cannot be read" in data.reading
 
 
-def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path, memory):
+def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path):
     path = write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/liar.png": bytes(30 << 20)})
     raw = path.read_bytes()
     # its record in the central directory; the size is at +24
     at = raw.rindex(b"train/cat/liar.png") - 46
     assert raw[at : at + 4] == b"PK\x01\x02"
     path.write_bytes(raw[: at + 24] + struct.pack("<I", 1000) + raw[at + 28 :])
-    data = open_dataset(f"folder:{path}", memory=memory)
+    data = open_dataset(f"folder:{path}")
     with pytest.raises(BadImage, match="damaged"):
         data.source.read(data.names.index("train/cat/liar.png"))
 
 
-def test_overlapping_entries_refuse_the_archive(tmp_path, memory):
+def test_overlapping_entries_refuse_the_archive(tmp_path):
     path = write_zip(
         tmp_path / "x.zip", tree([f"{c}/{i}.png" for c in "ab" for i in range(2)]), compression=0
     )
@@ -158,7 +157,7 @@ def test_overlapping_entries_refuse_the_archive(tmp_path, memory):
     at = raw.index(b"PK\x01\x02")
     raw[at + 20 : at + 24] = struct.pack("<I", len(raw))
     path.write_bytes(raw)
-    refused(path, memory, "overlap")
+    refused(path, "overlap")
 
 
 @pytest.mark.slow
@@ -182,55 +181,53 @@ def test_many_entries_are_listed_in_bounded_memory(tmp_path):
     assert peak < 1_700 * count
 
 
-def test_rare_compressions_are_refused_with_the_way_out(tmp_path, memory):
+def test_rare_compressions_are_refused_with_the_way_out(tmp_path):
     for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         path = write_zip(tmp_path / "x.zip", tree(NAMES), method)
-        refused(path, memory, f"compression {method}", "zip -r0", code=Exit.USAGE)
+        refused(path, f"compression {method}", "zip -r0", code=Exit.USAGE)
 
 
-def test_an_encrypted_zip_is_refused(tmp_path, memory):
+def test_an_encrypted_zip_is_refused(tmp_path):
     path = write_zip(tmp_path / "x.zip", tree(NAMES))
     raw = bytearray(path.read_bytes())
     raw[raw.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(raw)
-    refused(path, memory, "1 images", "need a password", code=Exit.USAGE)
+    refused(path, "1 images", "need a password", code=Exit.USAGE)
 
 
 @pytest.mark.parametrize(
     ("suffix", "mode", "tool"),
     [(".tar.gz", "w:gz", "gunzip"), (".tar.bz2", "w:bz2", "bunzip2"), (".tar.xz", "w:xz", "unxz")],
 )
-def test_a_compressed_tar_is_refused_with_the_command_that_helps(
-    tmp_path, memory, suffix, mode, tool
-):
+def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, suffix, mode, tool):
     path = write_tar(tmp_path / f"x{suffix}", tree(NAMES), mode)
-    refused(path, memory, f"{tool} --keep {path}", code=Exit.USAGE)
+    refused(path, f"{tool} --keep {path}", code=Exit.USAGE)
     disguised = write_tar(tmp_path / "y.tar", tree(NAMES), mode)
-    refused(disguised, memory, tool, code=Exit.USAGE)
+    refused(disguised, tool, code=Exit.USAGE)
 
 
-def test_files_that_are_no_archive_are_refused(tmp_path, memory):
+def test_files_that_are_no_archive_are_refused(tmp_path):
     for raw in (b"", b"not an archive at all", os.urandom(5000)):
         for path in (tmp_path / "x.zip", tmp_path / "x.tar"):
             path.write_bytes(raw)
-            refused(path, memory)
+            refused(path)
 
 
-def test_a_tar_cut_anywhere_is_refused_and_never_shortened(tmp_path, memory):
+def test_a_tar_cut_anywhere_is_refused_and_never_shortened(tmp_path):
     path = write_tar(tmp_path / "whole.tar", tree(NAMES))
     with tarfile.open(path) as archive:
         ends = [m.offset_data + (m.size + 511) // 512 * 512 for m in archive.getmembers()]
     whole = path.read_bytes()
     for end in (ends[4], ends[4] + 100, ends[4] + 512, ends[-1], ends[4] - 300):
         (tmp_path / "cut.tar").write_bytes(whole[:end])
-        refused(tmp_path / "cut.tar", memory)
+        refused(tmp_path / "cut.tar")
     broken = bytearray(whole)
     broken[ends[4] + 150] ^= 0xFF  # in the checksum field of the next header
     (tmp_path / "cut.tar").write_bytes(broken)
-    refused(tmp_path / "cut.tar", memory, f"byte {ends[4]:,}")
+    refused(tmp_path / "cut.tar", f"byte {ends[4]:,}")
 
 
-def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
+def test_damaged_data_in_a_zip_costs_one_image(tmp_path):
     # The last is a block of a kind that there is not.
     for compression, part, value in (
         (zipfile.ZIP_STORED, 2, 0x55),
@@ -247,7 +244,7 @@ def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
         else:
             raw[begin] = value
         path.write_bytes(raw)
-        data = open_dataset(f"folder:{path}", memory=memory)
+        data = open_dataset(f"folder:{path}")
         for row, name in enumerate(data.names):
             if name == "train/cat/1.png":
                 with pytest.raises(BadImage, match="damaged"):
@@ -282,32 +279,32 @@ def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(
         assert suffix == ".tar" or read in files.values()
 
 
-def test_an_archive_that_changes_under_a_reader_is_noticed(tmp_path, memory):
+def test_an_archive_that_changes_under_a_reader_is_noticed(tmp_path):
     path = write_zip(tmp_path / "x.zip", tree(NAMES))
-    open_dataset(f"folder:{path}", memory=memory)
+    open_dataset(f"folder:{path}")
     # uids from memory: the file is not open yet
-    fresh = open_dataset(f"folder:{path}", memory=memory)
+    fresh = open_dataset(f"folder:{path}")
     write_zip(path, tree([*NAMES, "train/cat/9.png"]))
     with pytest.raises(FedcacheError, match="has changed since it was listed"):
         fresh.source.read(0)
 
 
-def test_an_entry_outside_the_file_refuses_the_archive(tmp_path, memory):
+def test_an_entry_outside_the_file_refuses_the_archive(tmp_path):
     path = write_zip(tmp_path / "x.zip", tree(NAMES))
     raw = bytearray(path.read_bytes())
     at = raw.index(b"PK\x01\x02")
     raw[at + 42 : at + 46] = struct.pack("<I", len(raw) + 5)
     path.write_bytes(raw)
-    refused(path, memory, "outside the file")
+    refused(path, "outside the file")
 
 
-def test_an_archive_of_too_many_entries_is_refused(tmp_path, memory, monkeypatch):
+def test_an_archive_of_too_many_entries_is_refused(tmp_path, monkeypatch):
     for path in (
         write_zip(tmp_path / "x.zip", tree(NAMES)),
         write_tar(tmp_path / "x.tar", tree(NAMES)),
     ):
         monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES))
-        assert len(open_dataset(f"folder:{path}", memory=memory)) == len(NAMES)
+        assert len(open_dataset(f"folder:{path}")) == len(NAMES)
         monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES) - 1)
         os.utime(path, (1, 1))  # what was read before is remembered until the file changes
-        refused(path, memory, "more than 11 entries")
+        refused(path, "more than 11 entries")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opened import open_dataset, peek
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import columns as column_names
-from fedcache.extract.datasets import open_dataset, peek, row_sources
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.datasets import row_sources
 from fedcache.extract.image_files import BadImage
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 6, 8, 3), dtype=np.uint8)
@@ -45,24 +45,19 @@ def write(path: Path, **columns: object) -> Path:
     return path
 
 
-def opened(path: Path, memory: DigestMemory, tail: str = ""):
-    return open_dataset(f"arrays:{path}{tail}", memory=memory)
+def opened(path: Path, tail: str = ""):
+    return open_dataset(f"arrays:{path}{tail}")
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5", "a"])
-def test_every_format_gives_the_same_rows_labels_and_digest(
-    tmp_path: Path, memory: DigestMemory, name: str
-) -> None:
-    data = opened(write(tmp_path / name, images=RGB, labels=LABELS), memory)
+def test_every_format_gives_the_same_rows_labels_and_digest(tmp_path: Path, name: str) -> None:
+    data = opened(write(tmp_path / name, images=RGB, labels=LABELS))
     assert (data.classes, data.domains, data.label.tolist()) == (
         ("0", "1", "2", "3"),
         ("all",),
         LABELS.tolist(),
     )
-    assert (
-        data.digest
-        == opened(write(tmp_path / "other.npz", images=RGB, labels=LABELS), memory).digest
-    )
+    assert data.digest == opened(write(tmp_path / "other.npz", images=RGB, labels=LABELS)).digest
     assert "6 x 8 RGB" in data.reading
     for source in (data.source, pickle.loads(pickle.dumps(data.source))):
         assert all(np.array_equal(source.read(row), RGB[row]) for row in (0, 19, 7, 8, 3))
@@ -80,11 +75,11 @@ def test_every_format_gives_the_same_rows_labels_and_digest(
     ids=["gray", "gray-last", "gray-first", "rgb-last", "rgb-first"],
 )
 def test_the_shape_says_how_the_pixels_lie(
-    tmp_path: Path, memory: DigestMemory, array: np.ndarray, expected: np.ndarray
+    tmp_path: Path, array: np.ndarray, expected: np.ndarray
 ) -> None:
-    plain = opened(write(tmp_path / "b.npz", images=expected, y=LABELS), memory)
+    plain = opened(write(tmp_path / "b.npz", images=expected, y=LABELS))
     for name in ("a.npz", "packed.npz", "a.h5"):
-        data = opened(write(tmp_path / name, images=array, labels=LABELS), memory)
+        data = opened(write(tmp_path / name, images=array, labels=LABELS))
         assert all(np.array_equal(data.source.read(row), expected[row]) for row in range(20))
         assert np.array_equal(data.uid, plain.uid)
 
@@ -105,16 +100,16 @@ def test_rows_read_in_any_order_and_any_blocks_are_those_of_the_array(
     write(path, images=images)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_sources, "BLOCK", block * 6)
-        data = opened(path, DigestMemory(path.parent / "digests"))
+        data = opened(path)
         for row in order:
             assert np.array_equal(data.source.read(row % rows), images[row % rows])
 
 
 def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
-    tmp_path: Path, memory: DigestMemory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_sources, "BLOCK", 3 * 48)
-    data = opened(write(tmp_path / "packed.npz", images=GRAY, labels=LABELS), memory)
+    data = opened(write(tmp_path / "packed.npz", images=GRAY, labels=LABELS))
     begun = []
     real = row_sources.Packed.open
     monkeypatch.setattr(
@@ -128,33 +123,30 @@ def test_a_compressed_array_is_unpacked_once_when_its_rows_are_read_in_order(
     assert len(begun) == 2
 
 
-def test_groups_are_no_part_of_the_digest_and_labels_are(
-    tmp_path: Path, memory: DigestMemory
-) -> None:
-    plain = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS), memory)
-    grouped = opened(write(tmp_path / "b.npz", x=RGB, y=LABELS, writer=LABELS[::-1]), memory)
-    other = opened(write(tmp_path / "c.npz", x=RGB, y=LABELS[::-1]), memory)
+def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path: Path) -> None:
+    plain = opened(write(tmp_path / "a.npz", x=RGB, y=LABELS))
+    grouped = opened(write(tmp_path / "b.npz", x=RGB, y=LABELS, writer=LABELS[::-1]))
+    other = opened(write(tmp_path / "c.npz", x=RGB, y=LABELS[::-1]))
     assert plain.digest == grouped.digest != other.digest
 
 
-def test_large_numbers_of_several_files_stay_apart(tmp_path: Path, memory: DigestMemory) -> None:
+def test_large_numbers_of_several_files_stay_apart(tmp_path: Path) -> None:
     large = np.where(LABELS < 2, np.uint64(2**63), np.uint64(2**63 + 1))
     path = write(tmp_path / "a.npz", x_train=RGB, y_train=large, x_test=GRAY, y_test=LABELS - 1)
-    data = opened(path, memory)
+    data = opened(path)
     assert data.classes == ("-1", "0", "1", "2", "9223372036854775808", "9223372036854775809")
     assert np.bincount(data.label).tolist() == [5, 5, 5, 5, 10, 10]
-    assert opened(path, memory, "?no-label=-1").classes == data.classes[1:]
+    assert opened(path, "?no-label=-1").classes == data.classes[1:]
 
 
-def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: DigestMemory) -> None:
+def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path) -> None:
     for labels in (LABELS, LABELS.astype(float), np.array(list("abcd"))[LABELS]):
-        data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY), memory)
+        data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY))
         assert len(data.classes) == 4
         assert ((data.label < 0) == (data.split == 1)).all()
     names = np.array(["w", "x", "y", "z"])
     named = opened(
         write(tmp_path / "b.npz", x_train=RGB, y_train=LABELS, x_test=GRAY, class_names=names),
-        memory,
     )
     assert named.classes == ("w", "x", "y", "z")
 
@@ -171,21 +163,19 @@ def test_rows_of_a_split_without_labels_are_no_class(tmp_path: Path, memory: Dig
         (RGB[:0], ["no images"]),
     ],
 )
-def test_what_is_no_pixels_is_refused_with_what_makes_them(tmp_path, memory, images, words) -> None:
-    refused(lambda: opened(write(tmp_path / "a.npz", images=images), memory), *words)
+def test_what_is_no_pixels_is_refused_with_what_makes_them(tmp_path, images, words) -> None:
+    refused(lambda: opened(write(tmp_path / "a.npz", images=images)), *words)
 
 
-def test_a_file_without_images_says_what_it_holds(tmp_path: Path, memory: DigestMemory) -> None:
+def test_a_file_without_images_says_what_it_holds(tmp_path: Path) -> None:
     path = write(tmp_path / "a.npz", features=np.ones((4, 3)), scans=RGB, more=RGB)
-    refused(lambda: opened(path, memory), "features float64 [4, 3]", "scans uint8", "--images-key")
-    assert np.array_equal(opened(path, memory, "?images=more").source.read(2), RGB[2])
+    refused(lambda: opened(path), "features float64 [4, 3]", "scans uint8", "--images-key")
+    assert np.array_equal(opened(path, "?images=more").source.read(2), RGB[2])
     alone = write(tmp_path / "b.npz", scans=RGB, features=np.ones((20, 3)))
-    assert "from scans, no labels" in opened(alone, memory).reading
+    assert "from scans, no labels" in opened(alone).reading
 
 
-def test_pickled_labels_are_refused_and_nothing_in_them_runs(
-    tmp_path: Path, memory: DigestMemory
-) -> None:
+def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
     class Evil:
@@ -194,32 +184,28 @@ def test_pickled_labels_are_refused_and_nothing_in_them_runs(
 
     trap = np.array([Evil()] * 20, dtype=object)
     refused(
-        lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap), memory),
+        lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap)),
         "it names pathlib",
     )
-    assert not opened(
-        write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap), memory
-    ).groups
+    assert not opened(write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap)).groups
     assert not ran.exists()
 
 
 @pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.h5"])
-def test_a_cut_or_altered_file_ends_with_one_sentence(
-    tmp_path: Path, memory: DigestMemory, name: str
-) -> None:
+def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, images=RGB, labels=LABELS)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
     with pytest.raises(FedcacheError) as caught:
-        opened(path, memory)
+        opened(path)
     assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
     if name != "a.h5":  # a zip holds checksums
         path.write_bytes(raw[:400] + bytes([raw[400] ^ 1]) + raw[401:])
-        refused(lambda: opened(path, memory), name, code=Exit.CORRUPT)
+        refused(lambda: opened(path), name, code=Exit.CORRUPT)
 
 
 def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(
-    tmp_path, memory, monkeypatch
+    tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(row_sources, "BLOCK", 1)  # blocks of one chunk, three rows
     path = write(tmp_path / "a.h5", images=RGB, labels=LABELS)
@@ -228,7 +214,7 @@ def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(
     raw = bytearray(path.read_bytes())
     raw[at : at + 40] = bytes(40)
     path.write_bytes(raw)
-    data = opened(path, memory)
+    data = opened(path)
     assert "3 cannot be read and will be quarantined" in data.reading
     for row in range(20):
         if row in (6, 7, 8):
@@ -239,55 +225,49 @@ def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(
 
 
 @pytest.mark.parametrize("name", ["packed.npz", "a.h5"])
-def test_a_file_that_changes_while_it_is_read_is_noticed(
-    tmp_path: Path, memory: DigestMemory, name: str
-) -> None:
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, images=RGB, labels=LABELS)
-    source = pickle.loads(pickle.dumps(opened(path, memory).source))
+    source = pickle.loads(pickle.dumps(opened(path).source))
     with path.open("ab") as file:
         file.write(b" ")
     with pytest.raises(FedcacheError, match="has changed since it was listed"):
         source.read(0)
 
 
-def test_links_out_of_an_h5_file_or_folder_are_not_followed(
-    tmp_path: Path, memory: DigestMemory
-) -> None:
+def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path: Path) -> None:
     secret = write(tmp_path / "secret.h5", images=RGB)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = h5py.ExternalLink(str(secret), "images")
-    refused(lambda: opened(tmp_path / "a.h5", memory), "link")
+    refused(lambda: opened(tmp_path / "a.h5"), "link")
     inside = write(tmp_path / "inside", labels=LABELS)
     np.save(tmp_path / "out.npy", RGB)
     (inside / "images.npy").symlink_to(tmp_path / "out.npy")
-    refused(lambda: opened(inside, memory), "no column of images")
+    refused(lambda: opened(inside), "no column of images")
 
 
-def test_missing_files_other_endings_and_odd_specs_are_refused(
-    tmp_path: Path, memory: DigestMemory
-) -> None:
+def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS)
     (tmp_path / "a.mat").write_bytes(b"x")
-    refused(lambda: opened(tmp_path / "no.npz", memory), "no.npz")
-    refused(lambda: opened(tmp_path / "a.mat", memory), ".npz, .npy, .h5", "savez")
+    refused(lambda: opened(tmp_path / "no.npz"), "no.npz")
+    refused(lambda: opened(tmp_path / "a.mat"), ".npz, .npy, .h5", "savez")
     for tail, named in (
         ("?lable=y", "'label'"),
         ("?label=y&label=y", "twice"),
         ("?label=z", "'z'"),
     ):
-        refused(lambda tail=tail: opened(path, memory, tail), named)
+        refused(lambda tail=tail: opened(path, tail), named)
 
 
 def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(
-    tmp_path: Path, memory: DigestMemory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS, z=LABELS[::-1])
-    assert peek(f"arrays:{path}", memory=memory) is None
-    data = opened(path, memory)
-    assert peek(f"arrays:{path}", memory=memory) == (data.slug, data.digest) == ("a", data.digest)
-    assert peek(f"arrays:{path}?label=z", memory=memory) is None
+    assert peek(f"arrays:{path}") is None
+    data = opened(path)
+    assert peek(f"arrays:{path}") == (data.slug, data.digest) == ("a", data.digest)
+    assert peek(f"arrays:{path}?label=z") is None
     with monkeypatch.context() as earlier:  # a release that numbered the same labels otherwise
         earlier.setattr(column_names, "READING", 1)
-        assert peek(f"arrays:{path}", memory=memory) is None
+        assert peek(f"arrays:{path}") is None
     write(path, x=GRAY, y=LABELS)
-    assert peek(f"arrays:{path}", memory=memory) is None
+    assert peek(f"arrays:{path}") is None

@@ -9,10 +9,11 @@ import sys
 
 import numpy as np
 import pytest
+from opened import open_dataset, peek
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.extract.datasets import digits, open_dataset, peek
+from fedcache.extract.datasets import digits
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import decode
@@ -152,12 +153,12 @@ def test_synth_is_legible_and_varied(bundle):
 def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memory):
     assert peek("digits", memory=memory) == ("digits", bundle.digest)
     program = (
-        "import sys; from pathlib import Path; from fedcache.extract.datasets import open_dataset, peek;"
-        "from fedcache.extract.digests import DigestMemory; memory = DigestMemory(Path(sys.argv[1]));"
-        "found = peek('digits', memory=memory);"
+        "import sys; from pathlib import Path; from fedcache.extract.datasets import Context, open_dataset, peek;"
+        "from fedcache.extract.digests import DigestMemory; context = Context(DigestMemory(Path(sys.argv[1])));"
+        "found = peek('digits', context);"
         "others = {'fedcache.extract.images', 'fedcache.extract.datasets.arrays'};"
         "drawn = ({'mlxtend', 'matplotlib', 'sklearn', 'torch'} | others) & set(sys.modules);"
-        "print(found[1], drawn or 'nothing', open_dataset('digits', memory=memory).digest)"
+        "print(found[1], drawn or 'nothing', open_dataset('digits', context).digest)"
     )
     out = subprocess.run(
         [sys.executable, "-c", program, str(memory.root)],

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from make_images import png, tree, write_directory, write_tar, write_zip
+from opened import digests, open_dataset, peek
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.extract.datasets import archives, open_dataset, peek
+from fedcache.extract.datasets import archives
 from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder import enter_top_folder, infer
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import decode
 
@@ -32,14 +32,14 @@ OFFICE = [
 ]
 
 
-def open_tree(tmp_path, memory, files, **options):
+def open_tree(tmp_path, files, **options):
     root = write_directory(tmp_path / "images", files)
-    return open_dataset(f"folder:{root}", memory=memory, **options)
+    return open_dataset(f"folder:{root}", **options)
 
 
-def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path, memory):
+def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path):
     files = tree(SPLIT)
-    data = open_tree(tmp_path, memory, files)
+    data = open_tree(tmp_path, files)
     assert data.names == tuple(sorted(SPLIT))
     assert (data.classes, data.domains, data.slug) == (("cat", "dog"), ("all",), "images")
     for row, name in enumerate(data.names):
@@ -53,7 +53,7 @@ def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path, memory
 
 
 @pytest.mark.parametrize(("names", "top"), [(SPLIT, ""), (SPLIT, "office/"), (OFFICE, "deep/er/")])
-def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, memory, names, top):
+def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, names, top):
     files = {top + name: raw for name, raw in tree(names).items()}
     shuffled = dict(
         sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest())
@@ -64,7 +64,7 @@ def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, memory, nam
         write_zip(tmp_path / "c.zip", files, compression=0),
         write_tar(tmp_path / "d.tar", {f"./{n}": raw for n, raw in shuffled.items()}),
     ]
-    found = [open_dataset(f"folder:{path}", memory=memory) for path in packed]
+    found = [open_dataset(f"folder:{path}") for path in packed]
     assert len({data.digest for data in found}) == 1
     assert len({data.names for data in found}) == 1
     assert [data.slug for data in found] == ["a", "b", "c", "d"]
@@ -74,21 +74,21 @@ def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, memory, nam
             assert data.source.read(row) == found[0].source.read(row)
 
 
-def test_the_digest_sees_every_column_and_not_the_place(tmp_path, memory):
+def test_the_digest_sees_every_column_and_not_the_place(tmp_path):
     files = tree(SPLIT)
-    base = open_tree(tmp_path / "1", memory, files)
-    assert open_tree(tmp_path / "2", memory, files).digest == base.digest
+    base = open_tree(tmp_path / "1", files)
+    assert open_tree(tmp_path / "2", files).digest == base.digest
     changed = {**files, "train/cat/0.png": png(99)}
     renamed = {
         ("train/cat/9.png" if n == "train/cat/0.png" else n): raw for n, raw in files.items()
     }
     relabelled = {n.replace("dog", "fox"): raw for n, raw in files.items()}
     for i, other in enumerate((changed, renamed, relabelled)):
-        assert open_tree(tmp_path / f"x{i}", memory, other).digest != base.digest
+        assert open_tree(tmp_path / f"x{i}", other).digest != base.digest
 
 
-def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path, memory):
-    data = open_tree(tmp_path, memory, tree(OFFICE))
+def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path):
+    data = open_tree(tmp_path, tree(OFFICE))
     assert (data.classes, data.domains) == (("bike", "mug", "pen"), ("amazon", "dslr"))
     for d in range(2):
         for c in range(3):
@@ -123,7 +123,7 @@ def test_a_level_is_a_split_where_every_name_is_one():
     assert infer(["train/a/1.png", "dog/b/2.png"], None, where="x").layout == "domain/class"
 
 
-def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
+def test_a_given_layout_overrules_what_the_names_suggest(tmp_path):
     names = [
         f"{a}/{b}/{i}.png" for a in ("cat", "dog") for b in ("left", "right") for i in range(2)
     ]
@@ -134,12 +134,12 @@ def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
         ("class/*", ("cat", "dog"), ("all",)),
         (None, ("left", "right"), ("cat", "dog")),
     ):
-        data = open_dataset(spec, memory=memory, layout=layout)
+        data = open_dataset(spec, layout=layout)
         assert (data.classes, data.domains) == (classes, domains)
-        assert peek(spec, memory=memory, layout=layout) == ("images", data.digest)
+        assert peek(spec, layout=layout) == ("images", data.digest)
 
 
-def test_a_layout_that_does_not_fit_is_refused(tmp_path, memory):
+def test_a_layout_that_does_not_fit_is_refused(tmp_path):
     write_directory(tmp_path / "images", tree(OFFICE))
     spec = f"folder:{tmp_path / 'images'}"
     for layout in (
@@ -154,7 +154,7 @@ def test_a_layout_that_does_not_fit_is_refused(tmp_path, memory):
         "split/domain/class",
         "split/class",
     ):
-        refused(lambda layout=layout: open_dataset(spec, memory=memory, layout=layout), "layout")
+        refused(lambda layout=layout: open_dataset(spec, layout=layout), "layout")
 
 
 def test_only_a_top_folder_without_meaning_is_entered():
@@ -167,19 +167,19 @@ def test_only_a_top_folder_without_meaning_is_entered():
         assert enter_top_folder(names) == length
 
 
-def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path, memory):
+def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path):
     train = [n for n in SPLIT if n.startswith("train")]
     validation = [n.replace("test/", "val/") for n in SPLIT]
     for number, (names, counts) in enumerate(
         ((validation, [6, 6]), (train, [4, 2]), ([*SPLIT, *validation], [6] * 3))
     ):
-        data = open_tree(tmp_path / str(number), memory, tree(names))
+        data = open_tree(tmp_path / str(number), tree(names))
         assert np.bincount(data.split).tolist() == counts
     test = [n for n in SPLIT if n not in train]
-    refused(lambda: open_tree(tmp_path / "4", memory, tree(test)), "no training images")
+    refused(lambda: open_tree(tmp_path / "4", tree(test)), "no training images")
 
 
-def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
+def test_what_is_no_image_is_left_out_and_counted(tmp_path):
     extra = {
         "README.md": b"x",
         "train/cat/Thumbs.db": b"x",
@@ -189,12 +189,10 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
         "__MACOSX/train/cat/._0.png": b"x",
         "train/cat/.png": b"x",
     }
-    clean = open_tree(tmp_path / "clean", memory, tree(SPLIT))
+    clean = open_tree(tmp_path / "clean", tree(SPLIT))
     for data in (
-        open_tree(tmp_path / "dirty", memory, {**tree(SPLIT), **extra}),
-        open_dataset(
-            f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}", memory=memory
-        ),
+        open_tree(tmp_path / "dirty", {**tree(SPLIT), **extra}),
+        open_dataset(f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}"),
     ):
         assert data.digest == clean.digest
         assert "2 not an image" in data.reading
@@ -212,28 +210,28 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
         ([*SPLIT, "preview.png"], "'preview.png'"),
     ],
 )
-def test_trees_without_classes_are_refused(tmp_path, memory, names, word):
+def test_trees_without_classes_are_refused(tmp_path, names, word):
     (tmp_path / "images").mkdir()
-    refused(lambda: open_tree(tmp_path, memory, tree(names)), word)
+    refused(lambda: open_tree(tmp_path, tree(names)), word)
 
 
-def test_missing_paths_and_other_files_are_refused(tmp_path, memory):
+def test_missing_paths_and_other_files_are_refused(tmp_path):
     (tmp_path / "x.rar").write_bytes(b"x")
     for spec, word in (
         (f"folder:{tmp_path}/none", "none"),
         (f"folder:{tmp_path}/x.rar", ".zip"),
         ("folder:", "PATH"),
     ):
-        refused(lambda spec=spec: open_dataset(spec, memory=memory), word)
+        refused(lambda spec=spec: open_dataset(spec), word)
 
 
-def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
+def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path):
     root = write_directory(tmp_path / "images", tree(SPLIT))
     (root / "train/cat/broken.png").symlink_to(root / "nowhere")
     (root / "train/cat/loop.png").symlink_to(root / "train/cat/loop.png")
     with (root / "train/cat/huge.png").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    data = open_dataset(f"folder:{root}", memory=memory)
+    data = open_dataset(f"folder:{root}")
     assert len(data) == len(SPLIT) + 3
     reasons = {}
     for row, name in enumerate(data.names):
@@ -248,11 +246,11 @@ def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
     assert reasons.keys() == {f"train/cat/{name}.png" for name in ("broken", "huge", "loop")}
     assert "67,108,865 bytes" in reasons["train/cat/huge.png"]
     assert "3 cannot be read" in data.reading
-    again = open_dataset(f"folder:{root}", memory=memory)  # from memory
+    again = open_dataset(f"folder:{root}")  # from memory
     assert (again.digest, again.reading) == (data.digest, data.reading)
 
 
-def test_links_to_folders_are_followed_and_loops_end(tmp_path, memory):
+def test_links_to_folders_are_followed_and_loops_end(tmp_path):
     files = tree(SPLIT)
     root = write_directory(
         tmp_path / "images", {n: r for n, r in files.items() if n.startswith("train")}
@@ -262,35 +260,35 @@ def test_links_to_folders_are_followed_and_loops_end(tmp_path, memory):
     )
     (root / "test").symlink_to(elsewhere / "test")
     (root / "train/cat/up").symlink_to(root)
-    data = open_dataset(f"folder:{root}", memory=memory, follow_links=True)
-    assert data.digest == open_tree(tmp_path / "plain", memory, files).digest
+    data = open_dataset(f"folder:{root}", follow_links=True)
+    assert data.digest == open_tree(tmp_path / "plain", files).digest
     assert "1 link to a folder above" in data.reading
 
 
-def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path, memory):
+def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path):
     """A link to a file, to a folder and to a link that leads out; one that stays inside is read either way."""
     outside = write_directory(tmp_path / "outside", tree(["a/0.png", "a/1.png"]))
-    plain = open_tree(tmp_path / "plain", memory, tree(SPLIT))
+    plain = open_tree(tmp_path / "plain", tree(SPLIT))
     root = write_directory(tmp_path / "images", tree(SPLIT))
     (root / "train/cat/secret.png").symlink_to(outside / "a/0.png")
     (root / "train/cat/chain.png").symlink_to(root / "train/cat/secret.png")
     (root / "train/cat/gone.png").symlink_to(outside / "none.png")
     (root / "train/more").symlink_to(outside / "a")
-    data = open_dataset(f"folder:{root}", memory=memory)
+    data = open_dataset(f"folder:{root}")
     assert data.digest == plain.digest
     assert data.links_left_out == 4
     assert "--follow-links" in data.reading
-    assert peek(f"folder:{root}", memory=memory) == (data.slug, data.digest)
-    every = open_dataset(f"folder:{root}", memory=memory, follow_links=True)
+    assert peek(f"folder:{root}") == (data.slug, data.digest)
+    every = open_dataset(f"folder:{root}", follow_links=True)
     assert len(every) == len(SPLIT) + 5
     assert every.links_left_out == 0
-    assert peek(f"folder:{root}", memory=memory, follow_links=True) == (every.slug, every.digest)
+    assert peek(f"folder:{root}", follow_links=True) == (every.slug, every.digest)
     (root / "train/cat/inside.png").symlink_to(root / "train/dog/0.png")
-    assert len(open_dataset(f"folder:{root}", memory=memory)) == len(SPLIT) + 1
+    assert len(open_dataset(f"folder:{root}")) == len(SPLIT) + 1
 
 
-def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path, memory):
-    data = open_tree(tmp_path, memory, tree(SPLIT))
+def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path):
+    data = open_tree(tmp_path, tree(SPLIT))
     (tmp_path / "secret").write_bytes(b"of this machine")
     (tmp_path / "images" / data.names[0]).unlink()
     (tmp_path / "images" / data.names[0]).symlink_to(tmp_path / "secret")
@@ -298,46 +296,43 @@ def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path, memory):
         data.source.read(0)
 
 
-def test_a_folder_that_is_a_link_itself_is_what_the_user_named(tmp_path, memory):
-    plain = open_tree(tmp_path, memory, tree(SPLIT))
+def test_a_folder_that_is_a_link_itself_is_what_the_user_named(tmp_path):
+    plain = open_tree(tmp_path, tree(SPLIT))
     (tmp_path / "named").mkdir()
     (tmp_path / "named/images").symlink_to(tmp_path / "images")
-    data = open_dataset(f"folder:{tmp_path / 'named/images'}", memory=memory)
+    data = open_dataset(f"folder:{tmp_path / 'named/images'}")
     assert (data.digest, data.links_left_out) == (plain.digest, 0)
     assert data.source.read(0) == plain.source.read(0)
 
 
-def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path, memory):
+def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path):
     root = write_directory(tmp_path / "images", tree(SPLIT))
     (tmp_path / "secret.png").write_bytes(png(3))
     (root / "link.png").symlink_to(tmp_path / "secret.png")
     lines = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in SPLIT]
     (root / "list.csv").write_text("\n".join(["path,label,split", "link.png,dog,train", *lines]))
-    data = open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
+    data = open_dataset(f"folder:{root / 'list.csv'}")
     assert (data.names, data.links_left_out) == (tuple(sorted(SPLIT)), 1)
     assert [data.classes[i] for i in data.label] == [name.split("/")[1] for name in data.names]
-    assert (
-        len(open_dataset(f"folder:{root / 'list.csv'}", memory=memory, follow_links=True))
-        == len(SPLIT) + 1
-    )
+    assert len(open_dataset(f"folder:{root / 'list.csv'}", follow_links=True)) == len(SPLIT) + 1
     (root / "only.csv").write_text("path,label\nlink.png,dog\n")
     refused(
-        lambda: open_dataset(f"folder:{root / 'only.csv'}", memory=memory),
+        lambda: open_dataset(f"folder:{root / 'only.csv'}"),
         "lead out",
         "--follow-links",
     )
 
 
-def test_named_pipes_neither_hang_nor_count_as_images(tmp_path, memory):
+def test_named_pipes_neither_hang_nor_count_as_images(tmp_path):
     root = write_directory(tmp_path / "images", tree(SPLIT))
     os.mkfifo(root / "train/cat/pipe.png")
-    data = open_dataset(f"folder:{root}", memory=memory)
+    data = open_dataset(f"folder:{root}")
     assert len(data) == len(SPLIT)
     assert "1 special file" in data.reading
     (tmp_path / "list.csv").write_text(
         "path,label\nimages/train/cat/pipe.png,a\nimages/train/cat/0.png,b\n"
     )
-    listed = open_dataset(f"folder:{tmp_path / 'list.csv'}", memory=memory)
+    listed = open_dataset(f"folder:{tmp_path / 'list.csv'}")
     with pytest.raises(BadImage, match="not a regular file"):
         listed.source.read(listed.names.index("images/train/cat/pipe.png"))
 
@@ -355,52 +350,46 @@ ODD = [
 ]
 
 
-def test_odd_names_are_kept_as_they_are(tmp_path, memory):
+def test_odd_names_are_kept_as_they_are(tmp_path):
     files = tree([f"{odd}/{odd}.png" for odd in ODD])
-    data = open_tree(tmp_path, memory, files)
+    data = open_tree(tmp_path, files)
     assert data.classes == tuple(sorted(ODD))
-    assert (
-        data.digest
-        == open_dataset(f"folder:{write_zip(tmp_path / 'o.zip', files)}", memory=memory).digest
-    )
-    assert (
-        data.digest
-        == open_dataset(f"folder:{write_tar(tmp_path / 'o.tar', files)}", memory=memory).digest
-    )
+    assert data.digest == open_dataset(f"folder:{write_zip(tmp_path / 'o.zip', files)}").digest
+    assert data.digest == open_dataset(f"folder:{write_tar(tmp_path / 'o.tar', files)}").digest
     for row in range(len(data)):
         assert decode(data.source.read(row)).size == (8, 6)
 
 
-def test_composed_and_decomposed_names_are_the_same_name(tmp_path, memory):
+def test_composed_and_decomposed_names_are_the_same_name(tmp_path):
     files = tree(["é/1.png", "o/2.png"])
     apart = {unicodedata.normalize("NFD", name): raw for name, raw in files.items()}
     assert list(apart) != list(files)
-    composed = open_tree(tmp_path / "c", memory, files)
-    decomposed = open_tree(tmp_path / "d", memory, apart)
+    composed = open_tree(tmp_path / "c", files)
+    decomposed = open_tree(tmp_path / "d", apart)
     assert composed.digest == decomposed.digest
     assert decomposed.source.read(1) == composed.source.read(1)
     clash = {**files, **{name: png(9) for name in apart if "\u0301" in name}}
-    refused(lambda: open_tree(tmp_path / "both", memory, clash), "two files named")
+    refused(lambda: open_tree(tmp_path / "both", clash), "two images named")
 
 
-def test_a_name_that_is_no_utf8_is_escaped_and_read(tmp_path, memory):
+def test_a_name_that_is_no_utf8_is_escaped_and_read(tmp_path):
     root = write_directory(tmp_path / "images", tree(SPLIT))
     try:
         with open(os.fsencode(root) + b"/train/cat/\xff.png", "wb") as file:  # noqa: PTH123 - no str
             file.write(png(50))
     except OSError:
         pytest.skip("this file system takes only UTF-8 names")
-    data = open_dataset(f"folder:{root}", memory=memory)
+    data = open_dataset(f"folder:{root}")
     row = data.names.index("train/cat/\\xff.png")
     assert data.source.read(row) == png(50)
-    assert open_dataset(f"folder:{root}", memory=memory).digest == data.digest
+    assert open_dataset(f"folder:{root}").digest == data.digest
 
 
 @pytest.mark.parametrize("pack", [write_directory, write_zip, write_tar])
-def test_sources_survive_pickling_and_threads(tmp_path, memory, pack):
+def test_sources_survive_pickling_and_threads(tmp_path, pack):
     suffix = {"write_zip": ".zip", "write_tar": ".tar"}.get(pack.__name__, "")
     files = tree(OFFICE)
-    data = open_dataset(f"folder:{pack(tmp_path / f'x{suffix}', files)}", memory=memory)
+    data = open_dataset(f"folder:{pack(tmp_path / f'x{suffix}', files)}")
     data.source.read(0)  # opened before it is pickled
     source = pickle.loads(pickle.dumps(data.source))
     with ThreadPoolExecutor(8) as pool:
@@ -408,35 +397,33 @@ def test_sources_survive_pickling_and_threads(tmp_path, memory, pack):
     assert read == [files[name] for name in data.names] * 5
 
 
-def test_a_relative_path_is_read_from_another_directory(tmp_path, memory, monkeypatch):
+def test_a_relative_path_is_read_from_another_directory(tmp_path, monkeypatch):
     files = tree(SPLIT)
     write_directory(tmp_path / "here", files)
     monkeypatch.chdir(tmp_path)
-    source = open_dataset("folder:here", memory=memory).source
+    source = open_dataset("folder:here").source
     monkeypatch.chdir("/")
     assert source.read(0) == files[sorted(files)[0]]
 
 
 @pytest.mark.parametrize("pack", [write_directory, write_zip])
-def test_a_finished_dataset_is_recognised_without_reading_an_image(
-    tmp_path, memory, monkeypatch, pack
-):
+def test_a_finished_dataset_is_recognised_without_reading_an_image(tmp_path, monkeypatch, pack):
     path = pack(tmp_path / ("x.zip" if pack is write_zip else "x"), tree(SPLIT))
     spec = f"folder:{path}"
-    assert peek(spec, memory=memory) is None
-    data = open_dataset(spec, memory=memory)
+    assert peek(spec) is None
+    data = open_dataset(spec)
     for source in (archives.ArchiveSource, file_tree.FilesSource):
         monkeypatch.setattr(source, "read", lambda *_: pytest.fail("an image was read"))
-    assert peek(spec, memory=memory) == (data.slug, data.digest)
-    again = open_dataset(spec, memory=memory)
+    assert peek(spec) == (data.slug, data.digest)
+    again = open_dataset(spec)
     assert (again.digest, again.reading) == (data.digest, data.reading)
-    assert peek(spec, memory=DigestMemory(memory.root, rehash=True)) is None
+    assert peek(spec, memory=digests(rehash=True)) is None
     monkeypatch.undo()
     changed = next(f for f in (path.rglob("*.png") if path.is_dir() else [path]))
     stamp = changed.stat().st_mtime_ns + 1_000_000
     os.utime(changed, ns=(stamp, stamp))
-    assert peek(spec, memory=memory) is None
-    assert open_dataset(spec, memory=memory).digest == data.digest
+    assert peek(spec) is None
+    assert open_dataset(spec).digest == data.digest
 
 
 @pytest.mark.slow
@@ -454,21 +441,21 @@ def test_importing_datasets_imports_no_torch():
 # ---- CSV
 
 
-def csv_of(tmp_path, memory, text, **options):
+def csv_of(tmp_path, text, **options):
     root = write_directory(tmp_path / "set", tree([f"img/{i}.png" for i in range(8)]))
     (root / "list.csv").write_text(text)
-    return open_dataset(f"folder:{root / 'list.csv'}", memory=memory, **options)
+    return open_dataset(f"folder:{root / 'list.csv'}", **options)
 
 
-def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
-    data = csv_of(tmp_path, memory, "path,label\nimg/0.png,a\nimg/99.png,b\n")
+def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path):
+    data = csv_of(tmp_path, "path,label\nimg/0.png,a\nimg/99.png,b\n")
     with pytest.raises(BadImage, match="no such file"):
         data.source.read(1)
     spec = f"folder:{tmp_path / 'set' / 'list.csv'}"
-    assert peek(spec, memory=memory) == (data.slug, data.digest)
+    assert peek(spec) == (data.slug, data.digest)
     (tmp_path / "set/img/99.png").write_bytes(png(99))
-    assert peek(spec, memory=memory) is None
-    assert open_dataset(spec, memory=memory).digest != data.digest
+    assert peek(spec) is None
+    assert open_dataset(spec).digest != data.digest
 
 
 WRONG_LISTS = [
@@ -484,13 +471,13 @@ WRONG_LISTS = [
 ]
 
 
-def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory):
-    refused(lambda: csv_of(tmp_path, memory, "path\nimg/0.png\n", layout="class"), "--layout")
+def test_a_wrong_csv_is_refused_with_the_line(tmp_path):
+    refused(lambda: csv_of(tmp_path, "path\nimg/0.png\n", layout="class"), "--layout")
     for text, words in WRONG_LISTS:
-        refused(lambda text=text: csv_of(tmp_path, memory, text), *words)
+        refused(lambda text=text: csv_of(tmp_path, text), *words)
 
 
-def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monkeypatch):
+def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, monkeypatch):
     write_directory(tmp_path / "x", tree(["cat/a.png", "dog/b.png"]))
     scandir = os.scandir
 
@@ -501,22 +488,22 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monk
 
     monkeypatch.setattr(file_tree.os, "scandir", refuses)
     refused(
-        lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory),
+        lambda: open_dataset(f"folder:{tmp_path / 'x'}"),
         str(tmp_path / "x" / "dog"),
         code=Exit.ENVIRONMENT,
     )
 
 
-def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
+def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):
     # two folders, two files; each is listed too
     write_directory(tmp_path / "x", tree(["cat/a.png", "dog/b.png"]))
     monkeypatch.setattr(archives, "MAX_ENTRIES", 7)
-    assert len(open_dataset(f"folder:{tmp_path / 'x'}", memory=memory)) == 2
+    assert len(open_dataset(f"folder:{tmp_path / 'x'}")) == 2
     monkeypatch.setattr(archives, "MAX_ENTRIES", 6)
-    refused(lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory), "more than 6")
+    refused(lambda: open_dataset(f"folder:{tmp_path / 'x'}"), "more than 6")
 
 
-def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp_path, memory):
+def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp_path):
     files = tree(
         [
             f"{site}/{c}/{i}.png"
@@ -525,10 +512,10 @@ def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp
             for i in range(3)
         ]
     )
-    data = open_tree(tmp_path, memory, files, layout="site/class")
+    data = open_tree(tmp_path, files, layout="site/class")
     assert data.domains == ("all",)
     assert "site: 2 values" in data.reading
-    plain = open_dataset(f"folder:{tmp_path / 'images'}", memory=memory, layout="*/class")
+    plain = open_dataset(f"folder:{tmp_path / 'images'}", layout="*/class")
     assert (plain.digest, plain.groups) == (data.digest, {})
     for held in (data, data.part(5)):
         assert held.groups["site"].values() == [name.split("/")[0] for name in held.names]

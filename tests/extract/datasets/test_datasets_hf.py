@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from command import fedcache
 from make_images import encoded, pixels
+from opened import open_dataset, peek
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.listing import pull
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 
 PICTURES = [pixels(i) for i in range(100)]
@@ -62,8 +61,8 @@ def save(
     return folder
 
 
-def opened(path: Path, memory: DigestMemory, tail: str = "", **options: Any):
-    return open_dataset(f"hf:{path}{tail}", memory=memory, **options)
+def opened(path: Path, tail: str = "", **options: Any):
+    return open_dataset(f"hf:{path}{tail}", **options)
 
 
 def two_splits(root: Path) -> Path:
@@ -82,40 +81,38 @@ def check(data: Any) -> None:
         assert data.label[row] == i % 3
 
 
-def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_path, memory) -> None:
+def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_path) -> None:
     root = two_splits(tmp_path / "mine")
-    data = opened(root, memory)
+    data = opened(root)
     check(data)
-    check(opened(root / "data", memory))
+    check(opened(root / "data"))
     copy = pickle.loads(pickle.dumps(data.source))
     assert [copy.read(row) for row in (39, 0, 12)] == [data.source.read(row) for row in (39, 0, 12)]
-    assert peek(f"hf:{root}", memory=memory) == ("mine", data.digest)
+    assert peek(f"hf:{root}") == ("mine", data.digest)
 
 
-def test_save_to_disk_and_parquet_are_one_dataset(tmp_path, memory) -> None:
+def test_save_to_disk_and_parquet_are_one_dataset(tmp_path) -> None:
     root = two_splits(tmp_path / "mine")
     save(tmp_path / "saved" / "train", table(range(30)))
     save(tmp_path / "saved" / "test", table(range(30, 40)))
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    data = opened(tmp_path / "saved", memory)
+    data = opened(tmp_path / "saved")
     check(data)
-    assert data.digest == opened(root, memory).digest
+    assert data.digest == opened(root).digest
     assert pickle.loads(pickle.dumps(data.source)).read(5) == data.source.read(5)
 
 
 @pytest.mark.parametrize("rows", [3, 40, 1000])
-def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(
-    tmp_path, memory, rows
-) -> None:
-    data = opened(write(tmp_path / "a.parquet", table(range(100)), rows), memory)
+def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_path, rows) -> None:
+    data = opened(write(tmp_path / "a.parquet", table(range(100)), rows))
     order = np.random.default_rng(rows).permutation(100)
     assert all(data.source.read(int(row)) == PNG[row] for row in [*order, *range(100)])
 
 
 def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(
-    tmp_path, memory, monkeypatch
+    tmp_path, monkeypatch
 ) -> None:
-    data = opened(write(tmp_path / "a.parquet", table(range(100)), 1000), memory)
+    data = opened(write(tmp_path / "a.parquet", table(range(100)), 1000))
     source = pickle.loads(pickle.dumps(data.source))
     asked = []
     real = pq.ParquetFile.iter_batches
@@ -129,78 +126,73 @@ def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(
     assert asked == [(32, {"row_groups": [0], "columns": ["image"]})]
 
 
-def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(
-    tmp_path, memory
-) -> None:
+def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_path) -> None:
     folder = save(tmp_path / "saved", table(range(30)))
     with (
         pa.OSFile(str(folder / "other.arrow"), "wb") as file,
         pa.ipc.new_file(file, table(range(3)).schema) as out,
     ):
         out.write_table(table(range(3)))
-    assert len(opened(folder, memory)) == 30
-    assert len(opened(folder / "other.arrow", memory)) == 3
+    assert len(opened(folder)) == 30
+    assert len(opened(folder / "other.arrow")) == 3
     save(folder, table(range(30)), _indices_data_files=[{"filename": "indices.arrow"}])
-    refused(lambda: opened(folder, memory), "flatten_indices")
+    refused(lambda: opened(folder), "flatten_indices")
 
 
-def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path, memory) -> None:
+def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path) -> None:
     features = {**FEATURES, "coarse": {"_type": "ClassLabel", "names": ["thing", "animal"]}}
     path = write(
         tmp_path / "a.parquet",
         table(range(20), features=features, coarse=[i % 2 for i in range(20)]),
     )
-    assert opened(path, memory).groups["coarse"].words == ("animal", "thing")
-    assert opened(path, memory, "?label=coarse").classes == ("thing", "animal")
+    assert opened(path).groups["coarse"].words == ("animal", "thing")
+    assert opened(path, "?label=coarse").classes == ("thing", "animal")
 
 
-def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path, memory) -> None:
+def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path) -> None:
     plain = pa.table(
         {"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5}
     )
-    data = opened(write(tmp_path / "a.parquet", plain), memory)
+    data = opened(write(tmp_path / "a.parquet", plain))
     assert data.source.read(11) == PNG[11]
     path = write(tmp_path / "b.parquet", plain.append_column("thumb", pa.array(PNG[:20])))
-    refused(lambda: opened(path, memory), "--images-key")
-    assert opened(path, memory, "?images=thumb").source.read(3) == PNG[3]
-    refused(lambda: opened(path, memory, "?images=y"), "'y'")
+    refused(lambda: opened(path), "--images-key")
+    assert opened(path, "?images=thumb").source.read(3) == PNG[3]
+    refused(lambda: opened(path, "?images=y"), "'y'")
 
 
-def test_several_classes_and_configurations_are_refused_by_name(tmp_path, memory) -> None:
+def test_several_classes_and_configurations_are_refused_by_name(tmp_path) -> None:
     for name in ("fine_grained", "coarse_grained"):
         for split in ("train", "test"):
             write(tmp_path / "two" / name / split / "0000.parquet", table(range(9)))
     refused(
-        lambda: opened(tmp_path / "two", memory),
+        lambda: opened(tmp_path / "two"),
         "2 configurations: coarse_grained, fine_grained",
         "fine_grained",
     )
-    assert len(opened(tmp_path / "two" / "fine_grained", memory)) == 18
+    assert len(opened(tmp_path / "two" / "fine_grained")) == 18
     both = {n: {"_type": "ClassLabel", "names": NAMES} for n in ("kind", "sort")}
     several = table(range(9), sort=[0] * 9).rename_columns(["image", "kind", "sort"])
     several = several.replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": both}})}
     )
-    refused(
-        lambda: opened(write(tmp_path / "b.parquet", several), memory), "kind, sort", "--label-key"
-    )
+    refused(lambda: opened(write(tmp_path / "b.parquet", several)), "kind, sort", "--label-key")
 
 
-def test_files_of_no_known_split_are_left_out_and_named(tmp_path, memory) -> None:
+def test_files_of_no_known_split_are_left_out_and_named(tmp_path) -> None:
     root = two_splits(tmp_path / "mine")
     write(root / "data" / "unsupervised-00000.parquet", table(range(9)))
-    data = opened(root, memory)
+    data = opened(root)
     check(data)
     assert (
         "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
     )
 
 
-def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path, memory) -> None:
+def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path) -> None:
     lost = [{"bytes": None if i == 3 else PNG[i], "path": "/etc/passwd"} for i in range(20)]
     data = opened(
         write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
-        memory,
     )
     assert "1 cannot be read and will be quarantined" in data.reading
     with pytest.raises(BadImage, match="only the path"):
@@ -212,7 +204,7 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path, memory) -
     raw = path.read_bytes()
     at = raw.index(PNG[7]) + 30
     path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
-    data = opened(path, memory)
+    data = opened(path)
     bad = {row for row in range(20) if not readable(data, row)}
     assert {7} <= bad <= {5, 6, 7, 8, 9}
 
@@ -225,7 +217,7 @@ def readable(data: Any, row: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, memory, name) -> None:
+def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, name) -> None:
     place = tmp_path / name
     if name == "a.arrow":
         save(tmp_path, table(range(20)), name)
@@ -237,17 +229,17 @@ def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, memory, name) -> 
     for bad in (raw[: len(raw) // 2], b"", b"PAR1" + bytes(40) + b"PAR1", b"ARROW1" + bytes(60)):
         place.write_bytes(bad)
         with pytest.raises(FedcacheError) as caught:
-            opened(place, memory)
+            opened(place)
         assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
     # a flipped byte anywhere: refused, bad images, or other bytes, and never a traceback
     for _ in range(40):
         at = int(rng.integers(len(raw)))
         place.write_bytes(raw[:at] + bytes([raw[at] ^ 0xFF]) + raw[at + 1 :])
         with suppress(FedcacheError):
-            opened(place, memory)
+            opened(place)
 
 
-def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, memory) -> None:
+def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path) -> None:
     held = table(range(4))
     inside = held["image"].chunk(0).field("bytes")
     offsets = np.frombuffer(inside.buffers()[1], np.int32)[:5].copy()
@@ -265,30 +257,30 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path, memory) -> None
             held.schema.metadata
         ),
     )
-    assert len(opened(tmp_path / "whole", memory)) == 4
+    assert len(opened(tmp_path / "whole")) == 4
     with pytest.raises(FedcacheError, match="slot 2"):
-        opened(tmp_path / "led", memory)
+        opened(tmp_path / "led")
 
 
-def test_what_is_not_there_says_what_brings_it(tmp_path, memory) -> None:
+def test_what_is_not_there_says_what_brings_it(tmp_path) -> None:
     spec = "hf:ylecun/mnist"
     refused(
-        lambda: open_dataset(spec, memory=memory, data=tmp_path),
+        lambda: open_dataset(spec, data=tmp_path),
         f"pull {spec}",
         code=Exit.ENVIRONMENT,
     )
     (tmp_path / "a.csv").write_text("x")
     for place in (tmp_path / "no", tmp_path, tmp_path / "a.csv"):
-        refused(lambda place=place: opened(place, memory), str(place))
+        refused(lambda place=place: opened(place), str(place))
     root = two_splits(tmp_path / "data" / "ylecun" / "mnist")
-    check(open_dataset(spec, memory=memory, data=tmp_path / "data"))
-    check(open_dataset("hf:digits", memory=memory, roots={"digits": root}))
+    check(open_dataset(spec, data=tmp_path / "data"))
+    check(open_dataset("hf:digits", roots={"digits": root}))
 
 
 def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     tmp_path, monkeypatch, no_network
 ) -> None:
-    done = fedcache("extract", "--dataset", "hf:ylecun/mnist", "--backbones", "pixels")
+    done = fedcache("extract --dataset hf:ylecun/mnist --backbones pixels")
     assert (done.code, no_network) == (Exit.ENVIRONMENT, [])
     pull_it = ("datasets", "pull", "hf:ylecun/mnist")
     assert shlex.join(["fedcache", *pull_it]) in done.err
@@ -305,7 +297,7 @@ def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     refused(lambda: pull("hf:../x", data=tmp_path), "no name of a dataset")
 
 
-def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, memory, monkeypatch) -> None:
+def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch) -> None:
     import huggingface_hub
 
     asked: list[Any] = []
@@ -324,4 +316,4 @@ def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, memory, m
     assert pull("hf:me/mine", data=tmp_path, say=said.append) == tmp_path / "me" / "mine"
     assert asked == [("me/mine", "abc", ["*.parquet"])]
     assert "3.0 MB" in said[0]
-    check(open_dataset("hf:me/mine", memory=memory, data=tmp_path))
+    check(open_dataset("hf:me/mine", data=tmp_path))

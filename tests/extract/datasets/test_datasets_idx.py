@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opened import open_dataset, peek
 from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.digests import DigestMemory
 
@@ -39,8 +39,8 @@ def write(
     return folder / images
 
 
-def check(folder: Path, memory: DigestMemory) -> None:
-    data = open_dataset(f"idx:{folder}", memory=memory)
+def check(folder: Path) -> None:
+    data = open_dataset(f"idx:{folder}")
     assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], tuple("0123456789"))
     for split, images in (("train", TRAIN), ("test", TEST)):
         for i in (0, 9, 4):
@@ -59,7 +59,7 @@ def check(folder: Path, memory: DigestMemory) -> None:
         ("x_train-", "x_test-", ""),
     ],
 )
-def test_pairs_under_their_published_names_are_read(tmp_path, memory, train, test, ending) -> None:
+def test_pairs_under_their_published_names_are_read(tmp_path, train, test, ending) -> None:
     for begin, images in ((train, TRAIN), (test, TEST)):
         write(
             tmp_path / "raw",
@@ -67,21 +67,19 @@ def test_pairs_under_their_published_names_are_read(tmp_path, memory, train, tes
             images,
             f"{begin}labels-idx1-ubyte{ending}",
         )
-    check(tmp_path / "raw", memory)
+    check(tmp_path / "raw")
 
 
-def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(
-    tmp_path, memory
-) -> None:
+def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(tmp_path) -> None:
     for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
         write(tmp_path / "raw", f"{begin}images.idx3-ubyte", images, f"{begin}labels.idx1-ubyte")
         write(
             tmp_path / "raw", f"{begin}images.idx3-ubyte.gz", images, f"{begin}labels.idx1-ubyte.gz"
         )
-    check(tmp_path / "raw", memory)
+    check(tmp_path / "raw")
 
 
-def test_writers_of_qmnist_are_a_group(tmp_path, memory) -> None:
+def test_writers_of_qmnist_are_a_group(tmp_path) -> None:
     table = np.stack(
         [np.arange(30) % 10, np.zeros(30), np.arange(30) // 3, *[np.arange(30)] * 5], 1
     )
@@ -92,7 +90,7 @@ def test_writers_of_qmnist_are_a_group(tmp_path, memory) -> None:
         "qmnist-train-labels-idx2-int.gz",
         table,
     )
-    data = open_dataset(f"idx:{tmp_path / 'raw'}", memory=memory)
+    data = open_dataset(f"idx:{tmp_path / 'raw'}")
     assert data.groups["writer"].words == tuple(map(str, range(10)))
     assert data.groups["writer"].codes.tolist() == [i // 3 for i in range(30)]
     assert data.label.tolist() == [i % 10 for i in range(30)]
@@ -100,14 +98,14 @@ def test_writers_of_qmnist_are_a_group(tmp_path, memory) -> None:
     assert data.names[0] == "train/0000000"
 
 
-def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path, memory) -> None:
+def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path) -> None:
     file = write(tmp_path / "raw", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
     for place in (file, tmp_path / "raw"):
-        data = open_dataset(f"idx:{place}", memory=memory)
+        data = open_dataset(f"idx:{place}")
         assert "no split given" in data.reading
         assert data.names[9] == "0000009"
     bare = write(tmp_path / "bare", "train-images-idx3-ubyte", TRAIN)
-    data = open_dataset(f"idx:{bare}", memory=memory)
+    data = open_dataset(f"idx:{bare}")
     assert (set(data.label.tolist()), data.classes, data.slug) == (
         {-1},
         (),
@@ -115,9 +113,7 @@ def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path, memory) -
     )
 
 
-def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(
-    tmp_path, memory
-) -> None:
+def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_path) -> None:
     raw = tmp_path / "raw"
     for name in ("digits", "letters"):
         write(
@@ -127,17 +123,17 @@ def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(
             f"emnist-{name}-train-labels-idx1-ubyte",
         )
     refused(
-        lambda: open_dataset(f"idx:{raw}", memory=memory),
+        lambda: open_dataset(f"idx:{raw}"),
         "emnist-digits, emnist-letters",
         "--dataset idx:",
     )
-    assert len(open_dataset(f"idx:{raw / 'emnist-letters'}", memory=memory)) == 30
-    refused(lambda: open_dataset(f"idx:{raw / 'mnist'}", memory=memory), "IDX files")
-    refused(lambda: open_dataset("idx", memory=memory), "idx:FOLDER")
+    assert len(open_dataset(f"idx:{raw / 'emnist-letters'}")) == 30
+    refused(lambda: open_dataset(f"idx:{raw / 'mnist'}"), "IDX files")
+    refused(lambda: open_dataset("idx"), "idx:FOLDER")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_cut_long_and_foreign_files_are_refused(tmp_path, memory, ending) -> None:
+def test_cut_long_and_foreign_files_are_refused(tmp_path, ending) -> None:
     pack = gzip.compress if ending else bytes
     names = (f"train-images-idx3-ubyte{ending}", f"train-labels-idx1-ubyte{ending}")
     file = write(tmp_path / "raw", names[0], TRAIN, names[1])
@@ -147,9 +143,9 @@ def test_cut_long_and_foreign_files_are_refused(tmp_path, memory, ending) -> Non
     packed = [pack(bad) for bad in (plain[:-1], plain + b"x", b"PK" + plain[2:], b"", claims_more)]
     for bad in (raw[: len(raw) // 2], *packed):
         file.write_bytes(bad)
-        refused(lambda: open_dataset(f"idx:{file}", memory=memory), "IDX", code=Exit.CORRUPT)
+        refused(lambda: open_dataset(f"idx:{file}"), "IDX", code=Exit.CORRUPT)
     write(tmp_path / "raw", names[0], TRAIN, names[1], np.zeros(29))
-    refused(lambda: open_dataset(f"idx:{file}", memory=memory), "29 labels", code=Exit.CORRUPT)
+    refused(lambda: open_dataset(f"idx:{file}"), "29 labels", code=Exit.CORRUPT)
 
 
 @settings(max_examples=40)
@@ -162,29 +158,29 @@ def test_any_bytes_end_with_one_sentence(tmp_path_factory, raw, packed) -> None:
         open_dataset(f"idx:{folder}", memory=DigestMemory(folder / "digests"))
 
 
-def test_a_link_out_of_the_folder_is_left_out(tmp_path, memory) -> None:
+def test_a_link_out_of_the_folder_is_left_out(tmp_path) -> None:
     write(tmp_path / "else", "train-images-idx3-ubyte", TRAIN)
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "train-images-idx3-ubyte").symlink_to(tmp_path / "else" / "train-images-idx3-ubyte")
-    refused(lambda: open_dataset(f"idx:{raw}", memory=memory), "IDX files")
-    assert len(open_dataset(f"idx:{raw}", memory=memory, follow_links=True)) == 30
+    refused(lambda: open_dataset(f"idx:{raw}"), "IDX files")
+    assert len(open_dataset(f"idx:{raw}", follow_links=True)) == 30
     write(tmp_path / "else", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
     write(tmp_path / "half", "t10k-images-idx3-ubyte", TEST)
     (tmp_path / "half" / "t10k-labels-idx1-ubyte").symlink_to(
         tmp_path / "else" / "t10k-labels-idx1-ubyte"
     )
-    assert open_dataset(f"idx:{tmp_path / 'half'}", memory=memory).classes == ()
+    assert open_dataset(f"idx:{tmp_path / 'half'}").classes == ()
 
 
-def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path, memory) -> None:
+def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path) -> None:
     for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
         write(tmp_path / "raw", f"{begin}images-idx3-ubyte", images, f"{begin}labels-idx1-ubyte")
     labels = np.arange(30) % 10
     np.savez(tmp_path / "m.npz", x_train=TRAIN, y_train=labels, x_test=TEST, y_test=labels[:10])
     one, other = f"idx:{tmp_path / 'raw'}", f"arrays:{tmp_path / 'm.npz'}"
-    assert open_dataset(one, memory=memory).digest == open_dataset(other, memory=memory).digest
-    assert peek(one, memory=memory) is not None
+    assert open_dataset(one).digest == open_dataset(other).digest
+    assert peek(one) is not None
     assert info(one)["note"]
     store = fc.extract(one, "pixels", size=8, workers=0)
     assert len(store.samples.name) == 40

@@ -7,10 +7,10 @@ import pickle
 import numpy as np
 import pytest
 from make_images import png, tree, write_directory, write_zip
+from opened import open_dataset, peek
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.listing import info, known, pull
 
 
@@ -25,14 +25,14 @@ def two(tmp_path):
     return photos, drawings
 
 
-def test_named_sources_become_domains_of_one_dataset(memory, two):
+def test_named_sources_become_domains_of_one_dataset(two):
     photos, drawings = two
     spec = f"photo=folder:{photos},drawn=folder:{drawings}"
-    assert peek(spec, memory=memory) is None
-    data = open_dataset(spec, memory=memory)
+    assert peek(spec) is None
+    data = open_dataset(spec)
     alone = {
-        "photo": open_dataset(f"folder:{photos}", memory=memory),
-        "drawn": open_dataset(f"folder:{drawings}", memory=memory),
+        "photo": open_dataset(f"folder:{photos}"),
+        "drawn": open_dataset(f"folder:{drawings}"),
     }
     assert data.domains == ("photo", "drawn/ink", "drawn/oil")
     assert data.slug == "photo-drawn"
@@ -47,36 +47,34 @@ def test_named_sources_become_domains_of_one_dataset(memory, two):
         assert data.split[row] == one.split[at]
         domain = data.domains[data.domain[row]]
         assert domain == (source if source == "photo" else f"drawn/{one.domains[one.domain[at]]}")
-    assert peek(spec, memory=memory) == (data.slug, data.digest)
-    assert open_dataset(spec.replace("photo=", "x="), memory=memory).digest != data.digest
+    assert peek(spec) == (data.slug, data.digest)
+    assert open_dataset(spec.replace("photo=", "x=")).digest != data.digest
     assert pickle.loads(pickle.dumps(data.source)).read(3) == data.source.read(3)
 
 
-def test_an_unknown_label_stays_unknown_when_joined(tmp_path, memory, two):
+def test_an_unknown_label_stays_unknown_when_joined(tmp_path, two):
     root = two[0].parent
     (root / "some.csv").write_text(
         "path,label\nphotos/cat/0.png,cat\nphotos/cat/1.png,\nphotos/dog/0.png,dog\n"
     )
-    data = open_dataset(f"a=folder:{two[0]},b=folder:{root / 'some.csv'}", memory=memory)
+    data = open_dataset(f"a=folder:{two[0]},b=folder:{root / 'some.csv'}")
     assert data.label[data.names.index("b/photos/cat/1.png")] == -1
     assert data.classes[data.label[data.names.index("b/photos/dog/0.png")]] == "dog"
 
 
-def test_sources_that_do_not_go_together_are_refused(tmp_path, memory, two):
+def test_sources_that_do_not_go_together_are_refused(tmp_path, two):
     other = write_directory(tmp_path / "other", tree([f"{c}/1.png" for c in ("cat", "fox", "owl")]))
     spec = f"a=folder:{two[0]},b=folder:{other}"
-    refused(
-        lambda: open_dataset(spec, memory=memory), "only a has 'dog'", "only b has 'fox', 'owl'"
-    )
+    refused(lambda: open_dataset(spec), "only a has 'dog'", "only b has 'fox', 'owl'")
     twice = f"a=folder:{two[0]},a=folder:{two[1]}"
-    refused(lambda: open_dataset(twice, memory=memory), "'a'")
+    refused(lambda: open_dataset(twice), "'a'")
 
 
-def test_a_comma_in_a_path_is_part_of_the_path(tmp_path, memory):
+def test_a_comma_in_a_path_is_part_of_the_path(tmp_path):
     files = tree([f"{c}/{i}.png" for c in "ab" for i in range(2)])
     odd = write_directory(tmp_path / "x,y", files)
-    assert len(open_dataset(f"folder:{odd}", memory=memory)) == 4
-    assert len(open_dataset(f"a=folder:{odd},b=folder:{odd}", memory=memory)) == 8
+    assert len(open_dataset(f"folder:{odd}")) == 4
+    assert len(open_dataset(f"a=folder:{odd},b=folder:{odd}")) == 8
 
 
 @pytest.mark.parametrize(
@@ -92,13 +90,13 @@ def test_a_comma_in_a_path_is_part_of_the_path(tmp_path, memory):
         ("a=digits,b=", "Unknown dataset"),
     ],
 )
-def test_a_spec_that_names_nothing_says_what_would(memory, spec, word):
-    refused(lambda: open_dataset(spec, memory=memory), word)
+def test_a_spec_that_names_nothing_says_what_would(spec, word):
+    refused(lambda: open_dataset(spec), word)
 
 
-def test_a_bare_path_is_pointed_to_folder_and_a_layout_is_for_folders(memory, two):
-    refused(lambda: open_dataset(str(two[0]), memory=memory), f"folder:{two[0]}")
-    refused(lambda: open_dataset("digits", memory=memory, layout="class"), "--layout")
+def test_a_bare_path_is_pointed_to_folder_and_a_layout_is_for_folders(two):
+    refused(lambda: open_dataset(str(two[0])), f"folder:{two[0]}")
+    refused(lambda: open_dataset("digits", layout="class"), "--layout")
 
 
 def test_only_torchvision_is_pulled(tmp_path):

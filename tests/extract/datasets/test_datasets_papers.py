@@ -14,23 +14,24 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from make_images import write_directory
+from opened import open_dataset, peek
 from paper_trees import DIGITS, TREES, python2, write
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset, paper, peek
+from fedcache.extract.datasets import paper
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.paper_index import READERS, _letters
 from fedcache.extract.datasets.papers import check
 from fedcache.federate.partition import partition
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 8, "--chunk-rows", 8, "--workers", 0, "--size", 8)
+SMALL = "--batch 8 --chunk-rows 8 --workers 0 --size 8"
 IDS = [f"{name}-{number}" for name, number in TREES]
 
 
-def refused(name, memory, root, code, *words):
+def refused(name, root, code, *words):
     with pytest.raises(FedcacheError) as caught:
-        open_dataset(f"paper:{name}", memory=memory, roots={name: root})
+        open_dataset(f"paper:{name}", roots={name: root})
     assert caught.value.code == code, caught.value
     for word in words:
         assert word in str(caught.value), caught.value
@@ -45,10 +46,10 @@ def test_every_layout_of_every_dataset_has_a_tree_here():
 
 
 @pytest.mark.parametrize(("name", "layout"), TREES, ids=IDS)
-def test_a_layout_gives_its_rows(name, layout, tmp_path, memory):
+def test_a_layout_gives_its_rows(name, layout, tmp_path):
     expected = write(name, layout, tmp_path / "here")
     held = paper.read(name)
-    data = open_dataset(f"paper:{name}", memory=memory, roots={name: tmp_path / "here"})
+    data = open_dataset(f"paper:{name}", roots={name: tmp_path / "here"})
     assert held.layouts[layout].name in data.reading
     assert (data.classes, data.domains, data.slug) == (held.classes, held.domains, name)
     assert (data.template, data.mirror) == (held.template, name != "digit5")
@@ -70,32 +71,32 @@ def test_a_layout_gives_its_rows(name, layout, tmp_path, memory):
 
 @pytest.mark.parametrize(("name", "layout"), [("digit5", 0), ("eurosat", 0)])
 def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(
-    name, layout, tmp_path, memory
+    name, layout, tmp_path
 ):
     write(name, layout, tmp_path / "a")
     top = next(at for at in paper.read(name).layouts[layout].at if at)
     shutil.copytree(tmp_path / "a", tmp_path / "b" / name / top)
-    a = open_dataset(f"paper:{name}", memory=memory, roots={name: tmp_path / "a"})
-    b = open_dataset(f"paper:{name}", memory=memory, data=tmp_path / "b")
+    a = open_dataset(f"paper:{name}", roots={name: tmp_path / "a"})
+    b = open_dataset(f"paper:{name}", data=tmp_path / "b")
     assert a.digest == b.digest
-    assert peek(f"paper:{name}", memory=memory, data=tmp_path / "b") == (name, b.digest)
+    assert peek(f"paper:{name}", data=tmp_path / "b") == (name, b.digest)
 
 
-def test_what_was_read_is_remembered_until_a_file_changes(tmp_path, memory):
+def test_what_was_read_is_remembered_until_a_file_changes(tmp_path):
     write("eurosat", 0, tmp_path)
     roots = {"eurosat": tmp_path}
-    assert peek("paper:eurosat", memory=memory, roots=roots) is None
-    data = open_dataset("paper:eurosat", memory=memory, roots=roots)
-    assert peek("paper:eurosat", memory=memory, roots=roots) == ("eurosat", data.digest)
+    assert peek("paper:eurosat", roots=roots) is None
+    data = open_dataset("paper:eurosat", roots=roots)
+    assert peek("paper:eurosat", roots=roots) == ("eurosat", data.digest)
     for changed in ("2750/River/image_test_0008.jpg", "split_zhou_EuroSAT.json"):
         os.utime(tmp_path / changed, ns=(1, 1))
-        assert peek("paper:eurosat", memory=memory, roots=roots) is None
-        open_dataset("paper:eurosat", memory=memory, roots=roots)
+        assert peek("paper:eurosat", roots=roots) is None
+        open_dataset("paper:eurosat", roots=roots)
     write_directory(tmp_path, {"notes.txt": b"beside the data"})
-    assert peek("paper:eurosat", memory=memory, roots=roots) is not None
+    assert peek("paper:eurosat", roots=roots) is not None
 
 
-def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, memory, monkeypatch):
+def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, monkeypatch):
     datasets = pytest.importorskip("torchvision.datasets")
     write("cifar10", 0, tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
@@ -108,12 +109,12 @@ def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, memory, monkeypatch
     )
     monkeypatch.setattr(cifar, "test_list", [["test_batch", md5["test_batch"]]])
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5["batches.meta"]})
-    ours = open_dataset("paper:cifar10", memory=memory, roots={"cifar10": tmp_path})
-    theirs = open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+    ours = open_dataset("paper:cifar10", roots={"cifar10": tmp_path})
+    theirs = open_dataset("torchvision:CIFAR10", roots={"CIFAR10": tmp_path})
     assert (ours.digest, ours.slug) == (theirs.digest, theirs.slug)
 
 
-def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, memory, monkeypatch):
+def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, monkeypatch):
     """FedBN cuts train.pkl at 743.8 n, n = 0..10: the ten parts are its first 7,438 rows."""
     write("digit5", 0, tmp_path / "parts")
     write("digit5", 1, tmp_path / "whole")
@@ -126,7 +127,7 @@ def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, memory, monkeypa
     assert layouts[1].options["first"] == int(743.8 * 10)
     monkeypatch.setitem(layouts[1].options, "first", 40)
     digests = {
-        open_dataset("paper:digit5", memory=memory, roots={"digit5": tmp_path / kind}).digest
+        open_dataset("paper:digit5", roots={"digit5": tmp_path / kind}).digest
         for kind in ("parts", "whole")
     }
     assert len(digests) == 1
@@ -135,13 +136,13 @@ def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, memory, monkeypa
 # What is missing
 
 
-def test_a_missing_dataset_ends_in_exit_6_with_the_steps(tmp_path, memory):
+def test_a_missing_dataset_ends_in_exit_6_with_the_steps(tmp_path):
     place = tmp_path / "nowhere"
     for name in paper.NAMES:
-        error = refused(name, memory, place, Exit.ENVIRONMENT, str(place), f"--data {name}=")
+        error = refused(name, place, Exit.ENVIRONMENT, str(place), f"--data {name}=")
         assert all(step in error.hint for step in paper.read(name).steps)
     with pytest.raises(FedcacheError, match="--data"):
-        open_dataset("paper:cars", memory=memory)
+        open_dataset("paper:cars")
 
 
 @pytest.mark.parametrize(
@@ -154,18 +155,18 @@ def test_a_missing_dataset_ends_in_exit_6_with_the_steps(tmp_path, memory):
         ("tiny-imagenet", 0, "train/n02124075"),
     ],
 )
-def test_a_part_that_is_missing_stops_the_reading(name, layout, lost, tmp_path, memory):
+def test_a_part_that_is_missing_stops_the_reading(name, layout, lost, tmp_path):
     write(name, layout, tmp_path)
     path = tmp_path / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    refused(name, memory, tmp_path, Exit.ENVIRONMENT, lost.rpartition("/")[2])
+    refused(name, tmp_path, Exit.ENVIRONMENT, lost.rpartition("/")[2])
     assert lost.rpartition("/")[2] in check(name, tmp_path)["missing"][0]
 
 
-def test_an_image_that_is_missing_keeps_its_row(tmp_path, memory):
+def test_an_image_that_is_missing_keeps_its_row(tmp_path):
     rows = write("office10", 0, tmp_path)
     (tmp_path / "dslr/mug/train_0001.jpg").unlink()
-    data = open_dataset("paper:office10", memory=memory, roots={"office10": tmp_path})
+    data = open_dataset("paper:office10", roots={"office10": tmp_path})
     assert len(data) == len(rows)
     assert "1 cannot be read" in data.reading
     (missing,) = check("office10", tmp_path)["missing"]
@@ -195,14 +196,14 @@ def change_json(path, change):
         (lambda s: s.update({k: [] for k in s}), "no image"),
     ],
 )
-def test_a_split_that_is_not_the_published_one_is_refused(change, words, tmp_path, memory):
+def test_a_split_that_is_not_the_published_one_is_refused(change, words, tmp_path):
     write("eurosat", 0, tmp_path)
     change_json(tmp_path / "split_zhou_EuroSAT.json", change)
-    refused("eurosat", memory, tmp_path, Exit.CORRUPT, words)
+    refused("eurosat", tmp_path, Exit.CORRUPT, words)
     assert words in check("eurosat", tmp_path)["wrong"][-1]
 
 
-def test_another_spelling_of_a_class_is_no_matter(tmp_path, memory):
+def test_another_spelling_of_a_class_is_no_matter(tmp_path):
     write("eurosat", 0, tmp_path)
     change_json(
         tmp_path / "split_zhou_EuroSAT.json",
@@ -213,7 +214,7 @@ def test_another_spelling_of_a_class_is_no_matter(tmp_path, memory):
             }
         ),
     )
-    data = open_dataset("paper:eurosat", memory=memory, roots={"eurosat": tmp_path})
+    data = open_dataset("paper:eurosat", roots={"eurosat": tmp_path})
     assert data.classes == paper.read("eurosat").classes
 
 
@@ -304,7 +305,7 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
     ],
 )
 def test_a_file_that_does_not_hold_what_it_should_is_named(
-    name, layout, file, content, words, tmp_path, memory
+    name, layout, file, content, words, tmp_path
 ):
     import scipy.io
 
@@ -313,23 +314,23 @@ def test_a_file_that_does_not_hold_what_it_should_is_named(
         (tmp_path / file).write_bytes(content)
     else:
         scipy.io.savemat(tmp_path / file, content)
-    refused(name, memory, tmp_path, Exit.CORRUPT, words)
+    refused(name, tmp_path, Exit.CORRUPT, words)
 
 
-def test_a_pickle_runs_nothing(tmp_path, memory):
+def test_a_pickle_runs_nothing(tmp_path):
     write("cifar10", 0, tmp_path)
     trap = pickle.dumps({"data": [Trap(str(tmp_path / "sprung"))]})
     (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(trap)
-    refused("cifar10", memory, tmp_path, Exit.CORRUPT, "mkdir")
+    refused("cifar10", tmp_path, Exit.CORRUPT, "mkdir")
     assert not (tmp_path / "sprung").exists()
 
 
 # Counts
 
 
-def test_counts_that_differ_from_the_published_are_said_and_checked(tmp_path, memory):
+def test_counts_that_differ_from_the_published_are_said_and_checked(tmp_path):
     write("pets", 0, tmp_path)
-    data = open_dataset("paper:pets", memory=memory, roots={"pets": tmp_path})
+    data = open_dataset("paper:pets", roots={"pets": tmp_path})
     assert "train 37, published 2,944" in data.reading
     report = check("pets", tmp_path)
     assert (report["missing"], report["counts"]) == (
@@ -350,10 +351,10 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
         [],
         {"train": 120, "test": 120},
     )
-    assert fedcache("datasets", "check", "office10", tmp_path).code == 0
+    assert fedcache(f"datasets check office10 {tmp_path}").code == 0
     monkeypatch.setitem(counts, "dslr", 61)
     assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
-    assert fedcache("datasets", "check", "office10", tmp_path).code == 5
+    assert fedcache(f"datasets check office10 {tmp_path}").code == 5
 
 
 def test_md5_lines_and_empty_classes_are_checked(tmp_path):
@@ -449,11 +450,11 @@ def test_the_class_lists_are_those_of_torchvision_where_it_has_them():
 
 
 def test_check_tells_missing_from_wrong(tmp_path):
-    empty = fedcache("datasets", "check", "ucf101", tmp_path, "--json")
+    empty = fedcache(f"datasets check ucf101 {tmp_path} --json")
     assert (empty.code, empty.envelope["status"]) == (4, "problem")
     assert len(empty.data["missing"]) == 2
     write("ucf101", 0, tmp_path)
-    few = fedcache("datasets", "check", "paper:ucf101", tmp_path, "--json")
+    few = fedcache(f"datasets check paper:ucf101 {tmp_path} --json")
     assert (few.code, few.data["missing"]) == (5, [])
     assert few.data["layout"] == "CoOp's split"
 
@@ -465,14 +466,7 @@ def extracted(name, layout, root):
     """Write a dataset, extract it, and return its rows and its store."""
     rows = write(name, layout, root)
     done = ok(
-        "extract",
-        "--dataset",
-        f"paper:{name}",
-        "--data",
-        f"{name}={root}",
-        "-b",
-        "random-projection",
-        *SMALL,
+        f"extract --dataset paper:{name} --data {name}={root} -b random-projection {SMALL}",
     )
     store = Store.open(done.data["path"])
     assert list(store.samples.name) == [row.name for row in rows]
@@ -515,37 +509,29 @@ def test_cinic10_is_trained_on_after_an_unreadable_image_was_set_aside(tmp_path)
     rows = write("cinic10", 0, tmp_path / "cinic")
     (tmp_path / "cinic/train/cat/cifar10-train-3.png").write_bytes(b"not an image")
     done = fedcache(
-        "extract",
-        "--dataset",
-        "paper:cinic10",
-        "--data",
-        f"cinic10={tmp_path / 'cinic'}",
-        "-b",
-        "random-projection",
-        *SMALL,
-        "--json",
+        f"extract --dataset paper:cinic10 --data cinic10={tmp_path / 'cinic'} -b random-projection {SMALL} --json",
     )
     assert done.code == 3, done.err
     store = Store.open(done.data["path"])
     assert len(store.samples.name) == len(rows)
     assert named(store, np.flatnonzero(store.samples.ok == 0)) == ["train/cat/cifar10-train-3.png"]
-    trained = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3, "--no-extract")
+    trained = ok("train --method fed3r --scheme iid --clients 3 --no-extract")
     assert trained.data["method"] == "fed3r"
 
 
-def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_path, memory):
+def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_path):
     write("eurosat", 0, tmp_path / "here")
     split, secret = tmp_path / "here" / "split_zhou_EuroSAT.json", tmp_path / "elsewhere.json"
     split.rename(secret)
     split.symlink_to(secret)
     error = refused(
-        "eurosat", memory, tmp_path / "here", Exit.USAGE, "split_zhou_EuroSAT.json is a link out of"
+        "eurosat", tmp_path / "here", Exit.USAGE, "split_zhou_EuroSAT.json is a link out of"
     )
     assert "--follow-links" in error.hint
     roots = {"eurosat": tmp_path / "here"}
-    assert len(open_dataset("paper:eurosat", memory=memory, roots=roots, follow_links=True))
+    assert len(open_dataset("paper:eurosat", roots=roots, follow_links=True))
     inside = tmp_path / "here" / "2750" / "list.json"
     secret.rename(inside)
     split.unlink()
     split.symlink_to(inside)
-    assert len(open_dataset("paper:eurosat", memory=memory, roots=roots))
+    assert len(open_dataset("paper:eurosat", roots=roots))

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 from command import fedcache, ok
 from make_images import write_tar, write_zip
+from opened import open_dataset
 from paper_trees import write
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import download, open_dataset, paper
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.datasets import download, paper
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
@@ -157,22 +157,18 @@ def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home
     address, folder, handler = server
     archive = archived(tmp_path / "made", "cifar10", folder / "cifar-10-python.tar.gz")
     published("cifar10", **{archive.name: md5(archive)})
-    done = fedcache("datasets", "pull", "cifar10", "--from", address)
+    done = fedcache(f"datasets pull cifar10 --from {address}")
     assert done.code == 0, done.err
     place = own_home / "data" / "cifar10"
     assert str(place) in done.out
     assert "fedcache extract --dataset paper:cifar10" in done.out
     assert f"{address}/cifar-10-python.tar.gz" in done.err
     assert sorted(p.name for p in place.iterdir()) == ["cifar-10-batches-py"]
-    here = open_dataset(
-        "paper:cifar10", memory=DigestMemory(tmp_path / "m"), data=own_home / "data"
-    )
-    there = open_dataset(
-        "paper:cifar10", memory=DigestMemory(tmp_path / "m"), roots={"cifar10": tmp_path / "made"}
-    )
+    here = open_dataset("paper:cifar10", data=own_home / "data")
+    there = open_dataset("paper:cifar10", roots={"cifar10": tmp_path / "made"})
     assert here.digest == there.digest
     before = len(handler.asked)
-    assert ok("datasets", "pull", "paper:cifar10", "--from", address).data["missing"] == []
+    assert ok(f"datasets pull paper:cifar10 --from {address}").data["missing"] == []
     assert len(handler.asked) == before  # nothing is fetched twice
 
 
@@ -186,7 +182,7 @@ def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_
     }
     archive = write_zip(folder / "EuroSAT.zip", files)
     published("eurosat", **{"EuroSAT.zip": md5(archive)})
-    done = ok("datasets", "pull", "eurosat", "--from", address)
+    done = ok(f"datasets pull eurosat --from {address}")
     assert ["split_zhou_EuroSAT.json" in text for text in done.data["missing"]] == [True]
     assert (own_home / "data/eurosat/2750/River").is_dir()
 
@@ -212,7 +208,7 @@ def test_what_a_dataset_is_recognised_by_comes_last(
     monkeypatch.setattr(
         Path, "rename", lambda self, to: (order.append(Path(to).name), rename(self, to))[1]
     )
-    ok("datasets", "pull", "caltech101", "--from", address)
+    ok(f"datasets pull caltech101 --from {address}")
     assert [
         name for name in order if name in {"101_ObjectCategories", "a-first.txt", "z-last.txt"}
     ] == [
@@ -227,20 +223,20 @@ def test_what_a_dataset_is_recognised_by_comes_last(
 def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatch):
     address, _, handler = server
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    done = fedcache("datasets", "pull", "cifar10", "--from", address)
+    done = fedcache(f"datasets pull cifar10 --from {address}")
     assert (done.code, handler.asked) == (6, [])
     monkeypatch.delenv("FEDCACHE_OFFLINE")
     for name in (n for n in paper.NAMES if not paper.read(n).pulls):
-        by_hand = fedcache("datasets", "pull", name)
+        by_hand = fedcache(f"datasets pull {name}")
         assert by_hand.code == 6
         assert paper.read(name).steps[0] in by_hand.err
-    assert fedcache("datasets", "pull", "torchvision:MNIST", "--from", address).code == 2
+    assert fedcache(f"datasets pull torchvision:MNIST --from {address}").code == 2
 
 
 def test_another_file_than_the_published_one_is_removed(server, own_home):
     address, folder, _ = server
     (folder / "cifar-10-python.tar.gz").write_bytes(b"not the batches")
-    done = fedcache("datasets", "pull", "cifar10", "--from", address)
+    done = fedcache(f"datasets pull cifar10 --from {address}")
     assert done.code == 6
     assert "the published one is c58f30108f718f92721af3b95e74349a" in done.err
     assert [p for p in (own_home / "data" / "cifar10").rglob("*") if p.is_file()] == []
@@ -319,7 +315,7 @@ def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
     assert "https://" in caught.value.hint
     assert no_network == []
     published("cifar10", **{"cifar-10-python.tar.gz": ""})
-    assert fedcache("datasets", "pull", "cifar10", "--from", "http://mirror.example/data").code == 2
+    assert fedcache("datasets pull cifar10 --from http://mirror.example/data").code == 2
     assert no_network == []
     with pytest.raises(FedcacheError):
         download.fetch(
@@ -410,7 +406,7 @@ def test_an_archive_without_what_it_should_give_puts_nothing_in_place(server, pu
     address, folder, _ = server
     archive = write_tar(folder / "cifar-100-python.tar.gz", {"other/readme": b"x"}, "w:gz")
     published("cifar100", **{archive.name: md5(archive)})
-    done = fedcache("datasets", "pull", "cifar100", "--from", address)
+    done = fedcache(f"datasets pull cifar100 --from {address}")
     assert done.code == 5
     assert "holds no cifar-100-python" in done.err
     assert [p.name for p in (own_home / "data" / "cifar100").iterdir()] == [".partial"]

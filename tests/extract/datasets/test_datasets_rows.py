@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from opened import open_dataset
 from refusal import refused
 
 from fedcache.errors import FedcacheError
-from fedcache.extract.datasets import Dataset, open_dataset
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
-
-
-def opened(spec: str, tmp_path: Path) -> Dataset:
-    return open_dataset(spec, memory=DigestMemory(tmp_path / "memory"))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +29,7 @@ def test_rows_have_their_numbers_in_every_format(tmp_path, dtype, shape):
         file["label"] = labels.astype("S1")
     digests = set()
     for name in ("stored.npz", "packed.npz", "h.h5"):
-        data = opened(f"rows:{tmp_path / name}", tmp_path)
+        data = open_dataset(f"rows:{tmp_path / name}")
         assert (data.holds, data.classes) == ("rows", ("a", "b"))
         source = pickle.loads(pickle.dumps(data.source))
         for row in (6, 0, 3):
@@ -48,8 +42,8 @@ def test_rows_have_their_numbers_in_every_format(tmp_path, dtype, shape):
 
 def test_the_column_of_rows_is_named_by_the_user(tmp_path):
     np.savez(tmp_path / "n.npz", a=np.ones((4, 3)), b=np.ones((4, 2)), grade=[1, 2, 1, 2])
-    refused(lambda: opened(f"rows:{tmp_path / 'n.npz'}", tmp_path), "float64")
-    data = opened(f"rows:{tmp_path / 'n.npz'}?rows=b&label=grade", tmp_path)
+    refused(lambda: open_dataset(f"rows:{tmp_path / 'n.npz'}"), "float64")
+    data = open_dataset(f"rows:{tmp_path / 'n.npz'}?rows=b&label=grade")
     assert (data.source.read(0).shape, data.classes) == ((2,), ("1", "2"))
 
 
@@ -57,7 +51,7 @@ def test_a_row_that_is_not_finite_is_a_bad_one(tmp_path):
     waves = np.zeros((3, 4), np.float32)
     waves[1, 2] = np.nan
     np.save(tmp_path / "w.npy", waves)
-    data = opened(f"rows:{tmp_path / 'w.npy'}", tmp_path)
+    data = open_dataset(f"rows:{tmp_path / 'w.npy'}")
     with pytest.raises(BadImage, match="not finite"):
         data.source.read(1)
     assert "1 cannot be read" in data.reading
@@ -77,7 +71,7 @@ def test_a_row_that_is_not_finite_is_a_bad_one(tmp_path):
 def test_what_is_no_row_of_numbers_is_refused(tmp_path, values: Any):
     np.savez(tmp_path / "x.npz", rows=values)
     with pytest.raises(FedcacheError, match="rows") as caught:
-        opened(f"rows:{tmp_path / 'x.npz'}", tmp_path)
+        open_dataset(f"rows:{tmp_path / 'x.npz'}")
     assert "image" not in caught.value.message
 
 
@@ -86,4 +80,4 @@ def test_a_truncated_file_is_refused(tmp_path):
     np.savez(path, rows=np.zeros((30, 20)))
     path.write_bytes(path.read_bytes()[:2500])
     with pytest.raises(FedcacheError, match=r"x\.npz"):
-        opened(f"rows:{path}", tmp_path)
+        open_dataset(f"rows:{path}")

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from opened import open_dataset
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
-from fedcache.extract.datasets import Dataset, open_dataset, texts
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.datasets import texts
 from fedcache.extract.image_files import BadImage
 
 CSV = """text,label,split,site,length
@@ -31,10 +31,6 @@ Bread,,train,,0.5
 """
 
 
-def opened(spec: str, tmp_path: Path, **more: Any) -> Dataset:
-    return open_dataset(spec, memory=DigestMemory(tmp_path / "memory"), **more)
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "day.csv"
@@ -43,7 +39,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_csv_of_texts_is_read(table, tmp_path):
-    data = opened(f"texts:{table}", tmp_path)
+    data = open_dataset(f"texts:{table}")
     assert (data.holds, data.slug, len(data), data.domains) == ("texts", "day", 6, ("all",))
     assert data.classes == ("food", "weather")
     assert data.label.tolist() == [1, 1, 0, 0, -1, 0]
@@ -64,7 +60,7 @@ def test_a_csv_of_texts_is_read(table, tmp_path):
 
 
 def test_a_text_is_known_by_its_bytes_and_a_missing_one_by_its_name(table, tmp_path):
-    data = opened(f"texts:{table}", tmp_path)
+    data = open_dataset(f"texts:{table}")
     assert data.uid[2].tobytes() == hashlib.sha256(b"Eggs and ham").digest()[:16]
     assert data.uid[3].tobytes() == hashlib.sha256(b"unreadable\x003").digest()[:16]
     with pytest.raises(BadImage, match="there is no text"):
@@ -72,7 +68,7 @@ def test_a_text_is_known_by_its_bytes_and_a_missing_one_by_its_name(table, tmp_p
 
 
 def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(table, tmp_path):
-    first = opened(f"texts:{table}", tmp_path)
+    first = open_dataset(f"texts:{table}")
     columns: dict[str, Any] = {
         "text": [
             "A fine day.",
@@ -97,13 +93,13 @@ def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(tabl
         file.write(CSV)
     shutil.copy(table, tmp_path / "other.csv")
     for name in ("a.parquet", "b.feather", "c.parquet", "d.parquet", "e.csv.gz", "other.csv"):
-        assert opened(f"texts:{tmp_path / name}", tmp_path).digest == first.digest, name
+        assert open_dataset(f"texts:{tmp_path / name}").digest == first.digest, name
 
 
 def test_rows_are_in_the_order_of_their_names(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("id\ttext\tlabel\nb\tsecond\t1\na\tfirst\t0\n")
-    data = opened(f"texts:{path}", tmp_path)
+    data = open_dataset(f"texts:{path}")
     assert (data.names, data.label.tolist()) == (("a", "b"), [0, 1])
     assert [data.source.read(row) for row in (0, 1)] == [b"first", b"second"]
 
@@ -114,7 +110,7 @@ def test_columns_are_named_in_the_spec(tmp_path):
         "key,text,said,mood,part,place,a,b\nx,no,yes,3,test,up,1,1\ny,no,oh,5,train,down,1,2\n"
     )
     words = "text=said&label=mood&split=part&name=key&domain=place&group=b"
-    data = opened(f"texts:{path}?{words}", tmp_path)
+    data = open_dataset(f"texts:{path}?{words}")
     assert (data.names, data.classes, data.domains) == (("x", "y"), ("3", "5"), ("down", "up"))
     assert (data.label.tolist(), data.domain.tolist(), data.split.tolist()) == (
         [0, 1],
@@ -125,17 +121,17 @@ def test_columns_are_named_in_the_spec(tmp_path):
 
 
 def test_a_part_and_several_as_domains(table, tmp_path):
-    part = opened(f"texts:{table}", tmp_path, limit=3)
+    part = open_dataset(f"texts:{table}", limit=3)
     assert [part.source.read(row) for row in (0, 1)] == [b"A fine day.", b"Eggs and ham"]
     shutil.copy(table, tmp_path / "two.csv")
-    both = opened(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}", tmp_path)
+    both = open_dataset(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}")
     assert (both.holds, both.domains, len(both)) == ("texts", ("a", "b"), 12)
     with pytest.raises(UsageError, match=r"texts.*images"):
-        opened(f"a=texts:{table},b=digits", tmp_path)
+        open_dataset(f"a=texts:{table},b=digits")
 
 
 def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(table, tmp_path):
-    data = opened(f"texts:{table}", tmp_path)
+    data = open_dataset(f"texts:{table}")
     raw = pickle.dumps(data.source)
     assert b"ham" not in raw
     assert pickle.loads(raw).read(2) == b"Eggs and ham"
@@ -162,19 +158,19 @@ def test_what_makes_no_sense_is_one_sentence(tmp_path):
         path = tmp_path / name
         path.write_bytes(raw)
         with pytest.raises(FedcacheError, match=said) as caught:
-            opened(f"texts:{path}{words}", tmp_path)
+            open_dataset(f"texts:{path}{words}")
         assert "\n" not in caught.value.message
 
 
 def test_a_column_of_numbers_is_no_text(tmp_path):
     pa.parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "n.parquet")
     with pytest.raises(UsageError, match="int64"):
-        opened(f"texts:{tmp_path / 'n.parquet'}", tmp_path)
+        open_dataset(f"texts:{tmp_path / 'n.parquet'}")
     with pytest.raises(UsageError, match="no file"):
-        opened(f"texts:{tmp_path / 'none.csv'}", tmp_path)
+        open_dataset(f"texts:{tmp_path / 'none.csv'}")
 
 
 def test_more_text_than_a_process_may_hold_is_refused(table, tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "MOST", 40)
     with pytest.raises(UsageError, match="40 bytes"):
-        opened(f"texts:{table}", tmp_path)
+        open_dataset(f"texts:{table}")

@@ -12,9 +12,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from make_images import pixels, png, write_directory
+from opened import open_dataset, peek
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets import torchvision as readers
 from fedcache.extract.image_files import BadImage
 
@@ -41,9 +41,9 @@ def mnist(tmp_path):
     return root, train, test
 
 
-def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, memory, mnist, capsys):
+def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, mnist, capsys):
     _, train, test = mnist
-    data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    data = open_dataset("torchvision:MNIST", data=tmp_path / "data")
     assert data.classes == tuple("0123456789")
     assert (data.slug, data.domains, data.mirror) == ("mnist", ("all",), False)
     assert Counter(data.split.tolist()) == {0: 60, 1: 20}
@@ -59,14 +59,14 @@ def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, memory, mni
     assert capsys.readouterr().out == ""
 
 
-def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mnist, monkeypatch):
+def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, mnist, monkeypatch):
     root, *_ = mnist
 
     def peeked(**where):
-        return peek("torchvision:MNIST", memory=memory, **(where or {"roots": {"MNIST": root}}))
+        return peek("torchvision:MNIST", **(where or {"roots": {"MNIST": root}}))
 
     assert peeked() is None
-    data = open_dataset("torchvision:MNIST", memory=memory, roots={"MNIST": root})
+    data = open_dataset("torchvision:MNIST", roots={"MNIST": root})
     monkeypatch.setattr(readers, "_construct", lambda *a, **k: pytest.fail("torchvision was asked"))
     (root / "notes.txt").write_text("beside the dataset, in the root that several share")
     assert peeked() == peeked(data=tmp_path / "data") == ("mnist", data.digest)
@@ -74,7 +74,7 @@ def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mni
     assert peeked() is None
 
 
-def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, memory):
+def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path):
     root = tmp_path / "dtd" / "dtd"
     names = [f"{c}/{c}_{i}.jpg" for c in ("banded", "dotted") for i in range(3)]
     write_directory(root / "images", {n: png(i) for i, n in enumerate(names)})
@@ -84,7 +84,7 @@ def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, m
     }
     write_directory(root / "labels", labels)
     (root / "images" / names[0]).unlink()
-    data = open_dataset("torchvision:DTD", memory=memory, roots={"DTD": tmp_path})
+    data = open_dataset("torchvision:DTD", roots={"DTD": tmp_path})
     assert data.classes == ("banded", "dotted")
     assert data.split.tolist() == [1, 1, 0, 0, 2, 2]  # names: test/, train/, validation/
     with pytest.raises(BadImage):
@@ -93,27 +93,25 @@ def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, m
     assert "1 cannot be read" in data.reading
 
 
-def test_usps_counts_its_labels_from_zero(tmp_path, memory):
+def test_usps_counts_its_labels_from_zero(tmp_path):
     def line(label, value):
         return f"{label} " + " ".join(f"{i + 1}:{value}" for i in range(256)) + "\n"
 
     for name, count in (("usps.bz2", 20), ("usps.t.bz2", 10)):
         text = "".join(line(i % 10 + 1, -1.0 if i % 2 else 1.0) for i in range(count))
         (tmp_path / name).write_bytes(bz2.compress(text.encode()))
-    data = open_dataset("torchvision:USPS", memory=memory, roots={"USPS": tmp_path})
+    data = open_dataset("torchvision:USPS", roots={"USPS": tmp_path})
     row = data.names.index("train/00003")
     assert data.classes[data.label[row]] == "3"
     assert np.array_equal(data.source.read(row), np.zeros((16, 16), np.uint8))
     assert np.array_equal(data.source.read(row + 1), np.full((16, 16), 255, np.uint8))
 
 
-def test_emnist_letters_loses_its_class_without_images(tmp_path, memory):
+def test_emnist_letters_loses_its_class_without_images(tmp_path):
     images = np.stack([np.full((28, 28), i, np.uint8) for i in range(1, 27)])
     for part in ("train", "test"):
         write_idx(tmp_path / "EMNIST" / "raw", f"emnist-letters-{part}", images, list(range(1, 27)))
-    data = open_dataset(
-        "torchvision:EMNIST-letters", memory=memory, roots={"EMNIST-letters": tmp_path}
-    )
+    data = open_dataset("torchvision:EMNIST-letters", roots={"EMNIST-letters": tmp_path})
     assert data.classes == tuple("abcdefghijklmnopqrstuvwxyz")
     row = data.names.index("train/00002")
     assert (data.classes[data.label[row]], int(data.source.read(row)[0, 0])) == ("c", 3)
@@ -125,20 +123,20 @@ class _Trap:
         return os.mkdir, (self.path,)
 
 
-def test_a_cifar_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, memory):
+def test_a_cifar_pickle_that_is_not_the_published_one_is_never_opened(tmp_path):
     trap = _Trap()
     trap.path = str(tmp_path / "sprung")
     folder = tmp_path / "cifar-10-batches-py"
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
     write_directory(folder, dict.fromkeys(names, pickle.dumps(trap)))
     with pytest.raises(FedcacheError) as caught:
-        open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+        open_dataset("torchvision:CIFAR10", roots={"CIFAR10": tmp_path})
     assert caught.value.code == Exit.ENVIRONMENT
     assert "CIFAR10" in caught.value.message
     assert not (tmp_path / "sprung").exists()
 
 
-def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
+def test_cifar_is_read_when_its_checksums_hold(tmp_path, monkeypatch):
     folder = tmp_path / "cifar-10-batches-py"
     images = np.stack([pixels(i, 32, 32) for i in range(12)])
     flat = images.transpose(0, 3, 1, 2).reshape(12, -1)
@@ -156,7 +154,7 @@ def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": sums["batches.meta"]})
 
     def opened():
-        return open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+        return open_dataset("torchvision:CIFAR10", roots={"CIFAR10": tmp_path})
 
     data = opened()
     assert (data.classes, data.mirror) == (("plane", "car"), True)
@@ -172,27 +170,27 @@ def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
 
 
 @pytest.mark.parametrize(("left", "word"), [("train", "train"), ("t10k", "test")])
-def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, memory, mnist, left, word):
+def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, mnist, left, word):
     root, train, test = mnist
     images = train if left == "train" else test
     raw = root / "MNIST" / "raw"
     for file in raw.iterdir():
         if not file.name.startswith(left):
             file.unlink()
-    data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    data = open_dataset("torchvision:MNIST", data=tmp_path / "data")
     assert data.names == tuple(f"{word}/{i:05d}" for i in range(len(images)))
     source = pickle.loads(pickle.dumps(data.source))
     assert all(np.array_equal(source.read(i), images[i]) for i in range(len(images)))
     assert {0, 1} == set(data.split.tolist())
     next(raw.glob("*images*")).unlink()  # half a part is no part that is missing
     with pytest.raises(FedcacheError, match="MNIST"):
-        open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+        open_dataset("torchvision:MNIST", data=tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", ["MNIST", "ImageNet", "SVHN"])
-def test_missing_files_say_how_to_get_them(tmp_path, memory, name):
+def test_missing_files_say_how_to_get_them(tmp_path, name):
     with pytest.raises(FedcacheError) as caught:
-        open_dataset(f"torchvision:{name}", memory=memory, data=tmp_path)
+        open_dataset(f"torchvision:{name}", data=tmp_path)
     assert caught.value.code == Exit.ENVIRONMENT
     assert str(tmp_path / name) in caught.value.message
     assert f"--data {name}=" in caught.value.hint

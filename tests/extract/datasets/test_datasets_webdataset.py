@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 from make_images import encoded, pixels, write_tar
+from opened import open_dataset, peek
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.extract.datasets import open_dataset, peek
 from fedcache.extract.datasets.listing import info
-from fedcache.extract.datasets.record_sources import WARM
+from fedcache.extract.datasets.row_sources import WARM
 from fedcache.extract.datasets.webdataset import _expand
-from fedcache.extract.digests import DigestMemory
 
 PNG = [encoded(pixels(i)) for i in range(60)]
 
@@ -41,13 +40,13 @@ def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
     return root
 
 
-def opened(place: object, memory: DigestMemory, tail: str = ""):
-    return open_dataset(f"webdataset:{place}{tail}", memory=memory)
+def opened(place: object, tail: str = ""):
+    return open_dataset(f"webdataset:{place}{tail}")
 
 
-def test_shards_are_one_dataset_by_folder_glob_and_braces(tmp_path, memory) -> None:
+def test_shards_are_one_dataset_by_folder_glob_and_braces(tmp_path) -> None:
     root = shards(tmp_path / "wds")
-    data = opened(root, memory)
+    data = opened(root)
     assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], ("0", "1", "2"))
     assert data.names[0] == "test-0000/000050"
     assert data.names[10] == "train-0000/000000"
@@ -57,14 +56,14 @@ def test_shards_are_one_dataset_by_folder_glob_and_braces(tmp_path, memory) -> N
         assert data.label[row] == i % 3
     assert "4 shards" in data.reading
     for place in (f"{root}/*.tar", f"{root}/{{train,test}}-*.tar"):
-        assert opened(place, memory).digest == data.digest
-    train = opened(f"{root}/train-{{0000..0001}}.tar", memory)
+        assert opened(place).digest == data.digest
+    train = opened(f"{root}/train-{{0000..0001}}.tar")
     assert len(train) == 20
     assert "no split given" in train.reading
-    assert len(opened(root / "train-0002.tar", memory)) == 10
+    assert len(opened(root / "train-0002.tar")) == 10
     copy = pickle.loads(pickle.dumps(data.source))
     assert [copy.read(row) for row in (39, 0, 20)] == [data.source.read(row) for row in (39, 0, 20)]
-    assert peek(f"webdataset:{root}", memory=memory) == ("wds", data.digest)
+    assert peek(f"webdataset:{root}") == ("wds", data.digest)
     assert info(f"webdataset:{root}")["note"]
 
 
@@ -75,7 +74,7 @@ def test_braces_stand_for_numbers_of_one_length_and_for_words() -> None:
     refused(lambda: list(_expand("{0..999}/{0..999}.tar")), "more than 100,000")
 
 
-def test_fields_of_json_are_labels_domains_and_groups(tmp_path, memory) -> None:
+def test_fields_of_json_are_labels_domains_and_groups(tmp_path) -> None:
     def fields(i: int) -> str:
         held: dict[str, Any] = {
             "label": ["cat", "dog"][i % 2],
@@ -86,16 +85,16 @@ def test_fields_of_json_are_labels_domains_and_groups(tmp_path, memory) -> None:
         return json.dumps({**held, "domain": "ink"} if i % 5 else held)
 
     path = write_tar(tmp_path / "a.tar", samples(range(20), cls=None, json=fields))
-    data = opened(path, memory)
+    data = opened(path)
     assert (data.classes, data.domains) == (("cat", "dog"), ("all", "ink"))
     assert data.groups["hospital"].words == ("0", "1", "2")
     assert "boxes (" in data.reading
     assert "camera (" in data.reading
-    named = opened(path, memory, "?label=hospital&group=label")
+    named = opened(path, "?label=hospital&group=label")
     assert (named.classes, list(named.groups)) == (("0", "1", "2"), ["label"])
 
 
-def test_the_label_is_cls_then_json_then_txt(tmp_path, memory) -> None:
+def test_the_label_is_cls_then_json_then_txt(tmp_path) -> None:
     def written(name: str, **parts: Any) -> Path:
         return write_tar(tmp_path / f"{name}.tar", samples(range(12), **parts))
 
@@ -103,53 +102,53 @@ def test_the_label_is_cls_then_json_then_txt(tmp_path, memory) -> None:
         "json": lambda i: json.dumps({"class": f"k{i % 4}"}),
         "txt": lambda i: ["red\n", "blue\n"][i % 2],
     }
-    assert opened(written("a", **some), memory).classes == ("0", "1", "2")
+    assert opened(written("a", **some)).classes == ("0", "1", "2")
     path = written("b", cls=None, **some)
-    assert opened(path, memory).classes == ("k0", "k1", "k2", "k3")
-    assert opened(path, memory, "?label=txt").classes == ("blue", "red")
-    assert opened(written("c", cls=None, txt=some["txt"]), memory).classes == ("blue", "red")
-    bare = opened(written("d", cls=None), memory)
+    assert opened(path).classes == ("k0", "k1", "k2", "k3")
+    assert opened(path, "?label=txt").classes == ("blue", "red")
+    assert opened(written("c", cls=None, txt=some["txt"])).classes == ("blue", "red")
+    bare = opened(written("d", cls=None))
     assert (bare.classes, set(bare.label.tolist())) == ((), {-1})
-    ten = opened(written("e", cls=str), memory)
+    ten = opened(written("e", cls=str))
     assert ten.classes == tuple(map(str, range(12)))  # numbers, not words: 2 before 10
 
 
-def test_folders_inside_and_outside_of_shards_are_part_of_names(tmp_path, memory) -> None:
+def test_folders_inside_and_outside_of_shards_are_part_of_names(tmp_path) -> None:
     root = tmp_path / "wds"
     for split, rows in (("train", range(8)), ("val", range(8, 12))):
         (root / split).mkdir(parents=True)
         write_tar(
             root / split / "0000.tar", {f"in/{name}": raw for name, raw in samples(rows).items()}
         )
-    data = opened(root, memory)
+    data = opened(root)
     assert data.names[0] == "train/0000/in/000000"
     assert np.bincount(data.split).tolist() == [8, 4]
     assert "validation images are used as the test set" in data.reading
 
 
-def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_path, memory) -> None:
+def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_path) -> None:
     files = {
         **samples(range(4)),
         **{f"{i:06d}.seg.png": PNG[20 + i] for i in range(4)},
         "000001.pyd": b"x",
         ".hidden": b"",
     }
-    data = opened(write_tar(tmp_path / "a.tar", files), memory)
+    data = opened(write_tar(tmp_path / "a.tar", files))
     assert [data.source.read(i) for i in range(4)] == PNG[:4]
     assert "4 .seg.png, 1 .pyd" in data.reading
-    assert opened(tmp_path / "a.tar", memory, "?images=seg.png").source.read(2) == PNG[22]
+    assert opened(tmp_path / "a.tar", "?images=seg.png").source.read(2) == PNG[22]
     both = write_tar(tmp_path / "b.tar", {**samples(range(4)), "000001.jpg": PNG[9]})
-    refused(lambda: opened(both, memory), "two images", "--images-key")
+    refused(lambda: opened(both), "two images", "--images-key")
     none = write_tar(tmp_path / "c.tar", {"a.npy": b"x", "a.cls": b"1"})
-    refused(lambda: opened(none, memory), "holds no images", "cls, npy")
+    refused(lambda: opened(none), "holds no images", "cls, npy")
 
 
-def test_many_shards_are_read_with_few_open(tmp_path, memory) -> None:
+def test_many_shards_are_read_with_few_open(tmp_path) -> None:
     root = tmp_path / "wds"
     root.mkdir()
     for n in range(30):
         write_tar(root / f"{n:03d}.tar", samples(range(2 * n, 2 * n + 2)))
-    data = opened(root, memory)
+    data = opened(root)
     for row in [*range(60), 3, 59, 0]:
         assert data.source.read(row) == PNG[row]
     (source,) = data.source.sources
@@ -165,24 +164,24 @@ def hostile(path: Path, name: str, **what: Any) -> Path:
     return path
 
 
-def test_hostile_shards_are_refused_whole(tmp_path, memory) -> None:
+def test_hostile_shards_are_refused_whole(tmp_path) -> None:
     for name, what in (
         ("../a.png", {}),
         ("a.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
     ):
         path = hostile(tmp_path / "a.tar", name, **what)
-        refused(lambda path=path: opened(path, memory), name, code=Exit.CORRUPT)
+        refused(lambda path=path: opened(path), name, code=Exit.CORRUPT)
 
 
-def test_cut_compressed_and_odd_shards_are_refused(tmp_path, memory) -> None:
+def test_cut_compressed_and_odd_shards_are_refused(tmp_path) -> None:
     path = write_tar(tmp_path / "a.tar", samples(range(8)))
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2 // 512 * 512])
-    refused(lambda: opened(path, memory), "a.tar", code=Exit.CORRUPT)
+    refused(lambda: opened(path), "a.tar", code=Exit.CORRUPT)
     (tmp_path / "gz").mkdir()
     packed = write_tar(tmp_path / "gz" / "a.tar.gz", samples(range(3)), "w:gz")
     for place in (packed, packed.parent):
-        refused(lambda place=place: opened(place, memory), "gunzip")
+        refused(lambda place=place: opened(place), "gunzip")
     for part, held, named in (
         ("json", b"{", "JSON"),
         ("json", b"[" * 100_000, "JSON"),
@@ -190,14 +189,14 @@ def test_cut_compressed_and_odd_shards_are_refused(tmp_path, memory) -> None:
         ("txt", b"x" * (2 << 20), "1,048,576"),
     ):
         path = write_tar(tmp_path / "b.tar", {"a.png": PNG[0], f"a.{part}": held})
-        refused(lambda path=path: opened(path, memory), named)
+        refused(lambda path=path: opened(path), named)
 
 
-def test_patterns_that_match_nothing_say_so(tmp_path, memory) -> None:
+def test_patterns_that_match_nothing_say_so(tmp_path) -> None:
     root = shards(tmp_path / "wds", count=1)
     for place, named in (
         (f"{root}/no-*.tar", "no-*.tar"),
         (f"{root}/train-{{0000..0003}}.tar", "train-0001.tar"),
         (tmp_path / "no", f"ls {tmp_path}"),
     ):
-        refused(lambda place=place: opened(place, memory), named)
+        refused(lambda place=place: opened(place), named)

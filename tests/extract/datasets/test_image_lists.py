@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from make_images import encoded, pixels, png, write_directory, write_tar, write_zip
+from opened import open_dataset
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.folder import infer
-from fedcache.extract.digests import DigestMemory
 from fedcache.tables.foreign_files import BEGIN, MARK
 from fedcache.tables.splits import SPLIT_WORDS
 
@@ -54,10 +53,10 @@ PLAIN = ("path", "label", "split", "client")
 
 
 @pytest.fixture
-def plain(tmp_path: Path, memory: DigestMemory) -> set[tuple[Any, ...]]:
+def plain(tmp_path: Path) -> set[tuple[Any, ...]]:
     root = images(tmp_path / "plain")
     (root / "list.csv").write_text(csv_text(PLAIN))
-    return facts(open_dataset(f"folder:{root / 'list.csv'}", memory=memory))
+    return facts(open_dataset(f"folder:{root / 'list.csv'}"))
 
 
 @pytest.mark.parametrize(
@@ -81,37 +80,35 @@ def plain(tmp_path: Path, memory: DigestMemory) -> set[tuple[Any, ...]]:
     ],
 )
 def test_a_list_of_images_means_the_same_however_it_is_written(
-    tmp_path: Path, memory: DigestMemory, plain: set[tuple[Any, ...]], name: str, raw: bytes
+    tmp_path: Path, plain: set[tuple[Any, ...]], name: str, raw: bytes
 ) -> None:
     root = images(tmp_path / "set")
     (root / name).write_bytes(raw)
-    assert facts(open_dataset(f"folder:{root / name}", memory=memory)) == plain
+    assert facts(open_dataset(f"folder:{root / name}")) == plain
 
 
-def test_the_column_of_paths_has_a_usual_name(
-    tmp_path: Path, memory: DigestMemory, plain: set[tuple[Any, ...]]
-) -> None:
+def test_the_column_of_paths_has_a_usual_name(tmp_path: Path, plain: set[tuple[Any, ...]]) -> None:
     root = images(tmp_path / "set")
     for name in ("image", "file_name", "FileName", "image_path", "file", "img", "id"):
         (root / "list.csv").write_text(csv_text((name, *PLAIN[1:])))
-        assert facts(open_dataset(f"folder:{root / 'list.csv'}", memory=memory)) == plain
+        assert facts(open_dataset(f"folder:{root / 'list.csv'}")) == plain
 
 
-def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path, memory: DigestMemory) -> None:
+def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path) -> None:
     root = images(tmp_path / "set")
     lines = ["client_id, sample_path, label_name, label_id"]
     lines += [f"{client}, {path}, {word}, {WORDS.index(word)}" for path, word, _, client in ROWS]
     (root / "client_data_mapping.csv").write_text("\n".join(lines))
-    data = open_dataset(f"folder:{root / 'client_data_mapping.csv'}", memory=memory)
+    data = open_dataset(f"folder:{root / 'client_data_mapping.csv'}")
     assert data.classes == tuple(WORDS)
     assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
 
 
-def test_paths_of_a_drive_are_refused(tmp_path: Path, memory: DigestMemory) -> None:
+def test_paths_of_a_drive_are_refused(tmp_path: Path) -> None:
     root = images(tmp_path / "set")
     (root / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
     with pytest.raises(UsageError, match="relative") as refused:
-        open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
+        open_dataset(f"folder:{root / 'list.csv'}")
     assert "C:" in refused.value.message
 
 
@@ -151,7 +148,6 @@ def image_folder(root: Path, *, tables: str, ending: str) -> dict[str, bytes]:
 )
 def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
     tmp_path: Path,
-    memory: DigestMemory,
     plain: set[tuple[Any, ...]],
     tables: str,
     ending: str,
@@ -166,7 +162,7 @@ def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
         write_zip(tmp_path / "z.zip", files),
         write_tar(tmp_path / "t.tar", files),
     ]
-    found = [open_dataset(f"folder:{path}", memory=memory) for path in packed]
+    found = [open_dataset(f"folder:{path}") for path in packed]
     for data in found:
         assert facts(data) == plain
         assert "not an image" not in data.reading
@@ -174,27 +170,23 @@ def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
     assert found[0].names[0].startswith("test/")
 
 
-def test_images_and_rows_without_each_other_are_counted(
-    tmp_path: Path, memory: DigestMemory
-) -> None:
+def test_images_and_rows_without_each_other_are_counted(tmp_path: Path) -> None:
     files = image_folder(tmp_path, tables="top", ending="csv")
     files["train/unlisted.png"] = png(99)
     files["metadata.csv"] += b"\ntrain/gone.png,cat,u0"
-    data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}", memory=memory)
+    data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}")
     assert len(data) == len(ROWS)
     assert "1 not listed" in data.reading
     assert "1 listed and not there" in data.reading
 
 
-def test_classes_are_folders_where_the_tables_have_none(
-    tmp_path: Path, memory: DigestMemory
-) -> None:
+def test_classes_are_folders_where_the_tables_have_none(tmp_path: Path) -> None:
     files = {
         f"{split}/{word}/{Path(path).name}": png(i) for i, (path, word, split, _) in enumerate(ROWS)
     }
     lines = [f"{split}/{word}/{Path(path).name},{client}" for path, word, split, client in ROWS]
     files["metadata.csv"] = "\n".join(["file_name,client", *lines]).encode()
-    data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}", memory=memory)
+    data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}")
     assert data.classes == tuple(WORDS)
     assert np.bincount(data.split).tolist() == [18, 6]
     assert data.groups["client"].words == ("u0", "u1", "u2", "u3", "u4")
@@ -235,7 +227,7 @@ def test_a_split_beside_other_names_is_no_class_either() -> None:
 
 @pytest.mark.parametrize(("ending", "kind"), [("jp2", "JPEG2000"), ("", "PNG")])
 def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
-    tmp_path: Path, memory: DigestMemory, ending: str, kind: str
+    tmp_path: Path, ending: str, kind: str
 ) -> None:
     root = tmp_path / "photos"
     dot = f".{ending}" if ending else ""
@@ -244,10 +236,10 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
     }
     write_directory(root, files)
     with pytest.raises(UsageError) as refused:
-        open_dataset(f"folder:{root}", memory=memory)
+        open_dataset(f"folder:{root}")
     lines = refused.value.hint.splitlines()
     assert lines[0] == BEGIN
     assert lines[-1] == f"Then:  fedcache datasets info folder:{root}"
     script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
     subprocess.run([sys.executable, "-c", script], check=True)
-    assert open_dataset(f"folder:{root}", memory=memory).classes == ("cat", "dog")
+    assert open_dataset(f"folder:{root}").classes == ("cat", "dog")

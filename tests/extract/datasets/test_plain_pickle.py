@@ -10,7 +10,8 @@ import pytest
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets.plain_pickle import StackSource, load, read_images
+from fedcache.extract.datasets.paper_index import PickledImages, load_pickle, read_images
+from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.image_files import BadImage
 
 
@@ -27,7 +28,7 @@ def test_nothing_is_run(tmp_path):
     for protocol in range(6):
         for held in (trap, {"data": [trap]}, (np.array([trap]), 0)):
             (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
-            refused(lambda: load(tmp_path / "x"), ".mkdir", code=Exit.CORRUPT)
+            refused(lambda: load_pickle(tmp_path / "x"), ".mkdir", code=Exit.CORRUPT)
             assert not (tmp_path / "sprung").exists()
 
 
@@ -35,7 +36,7 @@ def test_a_pickle_may_name_only_what_arrays_need(tmp_path):
     for name in ("builtins.eval", "os.system", "numpy.load", "numpy.core.multiarray.scalar2"):
         module, _, function = name.rpartition(".")
         (tmp_path / "x").write_bytes(f"c{module}\n{function}\n(tR.".encode())
-        refused(lambda: load(tmp_path / "x"), name, code=Exit.CORRUPT)
+        refused(lambda: load_pickle(tmp_path / "x"), name, code=Exit.CORRUPT)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -53,7 +54,7 @@ def test_plain_data_comes_back_from_every_protocol(protocol, tmp_path):
         b"raw",
     ]
     (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
-    back = load(tmp_path / "x")
+    back = load_pickle(tmp_path / "x")
     for a, b in zip(held, back, strict=True):
         assert np.array_equal(a, b)
         if isinstance(a, np.ndarray):
@@ -66,7 +67,7 @@ def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
     big = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ftU\x01btR."
     for raw in (big, b"cnumpy\nndarray\n(K\x05tR.", b"cnumpy\ndtype\n(U\x0cV99999999999tR."):
         (tmp_path / "x").write_bytes(b"\x80\x02" + raw)
-        refused(lambda: load(tmp_path / "x"), "x", code=Exit.CORRUPT)
+        refused(lambda: load_pickle(tmp_path / "x"), "x", code=Exit.CORRUPT)
 
 
 def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
@@ -76,7 +77,7 @@ def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
     }
     for code, raw in {**named, "None": b"N", "5": b"K\x05"}.items():
         (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(" + raw + b"tR.")
-        refused(lambda: load(tmp_path / "x"), f"the dtype '{code}'", code=Exit.CORRUPT)
+        refused(lambda: load_pickle(tmp_path / "x"), f"the dtype '{code}'", code=Exit.CORRUPT)
 
 
 OBJECT = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
@@ -99,7 +100,7 @@ FIELDS = (
 def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
     (tmp_path / "x").write_bytes(b"\x80\x02" + raw)
     with pytest.raises(FedcacheError, match=words):
-        load(tmp_path / "x")
+        load_pickle(tmp_path / "x")
 
 
 def test_what_is_no_pair_of_images_and_labels_is_named(tmp_path):
@@ -117,7 +118,7 @@ def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
     images = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
     for name in "ab":
         (tmp_path / name).write_bytes(pickle.dumps((images, [0, 1])))
-    source = StackSource([str(tmp_path / name) for name in "ab"], [2, 2], "")
+    source = Shards([PickledImages(tmp_path / name, "") for name in "ab"], [2, 2])
     (tmp_path / "b").write_bytes(b"no pickle")
     assert np.array_equal(source.read(1), images[1])
     with pytest.raises(BadImage, match="pickle"):
