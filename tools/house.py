@@ -204,7 +204,7 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 639_600, "tests": 554_950, "tools": 79_310}
+TOKENS = {"fedcache": 636_800, "tests": 552_000, "tools": 79_310}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
 A limit goes down when code goes, and never up: what is new replaces something. Folders of the package have no limits of
@@ -213,16 +213,16 @@ their own, because a concept may move to the folder that owns it.
 
 DENSITY = {
     "tokens a statement": 12.3,
-    "conditional expressions": 15.7,
+    "conditional expressions": 14.9,
     "tuple assignments": 0.9,
     "f-strings with logic": 16.3,
 }
 """The densest that the package may be; the last three per 1,000 statements."""
 
-COMMENTS = 1.3
+COMMENTS = 1.4
 """Comment lines in percent of the package's lines with code or a comment, at least."""
 
-FILES_RUN = {"extract": 69, "train": 114, "second train": 115, "compare": 41, "predict": 65}
+FILES_RUN = {"extract": 66, "train": 114, "second train": 115, "compare": 41, "predict": 65}
 """Most files of the package of which a command runs functions."""
 
 LAYOUT = {
