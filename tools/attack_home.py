@@ -69,105 +69,50 @@ DETECTED = {
     Exit.ENVIRONMENT,
     Exit.FEDERATED,
 }
-IID = ("--scheme", "iid", "--clients", "3")
-NOISE = ("--dp-clip", "1", "--dp-noise", "2")
+
+
+def words_of(line: str) -> tuple[str, ...]:
+    """The words of a command line."""
+    return tuple(line.split())
+
+
+IID = words_of("--scheme iid --clients 3")
+NOISE = words_of("--dp-clip 1 --dp-noise 2")
 REAL = (
-    "train",
-    "--method",
-    "fedavg",
-    "-b",
-    "random-projection:16",
+    *words_of("train --method fedavg -b random-projection:16"),
     *IID,
     *NOISE,
-    "--dp-allow",
-    "evaluation",
+    *words_of("--dp-allow evaluation"),
 )
 SIMULATED = (
-    "train",
-    "--method",
-    "fedprox",
-    "-b",
-    "random-projection:16",
+    *words_of("train --method fedprox -b random-projection:16"),
     *IID,
     *NOISE,
-    "--dp-seed",
-    "3",
+    *words_of("--dp-seed 3"),
 )
 PRIVATE = (*REAL, "--rounds", "2")
 PRIVATE_STOPPED = (*REAL, "--rounds", "4", "--seeds", "0,1")
 SIMULATED_STOPPED = (*SIMULATED, "--rounds", "4", "--seeds", "0,1")
 SEARCH = (
-    "grid",
-    "--method",
-    "fedavg",
-    "--sampler",
-    "optuna",
-    "--trials",
-    "3",
-    "--pruner",
-    "median",
-    "--sweep",
-    "lr=0.1,0.01,0.001",
-    "--eval-every",
-    "1",
-    "--validation",
-    "0.4",
-    "--rounds",
-    "2",
-    "-b",
-    "random-projection:16",
+    *words_of(
+        "grid --method fedavg --sampler optuna --trials 3 --pruner median --sweep lr=0.1,0.01,0.001"
+    ),
+    *words_of("--eval-every 1 --validation 0.4 --rounds 2 -b random-projection:16"),
     *IID,
 )
-MANY_CLIENTS = (
-    "train",
-    "--method",
-    "fedavg",
-    "--rounds",
-    "1",
-    "-b",
-    "random-projection:16",
-    "-p",
-    "even",
-)
+MANY_CLIENTS = words_of("train --method fedavg --rounds 1 -b random-projection:16 -p even")
 GRID = (
-    "grid",
-    "--method",
-    "fedavg",
-    "--sweep",
-    "lr=0.1,0.01",
-    "--rounds",
-    "3",
-    "-b",
-    "random-projection:16",
+    *words_of("grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 -b random-projection:16"),
     *IID,
 )
 STOPPED = (
-    "train",
-    "--method",
-    "fedavg",
-    "--rounds",
-    "5",
-    "--seeds",
-    "0,1,2",
-    "-b",
-    "random-projection:16",
+    *words_of("train --method fedavg --rounds 5 --seeds 0,1,2 -b random-projection:16"),
     *IID,
 )
 FINISHED = (
-    (
-        "train",
-        "--method",
-        "fedrep",
-        "--rounds",
-        "2",
-        "--seeds",
-        "0,1",
-        "-b",
-        "random-projection:16",
-        *IID,
-    ),
-    ("train", "--method", "fed3r", "-b", "random-projection:32", "-p", "uneven"),
-    ("train", "--method", "clip-zs", "-b", "glyph-clip", *IID),
+    (*words_of("train --method fedrep --rounds 2 --seeds 0,1 -b random-projection:16"), *IID),
+    words_of("train --method fed3r -b random-projection:32 -p uneven"),
+    (*words_of("train --method clip-zs -b glyph-clip"), *IID),
     (*SIMULATED, "--rounds", "2"),
 )
 NAMES = "flower/server-8000/names.json"
@@ -291,18 +236,8 @@ def tell(root: Path) -> Story:
     story = Story(root)
     watched(story)
     images = folder(root / "images", train=5, test=3)
-    extract = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--workers",
-        "0",
-        "--chunk-rows",
-        "8",
-        "--batch",
-        "8",
-        "-b",
-    )
+    options = words_of("--workers 0 --chunk-rows 8 --batch 8 -b")
+    extract = ("extract", "--dataset", f"folder:{images}", *options)
     ok(*extract, "random-projection:16")
     story.note()
     ok(*extract, "random-projection:16,random-projection:32,glyph-clip")

@@ -32,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -55,30 +55,12 @@ Figures = dict[str, Any]
 # --- The package: all that this file knows of it. A commit that renames something of this adds the new name here, and
 # --- leaves the old one, so that the same file records both sides. Everything else goes by ``import fedcache as fc``.
 
-OLD_WORDS = {SEQUENTIAL: "loop", BATCHED: "stack", GRAM: "dual", AUTO: "auto"}
-NEW_WORDS = {old: new for new, old in OLD_WORDS.items()}
-
 
 def methods() -> Mapping[str, Any]:
     """Every method by its name; each a frozen dataclass with ``name, hparams, needs, fit``."""
     from fedcache.federate.methods import METHODS
 
     return METHODS
-
-
-def execution_option(word: str) -> dict[str, str]:
-    """The option of ``fc.train`` that asks for an execution; ``lift=loop`` before it was ``execution=sequential``."""
-    from fedcache.config import TrainConfig
-
-    if "execution" in {f.name for f in fields(TrainConfig)}:
-        return {"execution": word}
-    return {"lift": OLD_WORDS[word]}
-
-
-def execution_used(result: Mapping[str, Any]) -> str:
-    """The execution that a result names, in the new words."""
-    word = str(result.get("execution", result.get("lift")))
-    return NEW_WORDS.get(word, word)
 
 
 @contextmanager
@@ -579,7 +561,7 @@ def figures_of_run(run: Any) -> Figures:
     return {
         **dict(flat(result)),
         **dict(flat([json.loads(line) for line in lines], "rounds_jsonl")),
-        "execution": execution_used(run.result),
+        "execution": run.result["execution"],
     }
 
 
@@ -618,7 +600,7 @@ def trained(case: Case, stage: Stage) -> Figures:
         "eval_every": 1,
         "device": "cpu",
     }
-    options |= execution_option(case.execution)
+    options["execution"] = case.execution
     reads = {f"{k}={v}" for k, v in case.settings.items()}
     if of_images(method) or reads & {"encoder=conv", "encoder=resnet50"}:
         store = stage.pictures

@@ -979,8 +979,8 @@ rejected and its site named. If it cannot, a singular system ends the run with e
 If more than half of the sites of a round send unsound uploads, and sent sound ones in the round before, the model is
 the cause. The run then ends with exit 7, and no site is blamed.
 
-Accuracy with one of six sites lying, on scikit-learn's digits, measured with `tools/lying_sites.py` of commit 5ee6bd21. A star marks runs in which the site was
-rejected and named. Every number that is no count is multiplied by the factor in the head of the column.
+Accuracy on scikit-learn's digits if one of six sites lies (`python tools/lying_sites.py` prints the tables). A star marks
+runs in which the site was rejected and named. Every number that is no count is multiplied by the factor in the head of the column.
 
 `--set feat_post=none`
 

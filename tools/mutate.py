@@ -5,12 +5,13 @@
 A line that can be changed without a failing test is a promise nobody keeps. Places are drawn by lines, so a long module
 gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only tests
 that execute the changed line run there, until the first failure: first as many as fit into ``--budget`` seconds, and
-where none of these fails the others, within ``--more``. What executes what is measured once per test file and kept in a
-cache as long as neither the test file nor any module it runs has changed. What no test executes survives too.
+where none of these fails the others, within ``MORE`` seconds. What executes what is measured
+once per test file and kept in a cache as long as neither the test file nor any module it runs has changed. What no test
+executes survives too.
 
 A survivor is looked at by a person: it gets a test, or, where the change makes no difference that a promise speaks of,
 an entry in ``tools/mutants-equivalent.toml`` with the reason; such changes are not drawn again. Prints the share that
-was noticed, and exits 1 if it is below ``--least``. ``--at FILE:LINE`` tries all changes of a line instead.
+was noticed, and exits 1 if it is below ``LEAST``. ``--at FILE:LINE`` tries all changes of a line instead.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ from mutants import Mutant, mutants_of  # noqa: E402
 from mutate_watch import DATA, SOURCE, TESTS  # noqa: E402
 
 OPTIONAL = ("*/engines/*", "*/flower/*", "*/commands/flower.py", "*/ray_*.py")
-"""Modules of optional engines: their tests start real clusters, which the default marks leave out."""
+"""Modules of optional engines: their tests start real clusters, which ``MARKS`` leaves out."""
+MORE = 300.0
+"""Seconds of further tests for a mutant that survives its first ones."""
+LEAST = 0.85
+"""Share of mutants that must be noticed."""
 MARKS = "not slow and not durability and not browser and not engines"
 LEFT_OUT = (
     ".git",
@@ -239,9 +244,7 @@ class Map:
         return [test for _, _, test in sorted(rows)]
 
 
-def measure(
-    copies: Copies, package: str, cache: Path, chosen: Sequence[str], marks: str, jobs: int
-) -> Map:
+def measure(copies: Copies, package: str, cache: Path, jobs: int) -> Map:
     """What every test file executes: from the cache, or by running it."""
     root = copies.first
     files = sorted(
@@ -254,10 +257,9 @@ def measure(
         for p in sorted((root / "tests").rglob("*.py"))
         if p.relative_to(root).as_posix() not in files
     ]
-    common = hashlib.sha256(repr((sys.version, marks, package)).encode())
+    common = hashlib.sha256(repr((sys.version, MARKS, package)).encode())
     for path in helpers:
         common.update(path.read_bytes())
-    wanted = [f for f in files if not chosen or any(fnmatch.fnmatch(f, g) for g in chosen)]
     cache.mkdir(parents=True, exist_ok=True)
 
     def one(file: str) -> TestFile:
@@ -271,7 +273,7 @@ def measure(
                 return _read(stored)
         begun = time.monotonic()
         with copies.one() as tree:
-            tests, lines, said = _watched(copies, tree, file, package, marks)
+            tests, lines, said = _watched(copies, tree, file, package)
         print(
             f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{said}",
             flush=True,
@@ -292,7 +294,7 @@ def measure(
         return _read(stored)
 
     with ThreadPoolExecutor(jobs) as pool:
-        return Map(list(pool.map(one, wanted)))
+        return Map(list(pool.map(one, files)))
 
 
 def _digest(path: Path) -> str:
@@ -310,7 +312,7 @@ def _read(stored: dict[str, Any]) -> TestFile:
 
 
 def _watched(
-    copies: Copies, tree: Path, file: str, package: str, marks: str
+    copies: Copies, tree: Path, file: str, package: str
 ) -> tuple[list[tuple[str, float]], dict[str, dict[int, int]], str]:
     """Tests with their seconds, lines with the bits of the tests, and what went wrong."""
     from coverage import CoverageData
@@ -319,7 +321,7 @@ def _watched(
     with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
         told = Path(folder) / "tests.json"
         env = {DATA: f"{folder}/data", SOURCE: str(tree / package), TESTS: str(told)}
-        status, said = copies.pytest(tree, ["-p", "mutate_watch", "-m", marks, file], 3600, **env)
+        status, said = copies.pytest(tree, ["-p", "mutate_watch", "-m", MARKS, file], 3600, **env)
         if not told.is_file():
             sys.exit(f"{file} could not be measured: {said.strip()[-500:]}")
         known = json.loads(told.read_text(encoding="utf-8"))
@@ -605,25 +607,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--at", metavar="FILE:LINE", default="", help="all mutants of this line instead of a draw"
     )
-    parser.add_argument(
-        "--tests", nargs="+", metavar="GLOB", default=[], help="test files to look at; default all"
-    )
-    parser.add_argument("--marks", default=MARKS, help="tests to look at, as pytest -m")
-    parser.add_argument(
-        "--optional", action="store_true", help="also modules of the optional engines"
-    )
     parser.add_argument("--budget", type=float, default=90, help="seconds of tests per mutant")
-    parser.add_argument(
-        "--more", type=float, default=300, help="more seconds of tests for one that survives these"
-    )
     parser.add_argument("--jobs", type=int, default=2, help="copies that work at the same time")
-    parser.add_argument("--least", type=float, default=0.85, help="share that must be noticed")
     parser.add_argument("--report", type=Path, help="Markdown file with every mutant")
     parser.add_argument("--root", type=Path, default=TOOLS.parent, help="the repository")
     parser.add_argument("--package", default="fedcache", help="its package")
-    parser.add_argument(
-        "--equivalent", type=Path, help="default: tools/mutants-equivalent.toml of the repository"
-    )
     parser.add_argument(
         "--cache", type=Path, help="folder for what tests execute; default: the user's cache"
     )
@@ -634,7 +622,7 @@ def main(words: Sequence[str] | None = None) -> int:
     at_home = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mutate" / o.package
     )
-    listed = accepted_rows(o.equivalent or root / "tools" / "mutants-equivalent.toml")
+    listed = accepted_rows(root / "tools" / "mutants-equivalent.toml")
     equivalent = {(r["file"], r["where"], r["before"], r["after"]) for r in listed if r["why"]}
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         copies = Copies(root, Path(folder), o.jobs)
@@ -649,12 +637,12 @@ def main(words: Sequence[str] | None = None) -> int:
             n: s
             for n, s in sources.items()
             if (not o.paths or any(fnmatch.fnmatch(n, g) for g in o.paths))
-            and (o.optional or not any(fnmatch.fnmatch(n, g) for g in OPTIONAL))
+            and not any(fnmatch.fnmatch(n, g) for g in OPTIONAL)
         }
         mutants = draw(sources if o.at else inside, equivalent, o.count, seed, o.at)
         if not mutants:
             parser.error("There is nothing to change in these modules.")
-        known = measure(copies, o.package, o.cache or at_home, o.tests, o.marks, o.jobs)
+        known = measure(copies, o.package, o.cache or at_home, o.jobs)
         if o.only_measure:
             return 0
         tests = {
@@ -669,7 +657,7 @@ def main(words: Sequence[str] | None = None) -> int:
             source = sources[mutant.file]
             v = judge(copies, mutant, source, chosen, o.budget)
             if not v.noticed and (left_out := [t for t in chosen if t[0] not in set(v.ran)]):
-                again = judge(copies, mutant, source, left_out, o.more)
+                again = judge(copies, mutant, source, left_out, MORE)
                 v = replace(
                     again,
                     ran=[*v.ran, *again.ran],
@@ -689,7 +677,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(head)
     if o.report:
         o.report.write_text(table(verdicts, head), encoding="utf-8")
-    return int(share < o.least)
+    return int(share < LEAST)
 
 
 if __name__ == "__main__":

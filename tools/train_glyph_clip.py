@@ -245,6 +245,9 @@ def save(model: nn.Module, names: tuple[str, ...], out: Path) -> None:
     )
 
 
+SEED = 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -255,20 +258,13 @@ def main() -> None:
     parser.add_argument(
         "--packages", action="store_true", help="print the Debian packages of the fonts, and stop"
     )
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--threads", type=int, default=1, help="of torch; another number gives other last bits"
-    )
     options = parser.parse_args()
     if options.packages:
         print(" ".join(PACKAGES))
         return
     if options.out is None or not options.out.is_dir():
         parser.error(f"--out {options.out} is not a folder")
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)  # another number gives other last bits
     torch.use_deterministic_algorithms(True)
     try:
         glyphs = render(font_files(list(PACKAGES)))
@@ -279,17 +275,17 @@ def main() -> None:
         f"{len(glyphs.names)} fonts of {len(glyphs.family.unique())} families, {int(held.sum())} fonts held out"
     )
     print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), seed {options.seed}",
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), seed {SEED}",
         flush=True,
     )
     model = train(
         glyphs.take(~held),
-        steps=options.steps,
-        batch=options.batch,
-        lr=options.lr,
-        seed=options.seed,
+        steps=900,
+        batch=256,
+        lr=2e-3,
+        seed=SEED,
     )
-    report(model, glyphs.take(held), options.seed)
+    report(model, glyphs.take(held), SEED)
     save(model, glyphs.names, options.out)
     print(f"{time.process_time() / 60:.1f} CPU minutes in all")
 

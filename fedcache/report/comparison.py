@@ -1100,7 +1100,7 @@ def rows_of_run(
 ) -> tuple[int, float, float] | None:
     """Test rows of a run, and the interval over them of its accuracy with models of clients; None without.
 
-    accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2): row r adds a_r to the accuracy and has the weight w_r.
+    accuracy -+ z sqrt(R / (R - 1) sum_r (a_r - accuracy w_r)^2). Row r has the weight w_r and adds a_r to the accuracy.
 
     Args:
         run: of one seed, or of several that give the same.

@@ -1,7 +1,7 @@
 """Runs on disk: one directory per digest of everything that determines the result, except the seeds.
 
-A seed is the unit that is stored: ``seed-N.json`` holds what seed N gave, and ``result.json`` is made from all seeds in
-the directory. So a run that is trained with more seeds trains only those that are missing.
+Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and ``result.json`` is made from all seeds
+in the directory. A command with more seeds trains only the missing ones.
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
 measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.

@@ -1098,29 +1098,23 @@ def _open_point(
 ) -> OpenRun:
     """The run of a point: the one trained alone if some seeds of it are there, else the one trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-    alone = open_run(
-        inputs,
-        spec,
-        runs,
-        fresh=fresh,
-        observer=observer,
-        position=point.position,
-        kept=kept,
-        stop=stop,
-    )
+
+    def opened(resolved: ResolvedRun) -> OpenRun:
+        return open_run(
+            inputs,
+            resolved,
+            runs,
+            fresh=fresh,
+            observer=observer,
+            position=point.position,
+            kept=kept,
+            stop=stop,
+        )
+
+    alone = opened(spec)
     alone.kept.check_clients([c.name for c in inputs.clients])
     if alone.stored is not None:
         note_stored(alone.stored, notes)
     if alone.earlier:
         return alone
-    spec = replace(spec, together=True)
-    return open_run(
-        inputs,
-        spec,
-        runs,
-        fresh=fresh,
-        observer=observer,
-        position=point.position,
-        kept=kept,
-        stop=stop,
-    )
+    return opened(replace(spec, together=True))

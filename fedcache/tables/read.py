@@ -56,17 +56,28 @@ def read_columns(path: Path, features: Sequence[str] = ()) -> Found:
         return READERS[ending_of(path)](path)
 
 
+UNKNOWN_NPY = "another version of numpy's format"
+
+
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
+    """Shape, whether columns follow each other, and dtype of a ``.npy`` file, read up to its first row.
+
+    None for a version of the format that is not known here. Raises ValueError for a damaged header.
+    """
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(np.lib.format.read_magic(file))
+    return None if read is None else read(file)
+
+
 def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], size: int) -> Any:
     """An array in numpy's own format, ``size`` bytes with its header; matrices of floats stay where they are."""
     with opened() as file:
-        version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read is None:
-            return Unread((), f"format {version}", "an array of a kind of its own")
-        shape, fortran, dtype = read(file)
+        header = npy_header(file)
+        if header is None:
+            return Unread((), UNKNOWN_NPY, "an array of a kind of its own")
+        shape, fortran, dtype = header
         start = file.tell()
         if dtype.hasobject:
             return _objects(shape, file)

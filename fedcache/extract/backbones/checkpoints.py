@@ -384,7 +384,7 @@ def weights_in(
         for name, tensor in module.state_dict().items()
         if not name.startswith(ignore) and not name.endswith("num_batches_tracked")
     }
-    # By prefix: tensors of the model that have a name after it, and those that have the shape too.
+    # For each prefix: how many tensors of the model have the rest of the name, and how many also the shape.
     named: Counter[str] = Counter({"": 0})
     fitting: Counter[str] = Counter()
     for name, tensor in state.items():

@@ -104,7 +104,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     if kind == HELD:
         raise UsageError(
             f"{spec!r} are images that a program held; where they come from is not known.",
-            "fc.extract(images, ...)   with the same images goes on; --dataset names others",
+            "fc.extract(images, ...) with the same images resumes it; --dataset names another dataset",
         )
     if spec and spec not in READERS and Path(spec).expanduser().exists():
         raise UsageError(

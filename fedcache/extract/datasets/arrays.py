@@ -44,7 +44,7 @@ from fedcache.extract.inputs import IMAGES
 from fedcache.optional import need_h5py
 from fedcache.tables.foreign_files import ONE_OBJECT, clients_of, pickled_dict, refuse_client_images
 from fedcache.tables.plain_pickle import load_plain
-from fedcache.tables.read import h5_class_names, h5_items
+from fedcache.tables.read import UNKNOWN_NPY, h5_class_names, h5_items, npy_header
 from fedcache.tables.roles import CLASS_NAMES, find_column, words_in
 from fedcache.tables.splits import NO_SPLIT, by_split, refuse_one_split
 from fedcache.tables.words import Column, Unread, as_column, explain_damage, refuse_empty
@@ -68,7 +68,7 @@ class FileArray:
     def column(self, where: str) -> NDArray[Any]:
         """The whole of a column of numbers or words.
 
-        Raises UsageError for objects that are no words or numbers, of which nothing is run, and a column of gigabytes.
+        Raises UsageError for a column of gigabytes, and for objects (not words or numbers), whose code never runs.
         """
         if math.prod(self.shape) * self.dtype.itemsize > MOST_COLUMN:
             raise UsageError(
@@ -110,14 +110,10 @@ def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
 
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the rows begin, of numpy's own format of ``size`` bytes; -1 has no rows."""
-    version = np.lib.format.read_magic(file)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read is None:
-        raise ValueError(f"version {version} of numpy's format")
-    shape, fortran, dtype = read(file)
+    header = npy_header(file)
+    if header is None:
+        raise ValueError(UNKNOWN_NPY)
+    shape, fortran, dtype = header
     start = file.tell()
     if not dtype.hasobject and start + math.prod(shape) * dtype.itemsize > size:
         raise ValueError(

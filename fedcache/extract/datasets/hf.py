@@ -414,12 +414,12 @@ class ParquetRows(Reopened):
     ) -> None:
         self.path = path
         self.stamp = stamp
-        self.column = column  # of bytes, or of {bytes, path}, of which the bytes are read
+        self.column = column  # holds bytes, or {bytes, path}; the bytes are read
         self.groups = groups  # rows of each row group
         self._starts = np.cumsum([0, *groups])
         self._lock = threading.Lock()
         self._file: Any = None
-        self._batches: Any = None  # those that follow, of row group ``_group``
+        self._batches: Any = None  # the next batches of row group ``_group``
         self._group, self._at = -1, 0  # ``_at`` is the first row that they hold
         self._kept: list[tuple[int, Any]] = []  # (first row, values)
         self._broken: dict[int, int] = {}  # row group -> first row that could not be read
