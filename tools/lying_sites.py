@@ -9,6 +9,7 @@ means of the first hundred rows.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "federate" / "engines")]
@@ -81,7 +81,7 @@ def sites(place: Path) -> Path:
 
 def main() -> None:
     """Measure and print."""
-    torch.set_num_threads(1)
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FEDCACHE_HOME"] = str(Path(folder) / "home")
         from test_lying_sites import HUGE, LIES, accuracy, run_of
