@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "federate" / "engines")]
+sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "tests/federate/engines")]
 
 TRAINED = ("fedavg", "fednova", "feddyn", "scaffold", "fedadam")
 METHODS = (
