@@ -19,6 +19,7 @@ from shlex import split
 import numpy as np
 import pytest
 from command import apart, environment, start
+from draws import one_of_each
 from pictures import folder
 from toy_store import content
 
@@ -141,8 +142,18 @@ def in_session(number: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("backbone", ["pixels", "efficientnet-lite0"])
+@pytest.mark.parametrize(
+    ("backbone", "number"),
+    one_of_each(
+        [
+            ("pixels", signal.SIGTERM),
+            ("efficientnet-lite0", signal.SIGINT),
+            ("pixels", signal.SIGINT),
+            ("efficientnet-lite0", signal.SIGTERM),
+        ],
+        kind=lambda pair: pair[0],
+    ),
+)
 def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(
     tmp_path, home, cases, backbone, number
 ):

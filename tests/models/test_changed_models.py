@@ -46,7 +46,7 @@ METHODS: dict[str, tuple[object, ...]] = {
     "live encoders": ("promptfl", "--rounds", 1, "--backbones", "glyph-clip"),
     "images": ("fedavg-scratch", "--rounds", 1, "--backbones", "pixels"),
 }
-EACH = {"live encoders": 7, "images": 16}
+EACH = {"live encoders": 7, "images": 48}
 """Every so many changes are tried of models that take long to score, and every third of the others."""
 
 
