@@ -121,7 +121,8 @@ def extracted_later(path: Path) -> Path | None:
 
 def _last_extraction(store: Store) -> float:
     events, _ = read_history(store.path)
-    return max((float(e["time"]) for e in events if e.get("event") == "extract"), default=0.0)
+    times = [float(e["time"]) for e in events if e.get("event") in ("extract", "join")]
+    return max(times, default=0.0)
 
 
 def finished_stores(home: Home) -> list[Store]:

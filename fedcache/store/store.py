@@ -46,6 +46,7 @@ from fedcache.store.manifest import (
     write_partition,
     write_text,
 )
+from fedcache.store.part import refuse_part
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
     INGESTED,
@@ -80,13 +81,15 @@ class Store:
         return f"Store({self.dataset['slug']}: {self.rows_ok:,} of {self.rows:,} images, {arrays}, {self.path})"
 
     @classmethod
-    def open(cls, path: Path | str) -> Store:
-        """Open a store.
+    def open(cls, path: Path | str, *, part: bool = False) -> Store:
+        """Open a store; also part i of n of one where ``part`` says so.
 
         Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store.
         """
         place = Path(path)
         manifest = read_manifest(place)
+        if not part:
+            refuse_part(place, manifest.dataset)
         if forgotten_arrays(place, manifest):
             # another process may have finished an array between the two looks
             manifest = read_manifest(place)
