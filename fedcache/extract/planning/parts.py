@@ -50,7 +50,7 @@ def parse_part(text: str, observer: Observer) -> StorePart:
 
 
 def _said_by(environment: Mapping[str, str]) -> dict[str, StorePart]:
-    """The part that each kind of variables says, by the variables in words. Raises UsageError for values without sense."""
+    """The part that each kind of variables says, by the variables in words. Raises UsageError for nonsense."""
     said = {}
     if SLURM in environment:
         numbers = {
