@@ -124,11 +124,12 @@ def extract(
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
         if part is not None:
+            place = place_of_part(part, path)
             if done is not None:
                 observer.note(f"{path.name} has all of the dataset: {part} is not needed.")
             elif not fresh:
                 done = finished(
-                    place_of_part(part, path),
+                    place,
                     known[1],
                     planned,
                     config,

@@ -95,16 +95,21 @@ def test_parts_of_small_chunks_and_more_parts_than_chunks(images: Path, tmp_path
 
 
 class StopAfter(Silent):
-    """Asks to stop after so many images."""
+    """Asks to stop once so many images were extracted."""
 
     def __init__(self, images: int) -> None:
         self.left = images
-        self.stop = Stop()
+        self.flag = Stop()
+        self.what = ""
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        self.what = what
 
     def advance(self, units: int) -> None:
-        self.left -= units
+        if self.what == "extracting":
+            self.left -= units
         if self.left <= 0:
-            self.stop.ask()
+            self.flag.ask()
 
 
 @pytest.mark.slow
@@ -129,7 +134,7 @@ def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
         for _ in range(2):
             observer = StopAfter(4)
             with pytest.raises(FedcacheError) as caught:
-                extraction.extract(config, home, observer=observer, stop=observer.stop)
+                extraction.extract(config, home, observer=observer, stop=observer.flag)
             assert caught.value.code is Exit.INTERRUPTED
             (begun,) = home.stores.glob("*.zarr")
             refused = joined([*made, begun], tmp_path / "early.zarr")
@@ -191,7 +196,11 @@ def test_a_changed_dataset_is_computed_in_full_by_parts(images: Path, tmp_path: 
 @pytest.mark.slow
 def test_a_part_is_never_a_store(images: Path, tmp_path: Path) -> None:
     (first,) = parts(images, tmp_path / "home" / "stores" / "x.zarr", 1)
-    for line in ("train --method fedavg --store", "export f.npz --store", "partition --store"):
+    for line in (
+        "train --method fedavg --store",
+        "export f.npz --store",
+        "partition --scheme iid --store",
+    ):
         refused = fedcache(line, first, "--json")
         assert refused.code == Exit.STORE, line
         assert "part 1 of 1" in refused.envelope["error"]["message"]
@@ -208,7 +217,7 @@ def test_a_part_is_never_a_store(images: Path, tmp_path: Path) -> None:
     assert fedcache("verify", first).code == 0
     assert fedcache("inspect").code == Exit.STORE  # the last extraction is none
     assert "(part 1 of 1)" in fedcache("inspect").err
-    assert fedcache("train --method fedavg").code == Exit.STORE
+    assert fedcache("train --method fedavg --no-extract").code == Exit.STORE
     ok("gc", "--delete")
     assert joined([first], tmp_path / "out.zarr").code == 0
 
@@ -317,7 +326,7 @@ def test_an_interrupted_join_goes_on(
     monkeypatch.setattr(ArrayWriter, "adopt", until_the_third)
     assert joined(made, out).code == Exit.INTERRUPTED
     assert Store.open(out).arrays == {}
-    assert fedcache("train --method fedavg --store", out).code == Exit.STORE
+    assert fedcache("train --method fedavg --no-extract --store", out).code == Exit.STORE
     monkeypatch.setattr(
         ArrayWriter, "adopt", lambda s, c, *rest: taken.append(c) or adopt(s, c, *rest)
     )
@@ -326,6 +335,7 @@ def test_an_interrupted_join_goes_on(
     assert content(out) == content(whole)
 
 
+@pytest.mark.slow
 def test_too_many_unreadable_images_of_all_parts_together_are_refused(
     images: Path, tmp_path: Path
 ) -> None:
@@ -434,6 +444,7 @@ def test_variables_of_a_job_mean_nothing_without_the_option(
     assert (done.data["part"], done.data["decoded"]) == (None, 48)
 
 
+@pytest.mark.slow
 def test_a_second_process_is_told_of_parts(images: Path, tmp_path: Path) -> None:
     done = ok(f"extract --dataset folder:{images} {SMALL} --part 1/2")
     place = Path(done.data["path"])
