@@ -545,8 +545,8 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
             "Choose another place, or remove what is there.",
         )
     if part_of(found.dataset) != part_of(dataset):
-        there = part_of(found.dataset) or "a whole store"
-        wanted = part_of(dataset) or "a whole store"
+        there = str(part_of(found.dataset) or "a whole store")
+        wanted = str(part_of(dataset) or "a whole store")
         raise StoreError(
             f"{path} holds {there}, not {wanted}.",
             "Choose another place, or remove what is there.",

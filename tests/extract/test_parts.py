@@ -217,7 +217,9 @@ def test_a_part_is_never_a_store(images: Path, tmp_path: Path) -> None:
     assert fedcache("verify", first).code == 0
     assert fedcache("inspect").code == Exit.STORE  # the last extraction is none
     assert "(part 1 of 1)" in fedcache("inspect").err
-    assert fedcache("train --method fedavg --no-extract").code == Exit.STORE
+    # Nothing that was extracted is passed over for the dataset of a home without any.
+    assert fedcache("train --method fedavg").code == Exit.STORE
+    assert fedcache(f"extract {SMALL} --part 2/2").code == Exit.USAGE
     ok("gc", "--delete")
     assert joined([first], tmp_path / "out.zarr").code == 0
 
