@@ -93,11 +93,11 @@ def ls(
                 "groups": counts,
                 "partitions": partitions,
                 "bytes": size,
-                "part": None if part is None else [part.number, part.of],
             }
         )
         held_rows = f"{store.rows_ok:,} of {store.rows:,}"
         if part is not None:
+            entries[-1]["part"] = [part.number, part.of]
             covered, bad = rows_of_part(store)
             held_rows = f"{covered - len(bad):,} of {store.rows:,}, {part}"
         held = (
@@ -212,6 +212,7 @@ def inspect(
         part=True,
     )
     part = part_of(opened.dataset)
+    infos = finished_arrays(opened)
     samples = opened.samples
     codes = enumerate(("train", "test", "validation"))
     splits = {
@@ -219,7 +220,7 @@ def inspect(
     }
     listed = opened.quarantined()
     if part is not None:
-        _, listed = rows_of_part(opened)
+        covered, listed = rows_of_part(opened)
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
     arrays: list[dict[str, Any]] = [
@@ -233,9 +234,9 @@ def inspect(
             "recipe": info.recipe,
             "how": info.how,
         }
-        for key, info in sorted(finished_arrays(opened).items())
+        for key, info in infos.items()
     ]
-    unfinished = [u for u in opened.unfinished() if u["name"] not in finished_arrays(opened)]
+    unfinished = [u for u in opened.unfinished() if u["name"] not in infos]
     counts = _group_counts(opened, observer)
     data = {
         "path": str(opened.path),
@@ -249,13 +250,12 @@ def inspect(
         "bad": bad,
         "arrays": arrays,
         "unfinished": unfinished,
-        "part": None if part is None else [part.number, part.of],
         "groups": counts,
         "text": sorted(opened.texts),
         "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
         "partitions": sorted(opened.partitions),
     }
-    holds = held_by(array.recipe for array in opened.arrays.values())
+    holds = held_by(info.recipe for info in infos.values())
     classes = [visible(name) for name in samples.classes[:12]]
     more = ""
     if len(samples.classes) > 12:
@@ -268,7 +268,7 @@ def inspect(
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
     if part is not None:
-        covered, _ = rows_of_part(opened)
+        data["part"] = [part.number, part.of]
         lines.insert(
             1,
             f"part        {part.number} of {part.of}: {covered:,} rows; {join_command(opened.path)}",

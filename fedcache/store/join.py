@@ -124,7 +124,7 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
             raise StoreError(
                 f"{other.path} is {other.part}, and {first.path} is {first.part}.",
                 "Compute all parts of one division:  "
-                f"fedcache extract --part {other.part.number}/{first.part.of}   and so on",
+                f"fedcache extract --part {shell_word(first.part.option)}   and so on",
             )
         if other.store.content != first.store.content:
             raise StoreError(
@@ -142,12 +142,13 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
     missing = [number for number in range(1, first.part.of + 1) if number not in numbers]
     if missing:
         listed = ", ".join(map(str, missing[:10]))
+        lacking = StorePart(missing[0], first.part.of)
         more = ""
         if len(missing) > 10:
             more = f" and {len(missing) - 10:,} more"
         raise StoreError(
             f"{len(missing)} of {first.part.of} parts are missing: {listed}{more}.",
-            f"Give their folders too, or compute them:  fedcache extract --part {missing[0]}/{first.part.of}   "
+            f"Give their folders too, or compute them:  fedcache extract --part {shell_word(lacking.option)}   "
             "with --dataset and the options of the others",
         )
     found.sort(key=lambda one: one.part.number)
@@ -178,7 +179,7 @@ def _data_of(one: OpenPart) -> str:
 def _check_arrays(other: OpenPart, first: OpenPart) -> None:
     """Refuse a part whose arrays are unfinished, or are not those of the first. Raises StoreError."""
     whole = finished_arrays(other.store)
-    again = f"fedcache extract --part {other.part.number}/{other.part.of}"
+    again = f"fedcache extract --part {shell_word(other.part.option)}"
     for key, journal in other.begun.items():
         if key not in whole:
             kept = len(journal.chunks)
@@ -338,5 +339,5 @@ def _damaged(one: OpenPart, key: str, chunk: int, error: Exception) -> FedcacheE
     return CorruptionError(
         f"{one.path} ({one.part}) is damaged: chunk {chunk} of {key}: {why}",
         "Its extract command makes what is damaged again:  "
-        f"fedcache extract --part {one.part.number}/{one.part.of}   with its other options; then join again",
+        f"fedcache extract --part {shell_word(one.part.option)}   with its other options; then join again",
     )

@@ -31,6 +31,11 @@ class StorePart:
     def __str__(self) -> str:
         return f"part {self.number} of {self.of}"
 
+    @property
+    def option(self) -> str:
+        """The value of ``--part`` that means it."""
+        return f"{self.number}/{self.of}"
+
     def chunks(self, count: int) -> range:
         """The numbers of this part's chunks, of an array of ``count``; none where there are more parts than chunks."""
         return range(count * (self.number - 1) // self.of, count * self.number // self.of)
@@ -67,7 +72,7 @@ def join_command(path: Path) -> str:
     # The star is for the shell, so it is not quoted.
     stem = shell_word(path.with_name(found[1]))
     whole = shell_word(path.with_name(f"{found[1]}.zarr"))
-    return f"fedcache join {stem}.part-*-of-{found[3]}.zarr -o {whole}"
+    return " ".join(["fedcache", "join", f"{stem}.part-*-of-{found[3]}.zarr", "-o", whole])
 
 
 def refuse_part(path: Path, dataset: Mapping[str, Any]) -> None:

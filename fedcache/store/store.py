@@ -46,7 +46,7 @@ from fedcache.store.manifest import (
     write_partition,
     write_text,
 )
-from fedcache.store.part import refuse_part
+from fedcache.store.part import part_of, refuse_part
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
     INGESTED,
@@ -273,8 +273,13 @@ class Store:
                 self.__dict__.pop("samples", None)
 
     def unfinished(self) -> list[dict[str, Any]]:
-        """Arrays in flight: name, chunks kept, chunks in all."""
-        return unfinished_arrays(self.path, self._manifest.arrays)
+        """Arrays in flight: name, chunks kept, chunks in all; those of a part also when it has all of its chunks."""
+        found = unfinished_arrays(self.path, self._manifest.arrays)
+        part = part_of(self.dataset)
+        if part is not None:
+            for array in found:
+                array["chunks"] = len(part.chunks(array["chunks"]))
+        return found
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
