@@ -158,11 +158,12 @@ def extract(
     if part is not None:
         path = place_of_part(part, path)
     if dry_run:
-        planned_work = estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
+        alone = fresh or part is not None  # nothing of an earlier store is taken over
+        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=alone)
         if part is not None:
-            planned_work.part = str(part)
-            planned_work.seconds /= part.of
-        return planned_work
+            expected.part = str(part)
+            expected.seconds /= part.of
+        return expected
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,

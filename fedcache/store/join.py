@@ -79,8 +79,7 @@ def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:
     try:
         for key in keys:
             info = found[key]
-            count = -(-info.shape[0] // info.chunk_rows)
-            for chunk, crc in zip(part.chunks(count), info.chunks, strict=True):
+            for chunk, crc in zip(part.chunks(info.count), info.chunks, strict=True):
                 place = chunk_path(store.path / "features" / key, chunk, len(info.shape))
                 read_checked(place, crc, key, size=info.chunk_bytes)
     except CorruptionError:
@@ -96,16 +95,17 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
     """
     part = part_of(store.dataset)
     assert part is not None
-    covered: set[tuple[int, int]] = set()
+    # Arrays with chunks of another size begin and end at other rows; together they cover one range.
+    starts = [store.rows]
+    stops = [0]
     bad: dict[int, tuple[str, str]] = {}
     for key, info in finished_arrays(store).items():
-        own = part.chunks(-(-info.shape[0] // info.chunk_rows))
-        covered.add((own.start * info.chunk_rows, min(own.stop * info.chunk_rows, info.shape[0])))
+        own = part.chunks(info.count)
+        if own:
+            starts.append(own.start * info.chunk_rows)
+            stops.append(min(own.stop * info.chunk_rows, store.rows))
         bad = {**read_journal(journal_path(store.path, key)).bad, **bad}
-    rows = 0
-    if covered:
-        # Arrays with chunks of another size end at other rows; together they cover one range.
-        rows = max(stop for _, stop in covered) - min(start for start, _ in covered)
+    rows = max(0, max(stops) - min(starts))
     listed = [{"row": row, "name": name, "reason": why} for row, (name, why) in sorted(bad.items())]
     return rows, listed
 
@@ -277,9 +277,7 @@ def join_parts(
     put_groups(store, {name: first.group(name) for name in first.groups})
     _take_text(store, first)
     arrays = finished_arrays(first)
-    observer.start(
-        "joining", sum(-(-i.shape[0] // i.chunk_rows) for i in arrays.values()), "chunks"
-    )
+    observer.start("joining", sum(info.count for info in arrays.values()), "chunks")
     try:
         for key, info in arrays.items():
             with store.writer(

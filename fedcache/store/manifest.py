@@ -72,6 +72,11 @@ class ArrayInfo:
         return digest_of(self.recipe)
 
     @property
+    def count(self) -> int:
+        """Number of chunks of all rows; a part of a store lists those of its own alone."""
+        return -(-self.shape[0] // self.chunk_rows)
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of the rows of a chunk file."""
         return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)

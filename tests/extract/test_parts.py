@@ -20,7 +20,7 @@ from fedcache.extract import extract_dataset as extraction
 from fedcache.extract.planning.parts import parse_part
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.store import join as joining
+from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.part import StorePart
 from fedcache.store.store import Store
 from fedcache.store.writer import ArrayWriter
@@ -65,11 +65,16 @@ def test_parts_and_a_join_give_the_bytes_of_one_process(images: Path, tmp_path: 
     """Two backbones with chunks of different sizes, and images that cannot be read in three of the four parts."""
     for broken in ("test/ant/000.png", "train/10/003.png", "train/zebra/011.png"):
         (images / broken).write_bytes(b"no picture")
-    options = "--backbones random-projection,pixels --size 16 --batch 4 --workers 0 --max-bad 3"
     whole = tmp_path / "whole.zarr"
-    one = fedcache(f"extract --dataset folder:{images} {options} --store {whole} --json")
-    assert one.code == Exit.QUARANTINED, one.err
-    made = parts(images, tmp_path / "x.zarr", 4, options)
+    for backbone, chunk in (("random-projection", 8), ("pixels", 16)):
+        options = f"--backbones {backbone} --size 16 --batch 4 --chunk-rows {chunk} --workers 0 --max-bad 3"
+        one = fedcache(f"extract --dataset folder:{images} {options} --store {whole} --json")
+        assert one.code == Exit.QUARANTINED, one.err
+        made = parts(images, tmp_path / "x.zarr", 4, options)
+    # Of 6 and of 3 chunks.
+    held = [[a["chunks"] for a in ok("inspect", place).data["arrays"]] for place in made]
+    assert held == [[0, 1], [1, 2], [1, 1], [1, 2]]
+    assert [rows_of_part(Store.open(p, part=True))[0] for p in made] == [8, 24, 16, 16]
     assert [p.name for p in made] == [f"x.part-{i}-of-4.zarr" for i in (1, 2, 3, 4)]
     out = tmp_path / "out.zarr"
     done = joined([made[2], made[0], made[3], made[1]], out, "--max-bad", 3)
@@ -450,7 +455,7 @@ def test_variables_of_a_job_mean_nothing_without_the_option(
 def test_a_second_process_is_told_of_parts(images: Path, tmp_path: Path) -> None:
     done = ok(f"extract --dataset folder:{images} {SMALL} --part 1/2")
     place = Path(done.data["path"])
-    (key,) = joining.finished_arrays(Store.open(place, part=True))
+    (key,) = finished_arrays(Store.open(place, part=True))
     again = f"extract --dataset folder:{images} {SMALL} --part 1/2 --fresh --json"
     with FileLock(place / "locks" / f"{key}.lock"):
         refused = fedcache(again)
