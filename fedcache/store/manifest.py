@@ -44,7 +44,7 @@ from fedcache.store.files import (
 )
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.own_names import bare_name
-from fedcache.store.part import part_of
+from fedcache.store.part import PART, part_of
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -190,7 +190,8 @@ def _parse(data: dict[str, Any]) -> Manifest:
     for name in ("slug", "digest"):
         if type(data["dataset"][name]) is not str:
             raise ValueError(f"dataset {name}")
-    part_of(data["dataset"])
+    if PART in data["dataset"]:
+        part_of(data["dataset"])
     files = _mapping(data["files"])
     for path, digest in files.items():
         if not all(SAFE.fullmatch(part) for part in path.split("/")) or not HEX64.fullmatch(

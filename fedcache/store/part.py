@@ -75,11 +75,9 @@ def join_command(path: Path) -> str:
     return " ".join(["fedcache", "join", f"{stem}.part-*-of-{found[3]}.zarr", "-o", whole])
 
 
-def refuse_part(path: Path, dataset: Mapping[str, Any]) -> None:
-    """Raises StoreError for a part where a whole store is meant."""
-    part = part_of(dataset)
-    if part is not None:
-        raise StoreError(
-            f"{path} is {part} of a store, and no store by itself.",
-            f"Join the parts when all are finished:  {join_command(path)}",
-        )
+def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
+    """The error of a part where a whole store is meant."""
+    return StoreError(
+        f"{path} is {part_of(dataset)} of a store, and no store by itself.",
+        f"Join the parts when all are finished:  {join_command(path)}",
+    )

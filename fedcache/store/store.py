@@ -46,7 +46,7 @@ from fedcache.store.manifest import (
     write_partition,
     write_text,
 )
-from fedcache.store.part import part_of, refuse_part
+from fedcache.store.part import PART, no_store, part_of
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
     INGESTED,
@@ -88,8 +88,8 @@ class Store:
         """
         place = Path(path)
         manifest = read_manifest(place)
-        if not part:
-            refuse_part(place, manifest.dataset)
+        if PART in manifest.dataset and not part:
+            raise no_store(place, manifest.dataset)
         if forgotten_arrays(place, manifest):
             # another process may have finished an array between the two looks
             manifest = read_manifest(place)
