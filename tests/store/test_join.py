@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_store import KEYS, WIDTH, content, fill, in_memory, samples
+from toy_store import KEYS, WIDTH, content, fill, in_memory, samples, write, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Silent
@@ -136,6 +136,23 @@ def test_a_join_that_is_stopped_anywhere_goes_on(
                 assert verify(out).ok
                 assert set(Store.open(out).arrays) <= set(KEYS)
     assert content(joined(made, out).path) == expected
+
+
+def test_a_part_of_other_weights_is_refused_by_their_name(place: Path) -> None:
+    made = []
+    for number, weights in ((1, "1111"), (2, "2222")):
+        part = StorePart(number, 2)
+        store = new(part.place(place / "toy.zarr"), part)
+        recipe = {"backbone": "a", "size": 32, "weights": weights}
+        with writer(store, f"a-{weights}0000", recipe=recipe) as open_writer:
+            for chunk in open_writer.missing():
+                write(open_writer, chunk, KEYS[0])
+            open_writer.complete()
+        made.append(store.path)
+    with pytest.raises(
+        FedcacheError, match=r"another recipe than .*: weights '2222' and not '1111'"
+    ):
+        open_parts(made)
 
 
 def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place: Path) -> None:
