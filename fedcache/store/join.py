@@ -19,11 +19,16 @@ from fedcache.progress import Observer
 from fedcache.store.chunks import chunk_path, read_checked
 from fedcache.store.files import digest_of
 from fedcache.store.groups import group_digests
-from fedcache.store.journal import Journal, journal_path, journals, read_journal
+from fedcache.store.journal import (
+    Journal,
+    header_differences,
+    journal_path,
+    journals,
+    read_journal,
+)
 from fedcache.store.manifest import ArrayInfo, journal_header, read_text
 from fedcache.store.part import PART, StorePart, part_of
 from fedcache.store.store import ArrayWriter, Store, put_groups
-from fedcache.store.writer import header_differences
 
 
 @dataclass(frozen=True)

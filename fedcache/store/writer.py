@@ -32,7 +32,7 @@ from fedcache.store.files import (
     sha256_hex,
     write_atomic,
 )
-from fedcache.store.journal import Journal, journal_path, read_journal
+from fedcache.store.journal import Journal, header_differences, journal_path, read_journal
 from fedcache.store.lock import hold_lock, is_alive, lock_manifest, writer_of
 from fedcache.store.manifest import (
     COLUMNS,
@@ -483,18 +483,6 @@ class ArrayWriter:
         # Announced first: until the manifest is replaced, this line vouches for the two files written next.
         self.journal.announce(commit_of(manifest, union))
         replace_sidecars(self.store.path, manifest, union)
-
-
-def header_differences(
-    one: Mapping[str, Any], other: Mapping[str, Any]
-) -> list[tuple[str, Any, Any]]:
-    """What differs between two headers of journals: (name, value of the one, value of the other), sorted by name."""
-    flat = {**one["how"], **one, "how": None}
-    now = {**other["how"], **other, "how": None}
-    names = sorted({*flat, *now})
-    return [
-        (name, flat.get(name), now.get(name)) for name in names if flat.get(name) != now.get(name)
-    ]
 
 
 # A new store on disk: the rows and nothing else.
