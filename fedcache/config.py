@@ -127,6 +127,13 @@ class ExtractConfig:
     chunk_rows: int | None = option(
         None, "Rows per chunk file.", COMPUTING, minimum=1, said="by the width of features"
     )
+    part: str | None = option(
+        None,
+        "Compute part i/n alone, e.g. 1/4, in a folder of its own; `fedcache join` assembles all. auto reads "
+        "SLURM_ARRAY_TASK_ID, or RANK and WORLD_SIZE, which mean nothing without it.",
+        COMPUTING,
+        said="all of the dataset",
+    )
     max_bad: str = option("1%", "Unreadable images to accept: 1% or a number.", DATA)
     weights: Mapping[str, str] = option(
         {},

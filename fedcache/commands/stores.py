@@ -30,7 +30,9 @@ from fedcache.runs.privacy_ledger import (
     totals,
     totals_of_datasets,
 )
+from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.manifest import QUARANTINE, VANISHED
+from fedcache.store.part import join_command, part_of
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
@@ -68,13 +70,14 @@ def ls(
         listed = []
     for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
         try:
-            store = Store.open(path)
+            store = Store.open(path, part=True)
         except FedcacheError as error:
             observer.warn(f"{path.name}: {error.message}")
             entries.append({"name": path.name, "path": str(path), "problem": error.message})
             rows.append((path.name, error.message, "", "", "", ""))
             continue
-        arrays = sorted(store.arrays)
+        part = part_of(store.dataset)
+        arrays = sorted(finished_arrays(store))
         partitions = sorted(store.partitions)
         counts = _group_counts(store, observer)
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
@@ -92,8 +95,13 @@ def ls(
                 "bytes": size,
             }
         )
+        held_rows = f"{store.rows_ok:,} of {store.rows:,}"
+        if part is not None:
+            entries[-1]["part"] = [part.number, part.of]
+            covered, bad = rows_of_part(store)
+            held_rows = f"{covered - len(bad):,} of {store.rows:,}, {part}"
         held = (
-            f"{store.rows_ok:,} of {store.rows:,}",
+            held_rows,
             ", ".join(arrays),
             _value_counts(counts),
             ", ".join(partitions),
@@ -197,14 +205,22 @@ def inspect(
     Example: fedcache inspect
     """
     opened = need_store(
-        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
+        Home.from_environment(),
+        path=one_store(store, named),
+        dataset=dataset,
+        observer=observer,
+        part=True,
     )
+    part = part_of(opened.dataset)
+    infos = finished_arrays(opened)
     samples = opened.samples
     codes = enumerate(("train", "test", "validation"))
     splits = {
         name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes
     }
     listed = opened.quarantined()
+    if part is not None:
+        covered, listed = rows_of_part(opened)
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
     arrays: list[dict[str, Any]] = [
@@ -218,9 +234,9 @@ def inspect(
             "recipe": info.recipe,
             "how": info.how,
         }
-        for key, info in sorted(opened.arrays.items())
+        for key, info in infos.items()
     ]
-    unfinished = opened.unfinished()
+    unfinished = [u for u in opened.unfinished() if u["name"] not in infos]
     counts = _group_counts(opened, observer)
     data = {
         "path": str(opened.path),
@@ -239,7 +255,7 @@ def inspect(
         "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
         "partitions": sorted(opened.partitions),
     }
-    holds = held_by(array.recipe for array in opened.arrays.values())
+    holds = held_by(info.recipe for info in infos.values())
     classes = [visible(name) for name in samples.classes[:12]]
     more = ""
     if len(samples.classes) > 12:
@@ -251,6 +267,12 @@ def inspect(
         f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
+    if part is not None:
+        data["part"] = [part.number, part.of]
+        lines.insert(
+            1,
+            f"part        {part.number} of {part.of}: {covered:,} rows; {join_command(opened.path)}",
+        )
     if bad:
         lines.append(f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}")
     for entry in bad[:FIRST]:
@@ -346,7 +368,7 @@ def verify(
     )
     report = verify_store(path)
     if report.ok:  # a damaged file has been named already
-        for file, what in check_partitions(Store.open(path)).items():
+        for file, what in check_partitions(Store.open(path, part=True)).items():
             report.add(file, what)
     data = report.to_dict()
     lines = report.lines()

@@ -25,7 +25,9 @@ from fedcache.extract.planning.plan import (
 )
 from fedcache.extract.workers.local import ExtractionStats, InProcess
 from fedcache.progress import Observer
+from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.manifest import VANISHED
+from fedcache.store.part import StorePart, part_of
 from fedcache.store.store import Store
 
 
@@ -52,6 +54,8 @@ class Extraction:
         vanished: rows kept for images that are no longer in the dataset.
         holds: what the dataset holds: images, texts or rows.
         cut: texts of this run of which a backbone reads a part, by backbone; none where none was cut.
+        part: ``part 1 of 4`` where one part was computed; ``path`` is then its folder, and images, ok and bad are
+            of its rows. None for all of a dataset.
     """
 
     path: Path
@@ -71,11 +75,12 @@ class Extraction:
     vanished: int = 0
     holds: str = IMAGES
     cut: dict[str, int] = field(default_factory=dict)
+    part: str | None = None
 
     @property
     def store(self) -> Store:
-        """The store, opened."""
-        return Store.open(self.path)
+        """The store, or the part of one, opened."""
+        return Store.open(self.path, part=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -94,9 +99,10 @@ def summarise(
 ) -> Extraction:
     """The figures of an extraction, from the store and what was computed."""
     arrays = []
+    held = finished_arrays(store)
     for item in planned:
         key = item.recipe.key
-        info = store.arrays[key]
+        info = held[key]
         kept = len(info.chunks)
         computed = 0
         if stats is not None:
@@ -117,6 +123,10 @@ def summarise(
     out.vanished = len(listed) - len(out.bad)
     out.images = store.rows - out.vanished
     out.ok = store.rows_ok
+    if (part := part_of(store.dataset)) is not None:
+        out.part = str(part)
+        out.images, out.bad = rows_of_part(store)
+        out.ok = out.images - len(out.bad)
     if stats is not None:
         out.decoded = stats.images
         out.seconds = stats.seconds
@@ -131,11 +141,15 @@ def summarise(
 FULL_DISK_MARGIN = 64 << 20
 
 
-def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> None:
-    """Refuse before any work what the disk cannot hold."""
+def check_disk(
+    path: Path, data: Dataset, planned: Sequence[PlannedArray], part: StorePart | None
+) -> None:
+    """Refuse before any work what the disk cannot hold of the arrays, or of a part of them."""
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     need = sum(array_bytes(len(data.names), p) for p in planned)
+    if part is not None:
+        need = math.ceil(need / part.of)
     if need + FULL_DISK_MARGIN > free:
         raise MachineError(
             f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",

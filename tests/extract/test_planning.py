@@ -39,6 +39,7 @@ from fedcache.extract.planning.plan import (
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Silent
+from fedcache.store.part import StorePart
 from fedcache.store.samples import Samples
 
 
@@ -112,16 +113,18 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
-    def check(free: int) -> None:
+    def check(free: int, part: StorePart | None = None) -> None:
         monkeypatch.setattr(
             result.shutil,
             "disk_usage",
             lambda at: SimpleNamespace(free=free if at == tmp_path else 0),
         )
-        result.check_disk(place, data, [planned("glyph-clip")] * 2)
+        result.check_disk(place, data, [planned("glyph-clip")] * 2, part)
 
     check(free)
     refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)
+    check(free - 2560, StorePart(1, 2))
+    refused(lambda: check(free - 2561, StorePart(1, 2)), "2,560", code=Exit.ENVIRONMENT)
 
 
 def test_so_many_images_may_be_unreadable() -> None:
