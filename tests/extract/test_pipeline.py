@@ -255,7 +255,7 @@ make = Sleeping
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "batch"), [(4, 64), (8, 32)])
+@pytest.mark.parametrize(("workers", "batch"), [(4, 64)])
 def test_processes_compute_at_once_and_the_estimate_says_how_long(
     workers: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
