@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -122,7 +120,8 @@ def test_copies_run_while_the_device_computes(feeder: Callable[..., GpuFeeder]) 
     for answer in answers:
         assert answer.result(PATIENCE).decoded
     # Two waiting between stages and one in each hand, and no more is held on the device.
-    assert there.lines[0].device.most_held <= 2 * gpu.STAGED + 3
+    device: Any = there.lines[0].device
+    assert device.most_held <= 2 * gpu.STAGED + 3
 
 
 def test_several_devices_share_the_batches(feeder: Callable[..., GpuFeeder]) -> None:
@@ -141,7 +140,8 @@ def test_several_devices_share_the_batches(feeder: Callable[..., GpuFeeder]) -> 
     answers = [there.submit(1, ["a"]) for _ in range(there.depth)]
     features = {answer.result(PATIENCE).features["a"].tobytes() for answer in answers}
     assert len(features) == 1
-    assert sum(line.device.fetched for line in there.lines) == len(answers)
+    devices: list[Any] = [line.device for line in there.lines]
+    assert sum(device.fetched for device in devices) == len(answers)
 
 
 def test_an_error_on_the_device_is_the_answer_of_its_batch_and_ends_no_other(
@@ -178,7 +178,8 @@ def test_closing_waits_for_nothing_that_nobody_will_take(feeder: Callable[..., G
         there.submit(1, ["a"])
     there.close()
     (line,) = there.lines
-    assert line.device.fetched < there.depth
+    device: Any = line.device
+    assert device.fetched < there.depth
     assert not any(thread.is_alive() for thread in line.threads)
 
 
@@ -268,7 +269,7 @@ def test_a_decoder_that_is_killed_is_one_sentence_and_leaves_no_memory() -> None
     feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 2, Stop(), SleepingDevice)
     assert feeder.submit(0, ["a"]).result(PATIENCE).decoded == 4
     for process in list((feeder.pool.pool._processes or {}).values()):
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
 
     def go_on(decoders: GpuFeeder) -> None:
         while True:

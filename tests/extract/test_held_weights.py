@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,8 @@ def test_features_have_the_bits_of_autocast(dtype: str) -> None:
     held = encoder(network(), dtype)
     assert {p.dtype for p in plain.module.parameters()} == {torch.float32}
     narrow = getattr(torch, dtype)
-    assert [held.module[i].weight.dtype for i in (0, 1, 4, 5, 6)] == [
+    layers: Any = held.module
+    assert [layers[i].weight.dtype for i in (0, 1, 4, 5, 6)] == [
         narrow,
         torch.float32,
         torch.float32,
@@ -67,7 +69,7 @@ def test_features_have_the_bits_of_autocast(dtype: str) -> None:
 
 
 def test_a_tower_of_texts_keeps_its_weights() -> None:
-    both = TwoTowers()
+    both: Any = TwoTowers()
     made = encoder(
         both, "bfloat16", image=both.visual, text=both.words, tokenize=lambda _: torch.ones(2, 4)
     )

@@ -14,7 +14,7 @@ from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning.plan import PlannedArray
-from fedcache.extract.workers.local import InProcess, worker_count
+from fedcache.extract.workers.batch_workers import InProcess, worker_count
 
 TRIED = 3
 """Batches that are timed at most; the median of each of their times counts."""

@@ -40,6 +40,22 @@ class StartedBatch:
     copied: torch.cuda.Event
 
 
+def _event(*, timing: bool = False) -> torch.cuda.Event:
+    """An event of a stream, with the time at which it happened if ``timing``."""
+    import torch
+
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    return event
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream of a device."""
+    import torch
+
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
 class StagingBuffers:
     """Page-locked memory, from which a GPU copies without the processor: two buffers per shape, used in turn."""
 
@@ -53,8 +69,7 @@ class StagingBuffers:
         pair = self.buffers.get(shape)
         if pair is None:
             pair = [
-                (torch.empty(shape, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
-                for _ in range(2)
+                (torch.empty(shape, dtype=torch.uint8, pin_memory=True), _event()) for _ in range(2)
             ]
             self.buffers[shape] = pair
         pair.append(pair.pop(0))
@@ -93,13 +108,12 @@ class CudaStages:
     """The models of a runner on its GPU; see ``gpu.DeviceStages``."""
 
     def __init__(self, runner: BatchRunner) -> None:
-        import torch
 
         self.runner = runner
         self.device = runner.device
-        self.incoming = torch.cuda.Stream(self.device)
-        self.computing = torch.cuda.Stream(self.device)
-        self.outgoing = torch.cuda.Stream(self.device)
+        self.incoming = _stream(self.device)
+        self.computing = _stream(self.device)
+        self.outgoing = _stream(self.device)
         self.staging = StagingBuffers()
         self.captured: dict[str, CapturedModel] = {}
         self.notes: list[str] = []
@@ -147,7 +161,7 @@ class CudaStages:
         with torch.cuda.stream(self.incoming):
             there = buffer.to(self.device, non_blocking=True)
             copied.record()
-            whole = torch.cuda.Event()
+            whole = _event()
             whole.record()
         return LoadedBatch(there, whole)
 
@@ -155,9 +169,9 @@ class CudaStages:
         """See ``DeviceStages.run``."""
         import torch
 
-        begun = torch.cuda.Event(enable_timing=True)
-        computed = torch.cuda.Event(enable_timing=True)
-        copied = torch.cuda.Event()
+        begun = _event(timing=True)
+        computed = _event(timing=True)
+        copied = _event()
         with self._told_of_memory(key), torch.cuda.stream(self.computing):
             loaded.copied.wait()
             # Memory of one stream that another reads is not given away before.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -39,7 +39,7 @@ class OpenSlots:
         self.memory = memory
         self.slot_bytes = slot_bytes
 
-    def put(self, slot: int, inputs: Mapping[Hashable, Any]) -> Inputs:
+    def put(self, slot: int, inputs: Mapping[Any, Any]) -> Inputs:
         """Copy arrays of uint8 into a slot; the inputs with ``Placed`` in place of each that fits there."""
         placed: Inputs = {}
         used = 0
@@ -53,7 +53,7 @@ class OpenSlots:
             used += -(-images.nbytes // ALIGNMENT) * ALIGNMENT
         return placed
 
-    def get(self, slot: int, placed: Mapping[Hashable, Any]) -> Inputs:
+    def get(self, slot: int, placed: Mapping[Any, Any]) -> Inputs:
         """The inputs of a slot; arrays are views of its memory, which the next batch overwrites."""
         inputs: Inputs = {}
         for key, value in placed.items():
