@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from queue import Queue, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -36,8 +36,8 @@ from fedcache.extract.workers.processes import WorkerProcesses
 from fedcache.extract.workers.slots import Inputs, OpenSlots, Slots, open_slots
 from fedcache.process import Stop
 
-STAGED = 2
-"""Batches that wait between two stages."""
+HELD = 3
+"""Batches that a device holds at once: one is copied in, one is computed and one is copied out."""
 
 
 class DeviceStages(Protocol):
@@ -85,6 +85,9 @@ class BatchUnderWay:
         return [index for index, row in enumerate(self.rows) if row in self.bad]
 
 
+NextBatch = Callable[[], BatchUnderWay | None]
+
+
 class DeviceLine:
     """The three threads of one device: load, run and fetch. Devices take batches from one queue of decoded ones."""
 
@@ -99,30 +102,45 @@ class DeviceLine:
         self.device = device
         self.take = take
         self.closed = False
-        to_run: Queue[BatchUnderWay | None] = Queue(STAGED)
-        to_fetch: Queue[BatchUnderWay | None] = Queue(STAGED)
+        self.room = threading.Semaphore(HELD)
+        to_run: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
+        to_fetch: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
         stages = [
-            partial(self._stage, decoded, self._load, to_run),
-            partial(self._stage, to_run, self._run, to_fetch),
-            partial(self._stage, to_fetch, self._fetch, None),
+            partial(self._stage, self._next_of(decoded), self._load, to_run),
+            partial(self._stage, to_run.get, self._run, to_fetch),
+            partial(self._stage, to_fetch.get, self._fetch, None),
         ]
         self.threads = [threading.Thread(target=stage, daemon=True) for stage in stages]
         for thread in self.threads:
             thread.start()
 
+    def _next_of(self, decoded: SimpleQueue[BatchUnderWay | None]) -> NextBatch:
+        """The next decoded batch, once the device has room: what one device cannot hold is for the others."""
+
+        def next_batch() -> BatchUnderWay | None:
+            self.room.acquire()
+            return decoded.get()
+
+        return next_batch
+
     def _stage(
-        self, incoming: Any, work_on: Callable[[BatchUnderWay], None], outgoing: Any
+        self,
+        next_batch: NextBatch,
+        work_on: Callable[[BatchUnderWay], None],
+        outgoing: SimpleQueue[BatchUnderWay | None] | None,
     ) -> None:
         """One thread: a stage of every batch, until None comes. An error is the answer of its batch."""
-        while (work := incoming.get()) is not None:
-            if self.closed:
-                continue
+        while (work := next_batch()) is not None:
             try:
-                work_on(work)
+                if not self.closed:
+                    work_on(work)
             except BaseException as error:
                 work.answer.set_exception(error)
+                self.room.release()
                 continue
-            if outgoing is not None:
+            if outgoing is None:
+                self.room.release()
+            else:
                 outgoing.put(work)
         if outgoing is not None:
             outgoing.put(None)
