@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -175,13 +176,17 @@ def test_slots_are_given_back_so_that_few_serve_many_batches(
 
 
 def test_closing_waits_for_nothing_that_nobody_will_take(feeder: Callable[..., GpuFeeder]) -> None:
-    there = feeder([job(size=8)], 20, lambda r: SleepingDevice(r, (0.0, 0.02, 0.0)))
+    def wait_for_the_end(_: int) -> None:
+        while not line.closed:
+            time.sleep(0.001)
+
+    there = feeder([job(size=8)], 4, lambda r: SleepingDevice(r, before_fetch=wait_for_the_end))
+    (line,) = there.lines
     for _ in range(there.depth):
         there.submit(1, ["a"])
     there.close()
-    (line,) = there.lines
     device: Any = line.device
-    assert device.fetched < there.depth
+    assert device.fetched <= 1, "the one that was waited for"
     assert not any(thread.is_alive() for thread in line.threads)
 
 
