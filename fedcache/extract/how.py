@@ -93,7 +93,7 @@ def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
     device = resolve_device(config.device)
     batch = config.batch or (256 if device.kind == "cuda" else 32)
     return device, ComputeSettings(
-        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads
+        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads, device.gpus
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_device import SleepingDevice
 
 from fedcache.extract.backbones import lookup
 from fedcache.extract.backbones.own_module import weights_of
@@ -16,7 +17,8 @@ from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import encode_items, held_by, read_items, text_of
 from fedcache.extract.recipe import Recipe
-from fedcache.extract.workers.local import GpuFeeder, InProcess
+from fedcache.extract.workers.batch_workers import InProcess
+from fedcache.extract.workers.gpu import GpuFeeder
 from fedcache.process import Stop
 from fedcache.store.own_names import note_named
 
@@ -107,13 +109,14 @@ def test_processes_that_read_before_a_model_give_what_one_process_gives(encoders
     job = FeatureJob("a", row, weights_of(row), row.recipe)
     data: Any = SimpleNamespace(source=source, uid=np.zeros((7, 16), np.uint8), names=[*"abcdefg"])
     settings = ComputeSettings("cpu", "float32", 4, 1)
-    alone, feeder = InProcess([job], data, settings), GpuFeeder([job], data, settings, 1, Stop())
+    alone = InProcess([job], data, settings)
+    feeder = GpuFeeder([job], data, settings, 1, Stop(), SleepingDevice)
     try:
         for batch in (0, 1):
             one, two = (w.finish(batch, ["a"], w.submit(batch, ["a"])) for w in (alone, feeder))
             assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
             assert (one.bad, one.decoded, one.cut) == (two.bad, two.decoded, {"a": 0})
-        assert 0 <= feeder.warm()["a"] < 1
+        assert feeder.runner.warm().keys() == {"a"}
     finally:
         feeder.close()
         alone.close()
