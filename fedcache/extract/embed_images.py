@@ -292,7 +292,7 @@ def embedded(
         )
         alike: dict[ComputeSettings, list[PlannedArray]] = {}
         for item, known in zip(one_view, computed, strict=True):
-            alike.setdefault(resolve_compute_as(config, known)[1], []).append(item)
+            alike.setdefault(resolve_compute_as(config, known, [item.backbone])[1], []).append(item)
         for settings, items in alike.items():
             jobs = jobs_of(items, data, device, settings)
             extract_arrays(store, data, jobs, settings, options, earlier=None, text={})

@@ -7,7 +7,7 @@ a row as it is. A text has no views, and nor has a row: their encoders are given
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -34,11 +34,30 @@ Items = list[str] | NDArray[Any]
 """What encoders of texts and of rows are given: B texts, or rows [B, ...] of any type."""
 
 
+class Prepared(Protocol):
+    """B items as an encoder's ``prepare`` made them ready for its model, such as tokens; picklable."""
+
+    @property
+    def bad(self) -> Mapping[int, str]:
+        """Why an item has no feature, by its place in the batch."""
+
+    def __len__(self) -> int:
+        """B."""
+
+
+Prepare = Callable[[list[Any]], Prepared]
+"""Items as they were read -> what their encoder is given. Picklable: it runs where items are read, not where the model
+computes."""
+
+
 class ItemEncoder(Protocol):
     """A loaded backbone of texts or rows."""
 
-    def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads."""
+    def items(self, items: Items | Any) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads.
+
+        An encoder with an attribute ``prepare`` is given what that has made of them.
+        """
 
 
 def reads_of(recipe: Recipe) -> str:
@@ -98,23 +117,22 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
 
 
 def encode_items(
-    encoder: ItemEncoder, items: Items, batch: int, blank: Sequence[int], width: int
+    encoder: ItemEncoder, items: Items | Prepared, batch: int, blank: Sequence[int], width: int
 ) -> tuple[NDArray[np.float32], int]:
     """Features [n, 1, D] of n texts or rows, NaN for those numbered in ``blank``, and how many were cut.
 
-    The last batch is filled up with copies of its last item, as one of images is. A batch of which nothing could be
-    read reaches no model.
+    The last batch is filled up with copies of its last item, as one of images is; prepared items are not, as their
+    encoder computes them in groups of its own. A batch of which nothing could be read reaches no model.
     """
     count = len(items)
     if len(blank) == count:
         return np.full((count, 1, width), np.nan, np.float32), 0
     short = batch - count
+    padded: Items | Prepared = items
     if isinstance(items, list):
-        padded: Items = items + items[-1:] * short
-    else:
-        padded = items
-        if short:
-            padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
+        padded = items + items[-1:] * short
+    elif isinstance(items, np.ndarray) and short:
+        padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
     features, cut = encoder.items(padded)
     out = features[:count].to("cpu").numpy().astype(np.float32, copy=False)[:, None].copy()
     out[list(blank)] = np.nan

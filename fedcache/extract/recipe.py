@@ -24,6 +24,9 @@ VERSION = 1
 OF_VIEWS = ("views", "view_seed", "augment")
 """What two recipes may differ in whose view 0 is the same value."""
 
+OPTIONAL = ("augment", "prompt")
+"""Fields that are left out where they are empty."""
+
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 """Inputs from 0 to 255."""
@@ -67,7 +70,7 @@ def _is_word(value: Any) -> bool:
 
 # What ``Recipe.from_dict`` takes, from a file of anybody.
 _STORED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("backbone", "weights", "pooling", "augment"), _is_word),
+    **dict.fromkeys(("backbone", "weights", "pooling", "augment", "prompt"), _is_word),
     "activation": lambda value: value in ACTIVATIONS,
     "decoder": lambda value: value in DECODERS,
     "size": lambda value: _is_whole(value) and value <= _LARGEST,
@@ -82,6 +85,8 @@ _STORED: dict[str, Callable[[Any], bool]] = {
     "version": _is_whole,
 }
 _RANGES = {"size": (8, 2048), "crop_pct": (0.1, 1.0), "views": (1, 64), "view_seed": (0, 2**31 - 1)}
+RECIPE_KEYS = (*_CHOICES, *_RANGES)
+"""Keys of ``--recipe`` that ``Recipe.override`` takes."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class Recipe:
             rows of numbers.
         dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
         version: of fedcache's own preprocessing.
+        prompt: of texts, stands before each; "" for none, and then no part of the digest.
     """
 
     backbone: str
@@ -127,10 +133,11 @@ class Recipe:
     decoder: str = "pillow"
     dtype: str = "float16"
     version: int = VERSION
+    prompt: str = ""
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every field (``augment`` where it is not the default)."""
+        """sha256 over every field (``OPTIONAL`` ones where they say something)."""
         return digest_of(self.to_dict())
 
     @property
@@ -160,8 +167,10 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         data = asdict(self)
-        if not self.augment:  # as recipes were written before there were policies
-            del data["augment"]
+        # as recipes were written before these fields were there
+        for name in OPTIONAL:
+            if not data[name]:
+                del data[name]
         data["mean"], data["std"] = list(self.mean), list(self.std)
         return data
 
@@ -179,7 +188,7 @@ class Recipe:
                 "Upgrade fedcache, or extract again with this version.",
             )
         for name, allows in _STORED.items():
-            needed = name not in ("augment", "version")
+            needed = name not in (*OPTIONAL, "version")
             if (needed and name not in data) or (name in data and not allows(data[name])):
                 raise StoreError(
                     f"A recipe in the file has the {name} {str(data.get(name))[:40]!r}, which no recipe has.",
@@ -227,7 +236,7 @@ class Recipe:
                     "One policy draws the views of all backbones.", f"Write --augment {text}"
                 )
             if name not in _CHOICES and name not in _RANGES:
-                raise unknown("recipe key", name, (*_CHOICES, *_RANGES))
+                raise unknown("recipe key", name, RECIPE_KEYS)
             if name in _CHOICES and text not in _CHOICES[name]:
                 raise unknown(name, text, _CHOICES[name])
             if name == "norm":
@@ -240,7 +249,7 @@ class Recipe:
         """Refuse what no command makes of the native recipe of a backbone. Raises UsageError."""
         fixed = [
             name
-            for name in ("pooling", "activation", "decoder")
+            for name in ("pooling", "activation", "decoder", "prompt")
             if getattr(self, name) != getattr(native, name)
         ]
         if fixed:

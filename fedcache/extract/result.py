@@ -166,7 +166,7 @@ def estimate(
         store: Store | None = Store.open(path)
     except StoreError:
         store = None
-    jobs = jobs_of(planned, data, *resolve_compute(config))
+    jobs = jobs_of(planned, data, *resolve_compute(config, [p.backbone for p in planned]))
     earlier = plan_incremental(
         path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
     )
@@ -216,7 +216,7 @@ def estimate(
 
 def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> float:
     """Images per second to expect, from one batch decoded and run in this process."""
-    device, settings = resolve_compute(config)
+    device, settings = resolve_compute(config, [p.backbone for p in planned])
     settings = replace(settings, batch=min(settings.batch, len(data.names)))
     jobs = jobs_of(planned, data, device, settings)
     workers = InProcess(jobs, data, settings)

@@ -33,6 +33,9 @@ PATTERNS = (
 )
 """What is fetched, read and digested; anything else in the folder is no part of the model."""
 
+PROMPTS = "config_sentence_transformers.json"
+"""Prompts by name. It is fetched and not digested: a recipe holds the text of its prompt."""
+
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 LONGEST = 10_000_000
 """Bytes of a configuration."""
