@@ -227,12 +227,19 @@ def text_lines(done: Extraction) -> list[str]:
 
 
 def cut_lines(done: Extraction) -> list[str]:
-    """How many texts a model reads only a part of."""
-    tokens = {a["backbone"]: a["recipe"]["size"] for a in done.arrays}
-    return [
-        f"{name} reads {tokens[name]:,} tokens of a text: the rest of {n:,} text{'s' if n > 1 else ''} was left out."
-        for name, n in done.cut.items()
-    ]
+    """How many texts or sounds a model reads only a part of."""
+    recipes = {a["backbone"]: a["recipe"] for a in done.arrays}
+    one = one_of(done.holds)
+    lines = []
+    for name, count in done.cut.items():
+        size = recipes[name]["size"]
+        part = f"{size:,} tokens"
+        if rate := recipes[name].get("rate"):
+            part = f"{size / rate:g} s"
+        lines.append(
+            f"{name} reads {part} of a {one}: the rest of {counted(count, one)} was left out."
+        )
+    return lines
 
 
 def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES) -> list[str]:

@@ -42,6 +42,7 @@ SORTING = ("text_encoder",)
 
 SHARED = {
     "text_encoder": ("backbones/hugging_face.py",),
+    "sound_encoder": ("backbones/hugging_face.py", "sounds.py"),
     "own_module": ("backbones/own_inputs.py",),
     "onnx_file": ("backbones/own_files.py",),
     "tflite_file": ("backbones/own_files.py",),
@@ -84,6 +85,7 @@ def how_record(
         "tflite_file": ["ai-edge-litert"],
         "hugging_face": ["transformers"],
         "text_encoder": ["transformers", "tokenizers"],
+        "sound_encoder": ["transformers", "soundfile", "scipy"],
     }
     for name in sorted(["torch", "pillow", "numpy", *libraries.get(provider, ())]):
         try:

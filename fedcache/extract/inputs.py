@@ -1,7 +1,8 @@
-"""Kinds of input that a backbone reads and a dataset holds: images, texts, or rows of numbers.
+"""Kinds of input that a backbone reads and a dataset holds: images, texts, rows of numbers, or sounds.
 
-A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, and ``numpy`` leaves
-a row as it is. A text has no views, and nor has a row: their encoders are given all that was read.
+A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, ``numpy`` leaves a
+row as it is, and ``soundfile`` makes samples of a WAV or FLAC file. Only images have views: encoders of the others are
+given all that was read.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 IMAGES = "images"
 TEXTS = "texts"
 ROWS = "rows"
-KINDS = (IMAGES, TEXTS, ROWS)
+SOUNDS = "sounds"
+KINDS = (IMAGES, TEXTS, ROWS, SOUNDS)
 DECODERS = dict(zip(KINDS, KNOWN_DECODERS, strict=True))
 """``Recipe.decoder`` of what is read."""
 
 MAX_TEXT = 16 << 20
 """Longest text that is read, in bytes."""
 
-Items = list[str] | NDArray[Any]
-"""What encoders of texts and of rows are given: B texts, or rows [B, ...] of any type."""
+Items = list[Any] | NDArray[Any]
+"""B texts, B encoded sound files, or rows [B, ...] of any type."""
 
 
 class Prepared(Protocol):
@@ -61,7 +63,7 @@ class ItemEncoder(Protocol):
 
 
 def reads_of(recipe: Recipe) -> str:
-    """What a recipe is for: images, texts or rows."""
+    """What a recipe is for, one of ``KINDS``."""
     return next((kind for kind, decoder in DECODERS.items() if decoder == recipe.decoder), IMAGES)
 
 
@@ -71,7 +73,7 @@ def held_by(recipes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def one_of(kind: str) -> str:
-    """The word for one of them: image, text or row."""
+    """The word for one of them: image, text, row or sound."""
     return kind.removesuffix("s")
 
 
@@ -94,10 +96,10 @@ def described_row(row: Any) -> str:
 
 
 def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str], float]:
-    """The texts or rows of a batch, the reason per bad row, and the seconds it took.
+    """The texts, rows or sound files of a batch, the reason per bad row, and the seconds it took.
 
-    A bad text is empty and a bad row zeros, of which no feature is kept; of a batch without a good row the rows are
-    [B, 0].
+    A bad text is empty, a bad sound file None and a bad row zeros, of which no feature is kept; of a batch without a
+    good row the rows are [B, 0].
     """
     start = time.perf_counter()
     found: list[Any] = []
@@ -109,7 +111,7 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
         except BadImage as error:
             bad[row] = str(error)
             found.append("" if kind == TEXTS else None)
-    if kind == TEXTS:
+    if kind in (TEXTS, SOUNDS):
         return found, bad, time.perf_counter() - start
     good = next((one for one in found if one is not None), np.zeros(0, np.float32))
     stacked = np.stack([np.zeros_like(good) if one is None else one for one in found])

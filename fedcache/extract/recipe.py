@@ -24,7 +24,7 @@ VERSION = 1
 OF_VIEWS = ("views", "view_seed", "augment")
 """What two recipes may differ in whose view 0 is the same value."""
 
-OPTIONAL = ("augment", "prompt")
+OPTIONAL = ("augment", "prompt", "rate")
 """Fields that are left out where they are empty."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -38,8 +38,8 @@ NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] 
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 
-DECODERS = ("pillow", "utf-8", "numpy")
-"""What decodes images, texts, and rows of numbers."""
+DECODERS = ("pillow", "utf-8", "numpy", "soundfile")
+"""What decodes images, texts, rows of numbers, and sounds."""
 ACTIVATIONS = ("native", "quickgelu")
 
 # What ``Recipe.override`` takes.
@@ -79,6 +79,7 @@ _STORED: dict[str, Callable[[Any], bool]] = {
     "crop_pct": lambda value: _is_number(value) and 0.01 <= value <= 2,
     "mean": _is_triple,
     "std": lambda value: _is_triple(value) and 0 not in value,
+    "rate": lambda value: _is_whole(value) and value <= _LARGEST,
     "views": lambda value: _is_whole(value) and 1 <= value <= _LARGEST,
     "view_seed": _is_whole,
     "dtype": lambda value: value in ("float16", "float32", "uint8"),
@@ -97,7 +98,7 @@ class Recipe:
         backbone: name as the user writes it (``clip-rn50``, ``timm:resnet50``).
         weights: sha256 of the weights file, or ``seed:<n>`` for seeded random weights, or ``none``.
         size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets). Of
-            texts the tokens that are read, if that is known.
+            texts the tokens that are read, if that is known, and of sounds the samples.
         resize: ``crop`` resizes the short side to round(size / crop_pct) and crops the centre; ``squash`` resizes
             both sides to ``size``.
         interpolation: ``bicubic`` | ``bilinear`` (Pillow's filters, always antialiased).
@@ -111,10 +112,11 @@ class Recipe:
         augment: policy of views 1.., the text of ``augment.canonical``; "" for the default policy, and then no part of
             the digest.
         decoder: the library that decodes images; another one gives other pixels. ``utf-8`` of texts, ``numpy`` of
-            rows of numbers.
+            rows of numbers, ``soundfile`` of sounds.
         dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
         version: of fedcache's own preprocessing.
         prompt: of texts, stands before each; "" for none, and then no part of the digest.
+        rate: of sounds, samples per second to which each is resampled; else 0, and then no part of the digest.
     """
 
     backbone: str
@@ -134,6 +136,7 @@ class Recipe:
     dtype: str = "float16"
     version: int = VERSION
     prompt: str = ""
+    rate: int = 0
 
     @cached_property
     def digest(self) -> str:
@@ -158,6 +161,8 @@ class Recipe:
             side = self.decoder
             if self.size:
                 side = f"{self.decoder}, {self.size} tokens"
+            if self.rate:
+                side = f"{self.decoder}, {self.size / self.rate:g} s at {self.rate:,} Hz"
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"
@@ -249,7 +254,7 @@ class Recipe:
         """Refuse what no command makes of the native recipe of a backbone. Raises UsageError."""
         fixed = [
             name
-            for name in ("pooling", "activation", "decoder", "prompt")
+            for name in ("pooling", "activation", "decoder", "prompt", "rate")
             if getattr(self, name) != getattr(native, name)
         ]
         if fixed:

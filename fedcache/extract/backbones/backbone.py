@@ -90,6 +90,8 @@ class Backbone:
         """Keys of ``--recipe`` that are part of the row already."""
         if self.provider == "text_encoder":
             return ("output", "pooling", "max_tokens", "prompt")
+        if self.provider == "sound_encoder":
+            return ("pooling", "seconds")
         return ("output",) if self.own else ()
 
     def options_of(self, recipe: Recipe) -> dict[str, str]:
@@ -99,6 +101,8 @@ class Backbone:
             pooling, _, output = recipe.pooling.removesuffix(")").partition("(")
             said = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
             found |= {"max_tokens": str(recipe.size), **{k: v for k, v in said.items() if v}}
+        if self.provider == "sound_encoder":
+            found |= {"pooling": recipe.pooling, "seconds": str(recipe.size / recipe.rate)}
         return found
 
     @property

@@ -30,6 +30,7 @@ from fedcache.extract.backbones import (
     packaged,
     pixels,
     random,
+    sound_encoder,
     text_encoder,
     tflite_file,
     timm,
@@ -75,8 +76,10 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 
 
 def _folder_row(name: str, choice: Choice) -> Backbone:
-    """The row of a folder: of texts where it has a tokenizer and does not say how images are made ready."""
+    """The row of a folder: of sounds where it says their rate, of texts where it has a tokenizer, else of images."""
     folder = hugging_face.folder_of(name, choice)
+    if sound_encoder.reads_sounds(folder):
+        return sound_encoder.derive(name, choice)
     if text_encoder.reads_texts(folder):
         return text_encoder.derive(name, choice)
     return hugging_face.derive(name, choice)
@@ -92,7 +95,7 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     provider.__name__.rpartition(".")[2]: provider.load
-    for provider in (*_PROVIDERS, hugging_face, onnx_file, own_module, text_encoder)
+    for provider in (*_PROVIDERS, hugging_face, onnx_file, own_module, sound_encoder, text_encoder)
 }
 """What loads the backbones of a provider: those that are listed here, and no module that a remembered row names."""
 

@@ -20,7 +20,7 @@ from fedcache.extract.backbones.own import known_name, tried_images
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
+from fedcache.extract.inputs import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.extract.recipe import RECIPE_KEYS, Recipe
 from fedcache.progress import Observer
 from fedcache.store.own_names import HUGGING_FACE, PREFIXES, bare_name
@@ -139,6 +139,7 @@ def plan(
 ENCODERS = {
     IMAGES: "efficientnet-lite0",
     TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, whose module says reads = 'texts')",
+    SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
     ROWS: "module:PACKAGE.MODULE:FACTORY   (whose module says reads = 'rows')",
 }
 """What can be written behind ``--backbones``, by what a dataset holds."""
