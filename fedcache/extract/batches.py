@@ -100,13 +100,14 @@ def decode_batch(
     start = time.perf_counter()
     if (kind := reads_of(recipes[0])) != IMAGES:  # of all recipes alike: a dataset holds one kind
         items, lost, _ = read_items(source, rows, kind)
-        made: dict[tuple[Any, ...], Any] = {}
+        given: dict[tuple[Any, ...], Any] = {}
         for key in dict.fromkeys(map(input_key, recipes)):
-            made[key] = items
+            given[key] = items
             if key in prepare:
-                made[key] = prepare[key](items)
-                lost |= {rows[at]: why for at, why in made[key].bad.items() if rows[at] not in lost}
-        return made, lost, time.perf_counter() - start
+                ready = prepare[key](cast("list[Any]", items))
+                given[key] = ready
+                lost |= {rows[at]: why for at, why in ready.bad.items() if rows[at] not in lost}
+        return given, lost, time.perf_counter() - start
     distinct = {input_key(r): r for r in recipes}
     collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {k: [] for k in distinct}
     bad: dict[int, str] = {}

@@ -81,7 +81,7 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
     settings = ComputeSettings(kind, "float32", 32, 1)
     monkeypatch.setattr(result, "InProcess", Timed)
     monkeypatch.setattr(result, "cores", lambda: cores)
-    monkeypatch.setattr(result, "resolve_compute", lambda _: (Device(kind, "", ""), settings))
+    monkeypatch.setattr(result, "resolve_compute", lambda *_: (Device(kind, "", ""), settings))
     monkeypatch.setattr(
         result, "jobs_of", lambda *_: [SimpleNamespace(key="a"), SimpleNamespace(key="b")]
     )
