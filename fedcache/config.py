@@ -106,7 +106,7 @@ class ExtractConfig:
     )
     device: str = option(
         "auto",
-        "Where the model runs; cuda never falls back.",
+        "Where the model runs; cuda never falls back and takes all GPUs of one kind, cuda:0,cuda:2 these.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
     )

@@ -593,8 +593,8 @@ MEANINGS: Mapping[Exit, Meaning] = {
     ),
     Exit.INTERRUPTED: Meaning(
         "stopped by a signal; the same command goes on",
-        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs at most one "
-        "chunk of every backbone. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
+        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs the "
+        "batches under way. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
         "Run the same command again.",
         "fedcache extract --dataset digits --backbones efficientnet-lite0",
         "when Ctrl-C is pressed",

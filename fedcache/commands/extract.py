@@ -27,6 +27,7 @@ from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.plan import quoted
+from fedcache.extract.recipe import part_read
 from fedcache.extract.result import Extraction, describe_growth
 from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import CLIENTS, DATA, RESULTS
@@ -232,10 +233,7 @@ def cut_lines(done: Extraction) -> list[str]:
     one = one_of(done.holds)
     lines = []
     for name, count in done.cut.items():
-        size = recipes[name]["size"]
-        part = f"{size:,} tokens"
-        if rate := recipes[name].get("rate"):
-            part = f"{size / rate:g} s"
+        part = part_read(recipes[name])
         lines.append(
             f"{name} reads {part} of a {one}: the rest of {counted(count, one)} was left out."
         )

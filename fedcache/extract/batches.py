@@ -58,6 +58,15 @@ class ComputeSettings:
     dtype: str  # compute dtype, ``float32`` | ``bfloat16`` | ``float16``
     batch: int  # rows of an absolute batch
     threads: int  # threads of the process that runs the model
+    # numbers of the GPUs that share the batches; none for the one that torch takes, and on a CPU
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def device_names(self) -> list[str]:
+        """The devices as torch names them."""
+        if not self.gpus:
+            return [self.device]
+        return [f"{self.device}:{number}" for number in self.gpus]
 
 
 @dataclass
@@ -168,10 +177,10 @@ class BatchRunner:
         self.uid = uid
         self.rows = rows
         self.settings = settings
-        self.device = torch.device(settings.device)
+        self.device = torch.device(settings.device_names[0])
         self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
-                job.backbone, job.weights, job.recipe, device=settings.device, dtype=settings.dtype
+                job.backbone, job.weights, job.recipe, device=str(self.device), dtype=settings.dtype
             )
             for job in jobs
         }
@@ -255,7 +264,7 @@ class BatchRunner:
         parts = []
         for v in range(job.recipe.views):
             x = torch.from_numpy(np.ascontiguousarray(padded[:, v]))
-            if self.settings.device == "cuda":
+            if self.device.type == "cuda":
                 x = x.pin_memory().to(self.device, non_blocking=True)
             parts.append(self.encoders[job.key].image(x))
         out = (
@@ -299,8 +308,8 @@ class BatchRunner:
             for _ in range(2):
                 start = time.perf_counter()
                 call()
-                if self.settings.device == "cuda":
-                    torch.cuda.synchronize()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
                 rates[key] = (time.perf_counter() - start) / few * job.recipe.views
         return rates
 

@@ -293,7 +293,7 @@ def where_it_can_run(
     names = [p.backbone.name for p in planned if p.backbone.cpu_only]
     if not names:
         return config
-    if config.device == "cuda" or config.dtype not in ("auto", "float32"):
+    if config.device.startswith("cuda") or config.dtype not in ("auto", "float32"):
         raise UsageError(
             f"{', '.join(names)} is computed on the CPU in float32, and {config.device}, {config.dtype} was asked for.",
             "--device cpu --dtype float32; extract other backbones in a command of their own.",

@@ -112,7 +112,7 @@ def resolve_compute(
     if config.batch is None and any(b.provider in SORTING for b in backbones):
         batch = SORTED_BATCH[device.kind]
     return device, ComputeSettings(
-        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads
+        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads, device.gpus
     )
 
 

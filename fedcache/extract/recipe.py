@@ -160,9 +160,7 @@ class Recipe:
         if self.decoder != "pillow":
             side = self.decoder
             if self.size:
-                side = f"{self.decoder}, {self.size} tokens"
-            if self.rate:
-                side = f"{self.decoder}, {self.size / self.rate:g} s at {self.rate:,} Hz"
+                side = f"{self.decoder}, {part_read(self.to_dict())}"
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"
@@ -304,6 +302,13 @@ def _number(name: str, text: str) -> int | float:
             f"For example --recipe {shell_word(name)}={shell_word(high)}",
         )
     return value
+
+
+def part_read(recipe: Mapping[str, Any]) -> str:
+    """How much of a text or a sound a recipe reads: ``512 tokens``, ``30 s``."""
+    if "rate" in recipe:
+        return f"{recipe['size'] / recipe['rate']:g} s"
+    return f"{recipe['size']:,} tokens"
 
 
 def slug(name: str) -> str:

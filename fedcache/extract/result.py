@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedcache.extract.datasets.dataset import Dataset, counted
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.inputs import IMAGES, one_of
+from fedcache.extract.planning.cost import expected_seconds
 from fedcache.extract.planning.incremental import plan_incremental
 from fedcache.extract.planning.plan import (
     PlannedArray,
@@ -23,7 +24,7 @@ from fedcache.extract.planning.plan import (
     missing_text,
     wanted_text,
 )
-from fedcache.extract.workers.local import ExtractionStats, InProcess
+from fedcache.extract.workers.local import ExtractionStats
 from fedcache.progress import Observer
 from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
@@ -161,7 +162,7 @@ def estimate(
     *,
     fresh: bool,
 ) -> Extraction:
-    """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
+    """``--dry-run``: what would be computed, its bytes, and the time by timing a few batches here."""
     try:
         store: Store | None = Store.open(path)
     except StoreError:
@@ -205,29 +206,13 @@ def estimate(
                 state = "to compute"
             templates = list(wanted[p.recipe.key])
             out.text.append({"backbone": p.backbone.name, "templates": templates, "state": state})
-    if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
-        out.rate = measured_rate(data, todo, config)
-        out.seconds = images / len(todo) / out.rate
+    ready = all(p.weights.path is not None or not p.backbone.files for p in todo)
+    if ready and images:
+        rows = math.ceil(images / len(todo))
+        out.seconds = expected_seconds(data, todo, config, rows)
+        if out.seconds:
+            out.rate = rows / out.seconds
         observer.note(
-            f"One batch timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
+            f"A few batches timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
         )
     return out
-
-
-def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> float:
-    """Images per second to expect, from one batch decoded and run in this process."""
-    device, settings = resolve_compute(config, [p.backbone for p in planned])
-    settings = replace(settings, batch=min(settings.batch, len(data.names)))
-    jobs = jobs_of(planned, data, device, settings)
-    workers = InProcess(jobs, data, settings)
-    try:
-        workers.warm()
-        computed = workers.submit(0, [j.key for j in jobs]).result()
-    finally:
-        workers.close()
-    forward = sum(computed.forward_seconds.values()) / computed.decoded
-    decode = computed.decode_seconds / computed.decoded
-    # The slower of the two sets the pace on a GPU; on a CPU each process does both in turn.
-    if device.kind == "cuda":  # one core feeds the GPU, the others decode
-        return float(1 / max(forward, decode / max(1, cores() - 1)))
-    return float((config.workers or cores()) / (forward + decode))

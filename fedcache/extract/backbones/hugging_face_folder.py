@@ -124,8 +124,8 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
         found = found.get("image_processor", found)
     if not isinstance(found, dict):
         raise MachineError(
-            f"{name} has no preprocessor_config.json, which says how images are made ready for it.",
-            "Give a model of images; an encoder of texts has no images.",
+            f"{name} has neither preprocessor_config.json, as models of images and sounds have, nor a tokenizer.",
+            f"Get the folder again, with all of its files:  fedcache backbones pull {shell_word(name)}",
         )
     try:
         return _preprocessing(found)

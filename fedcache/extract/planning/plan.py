@@ -18,7 +18,7 @@ from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.backbones.own import known_name, tried_images
 from fedcache.extract.datasets.dataset import Context
-from fedcache.extract.device import known_device, known_dtype
+from fedcache.extract.device import known_device, known_dtype, named_gpus
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.inputs import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.extract.recipe import RECIPE_KEYS, Recipe
@@ -88,7 +88,8 @@ def plan(
         )
     # Values that nothing would read when there is nothing to compute are refused all the same.
     parse_max_bad(config.max_bad, 1)
-    known_device(config.device)
+    if not named_gpus(config.device):
+        known_device(config.device)
     known_dtype(config.dtype)
     for template in config.text:
         prompts((), template)
