@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.encoder import deterministic, no_images
 from fedcache.extract.backbones.hugging_face import folder_of, open_model, open_tokenizer
@@ -180,7 +180,7 @@ def _layer_of(name: str, asked: str | None, layers: int, pooling: str) -> int | 
     if at is None or not 0 <= at <= layers:
         raise UsageError(
             f"Unknown output {asked!r} of {name}: it has {layers} hidden layers above its embeddings, layer:0.",
-            f"--recipe output=layer:{layers}   or from the end: output=layer:-1 to output=layer:-{layers + 1}",
+            f"--recipe output=layer:{shell_word(layers)}",
         )
     # The states of the last layer are the model's own output.
     return None if at == layers else at
@@ -193,7 +193,7 @@ def _tokens_of(name: str, asked: str | None, length: int, most: int) -> int:
     if not asked.isdecimal() or not 1 <= int(asked) <= most:
         raise UsageError(
             f"{name} reads from 1 to {most:,} tokens, and the recipe asks for max_tokens={asked}.",
-            f"--recipe max_tokens={most}",
+            f"--recipe max_tokens={shell_word(most)}",
         )
     return int(asked)
 
