@@ -23,7 +23,7 @@ def encoded(samples: np.ndarray, rate: int, kind: str = "WAV", subtype: str | No
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])
 def test_channels_are_averaged(kind):
-    left = tone(200, 0.1)
+    left = tone(200, 0.1, 4000)
     raw = encoded(np.stack([left, np.zeros_like(left)], 1), 4000, kind)
     found, cut = decode_sound(raw, 4000, 10_000)
     assert (found.dtype, found.shape, cut) == (np.float32, (400,), False)

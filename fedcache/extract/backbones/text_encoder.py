@@ -370,12 +370,15 @@ class TextModel:
         self._latest: tuple[Tokens, dict[TextOutput, Tensor]] | None = None
 
     def rows(self, tokens: Tokens, output: TextOutput) -> Tensor:
-        """Features [N, D] float32 of an output; NaN for a text without a token. All outputs come of one forward."""
+        """Features [N, D] float32 of an output; NaN for a text without a token.
+
+        The first output asked for computes all of them, in one forward; each is handed out once.
+        """
         latest = self._latest
         if latest is None or latest[0] is not tokens or output not in latest[1]:
             latest = (tokens, self._compute(tokens))
             self._latest = latest
-        return latest[1][output]
+        return latest[1].pop(output)
 
     def _compute(self, tokens: Tokens) -> dict[TextOutput, Tensor]:
         import torch
