@@ -251,7 +251,7 @@ class _Run:
             f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "
             f"{'process' if workers == 1 else 'processes'} of {s.threads} thread: "
             f"{f'expect {rate}' if models else 'no model runs'}. "
-            f"A kill costs what is under way: at most {under_way:,} {self.data.holds}."
+            f"If it is killed, at most {under_way:,} {self.data.holds} are computed again."
         )
         for key, writer in self.writers.items():
             if writer.kept:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import fedcache
 from fake_device import SleepingDevice
+from pictures import folder
 from test_batches import SETTINGS, data, job
+from toy_store import content
 
-from fedcache.errors import MachineError
+from fedcache.errors import Exit, MachineError
+from fedcache.extract import compute_features
 from fedcache.extract.batches import BatchRunner, FeatureJob, decode_batch
 from fedcache.extract.workers import gpu
 from fedcache.extract.workers.batch_workers import InProcess
@@ -172,13 +176,17 @@ def test_slots_are_given_back_so_that_few_serve_many_batches(
 
 
 def test_closing_waits_for_nothing_that_nobody_will_take(feeder: Callable[..., GpuFeeder]) -> None:
-    there = feeder([job(size=8)], 20, lambda r: SleepingDevice(r, (0.0, 0.02, 0.0)))
+    def wait_for_the_end(_: int) -> None:
+        while not line.closed:
+            time.sleep(0.001)
+
+    there = feeder([job(size=8)], 4, lambda r: SleepingDevice(r, before_fetch=wait_for_the_end))
+    (line,) = there.lines
     for _ in range(there.depth):
         there.submit(1, ["a"])
     there.close()
-    (line,) = there.lines
     device: Any = line.device
-    assert device.fetched < there.depth
+    assert device.fetched <= 1, "the one that was waited for"
     assert not any(thread.is_alive() for thread in line.threads)
 
 
@@ -231,7 +239,6 @@ def test_a_worker_decodes_into_its_slot(monkeypatch: pytest.MonkeyPatch) -> None
 
 def open_memory() -> int:
     """Files of batches that this process holds or maps."""
-    gc.collect()
     found = Path("/proc/self/maps").read_text().count("fedcache-batches")
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the file of the loop itself is gone
@@ -258,8 +265,32 @@ def test_decoders_before_a_device_give_what_one_process_gives_and_leave_no_memor
     finally:
         feeder.close()
         alone.close()
-    del feeder, answers, one, two
     assert open_memory() == before
+
+
+@pytest.mark.slow
+def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = folder(tmp_path / "shapes", train=30, test=9)
+    (images / "train" / "zebra" / "000.png").write_bytes(b"no image")
+    words = (
+        f"extract --dataset folder:{images} --backbones random-projection,pixels --size 16 --views 2 "
+        "--batch 8 --chunk-rows 16 --device cpu"
+    )
+    alone = fedcache(words, "--workers", 0, "--store", tmp_path / "alone.zarr")
+    assert alone.code == Exit.QUARANTINED
+    assert "at most 40 images are computed again" in alone.err  # a batch of 8 and two chunks of 16
+
+    def devices(*given: Any, stop: Stop, **_: Any) -> GpuFeeder:
+        jobs, rows, settings = given
+        return GpuFeeder(jobs, rows, replace(settings, gpus=(0, 1)), 2, stop, SleepingDevice)
+
+    monkeypatch.setattr(compute_features, "open_workers", devices)
+    done = fedcache(words, "--store", tmp_path / "piped.zarr")
+    assert done.code == Exit.QUARANTINED
+    assert "the fake device records no graphs" in done.err
+    assert content(tmp_path / "piped.zarr") == content(tmp_path / "alone.zarr")
 
 
 @pytest.mark.slow
@@ -277,5 +308,4 @@ def test_a_decoder_that_is_killed_is_one_sentence_and_leaves_no_memory() -> None
     with pytest.raises(MachineError, match="worker ended"):
         go_on(feeder)
     feeder.close()
-    del feeder
     assert open_memory() == before

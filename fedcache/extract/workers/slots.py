@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -96,8 +97,10 @@ class Slots(OpenSlots):
         self._free.put(slot)
 
     def close(self) -> None:
-        """Give the file up; its memory is freed when the last array over it is gone."""
+        """Give the file up; an array over it that is still there keeps the memory until it is gone."""
         os.close(self._file)
+        with suppress(BufferError):
+            self.memory.close()
 
 
 def open_slots(path: str, size: int, slot_bytes: int) -> OpenSlots:
