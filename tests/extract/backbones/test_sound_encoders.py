@@ -69,6 +69,7 @@ def test_stored_features_are_those_of_each_sound_alone(models, kind, tmp_path):
     assert (done.data["holds"], list(store.samples.classes)) == ("sounds", ["high", "low"])
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_decoded_are_quarantined_and_long_ones_counted(models, tmp_path):
     folder = tiny_sounds.tones(tmp_path / "tones")
     whole = (folder / "low" / "0.wav").read_bytes()
@@ -103,6 +104,7 @@ def test_a_model_of_sounds_predicts_files(models, tmp_path):
     assert found.data["rows"][0]["class"] in ("high", "low")
 
 
+@pytest.mark.slow
 def test_choices_are_in_the_recipe_and_find_their_row_again(models, tmp_path):
     name = f"hf:{models['wav2vec2']}"
     options = {"pooling": "max", "seconds": "2.5"}
