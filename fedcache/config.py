@@ -67,7 +67,7 @@ class ExtractConfig:
     recipe: Mapping[str, str] = option(
         {},
         "key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype; output "
-        "of a file of yours.",
+        "of a file of yours; pooling, max_tokens and prompt of texts; pooling and seconds of sounds.",
         FEATURES,
         split=True,
         said="the backbone's own",

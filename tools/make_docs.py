@@ -38,6 +38,7 @@ from fedcache.extract.datasets import (
     idx,
     paper,
     papers,
+    sound,
     torchvision,
     webdataset,
 )
@@ -917,6 +918,7 @@ OWN_FILES = {
         "texts:reviews.csv --label-key stars --group-key shop",
     ),
     "rows:FILE": (number_rows, "rows:tones.npz", "rows:tones.npz --label-key pitch"),
+    "sound:PATH": (sound, "sound:recordings", "sound:recordings --layout speaker/class"),
 }
 """Kinds of files of one's own: module, a spec to look at, and one to extract."""
 

@@ -29,6 +29,7 @@ from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
+from fedcache.extract.recipe import part_read
 from fedcache.extract.result import Extraction, describe_growth
 from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import CLIENTS, DATA, RESULTS
@@ -285,12 +286,16 @@ def text_lines(done: Extraction) -> list[str]:
 
 
 def cut_lines(done: Extraction) -> list[str]:
-    """How many texts a model reads only a part of."""
-    tokens = {a["backbone"]: a["recipe"]["size"] for a in done.arrays}
-    return [
-        f"{name} reads {tokens[name]:,} tokens of a text: the rest of {n:,} text{'s' if n > 1 else ''} was left out."
-        for name, n in done.cut.items()
-    ]
+    """How many texts or sounds a model reads only a part of."""
+    recipes = {a["backbone"]: a["recipe"] for a in done.arrays}
+    one = one_of(done.holds)
+    lines = []
+    for name, count in done.cut.items():
+        part = part_read(recipes[name])
+        lines.append(
+            f"{name} reads {part} of a {one}: the rest of {counted(count, one)} was left out."
+        )
+    return lines
 
 
 def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES) -> list[str]:

@@ -20,6 +20,7 @@ from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
+from fedcache.extract.recipe import part_read
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
@@ -318,7 +319,11 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
         if side is not None and (kind := held_by([recipe])) != IMAGES:
             prepared = f"{kind} as they are"
             if side:
-                prepared = f"{kind}, {side} tokens"
+                prepared = f"{kind}, {part_read(recipe)}, {recipe.get('pooling')}"
+            if rate := recipe.get("rate"):
+                prepared += f", {rate:,} Hz"
+            if prompt := recipe.get("prompt"):
+                prepared += f", prompt {visible(prompt)}"
         prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))

@@ -206,6 +206,8 @@ class _Run:
                 "weights": jobs[key].recipe.weights,
                 "classes": list(classes),
             }
+            if jobs[key].backbone.reads != IMAGES:
+                meta["pooling"] = jobs[key].recipe.pooling
             store.put_text(backbone, list(templates), workers.text(key, classes, templates), meta)
 
     def _timed(self, compute: Callable[..., bool]) -> None:

@@ -444,7 +444,7 @@ def compute(
 ) -> Extraction:
     """Create or open the store, or the part of one, and compute what it lacks."""
     observer = options.observer
-    device, settings = resolve_compute(config)
+    device, settings = resolve_compute(config, [p.backbone for p in planned])
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
     if options.chunk_rows is not None:
         check_chunk_rows(options.chunk_rows, settings.batch, planned[0].recipe.key)

@@ -181,7 +181,7 @@ def estimate(
         store: Store | None = Store.open(path)
     except StoreError:
         store = None
-    jobs = jobs_of(planned, data, *resolve_compute(config))
+    jobs = jobs_of(planned, data, *resolve_compute(config, [p.backbone for p in planned]))
     earlier = plan_incremental(
         path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
     )

@@ -73,7 +73,7 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     jobs = [SimpleNamespace(key=key, backbone=backbone) for key in ("a", "b")]
     monkeypatch.setattr(cost, "InProcess", Timed)
     monkeypatch.setattr(cost, "cores", lambda: 8)
-    monkeypatch.setattr(cost, "resolve_compute", lambda _: (Device("cpu", "", ""), settings))
+    monkeypatch.setattr(cost, "resolve_compute", lambda *_: (Device("cpu", "", ""), settings))
     monkeypatch.setattr(cost, "jobs_of", lambda *_: jobs)
     data: Any = SimpleNamespace(names=list(range(1000)))
     config = ExtractConfig(dataset="x", workers=3)

@@ -73,7 +73,7 @@ def expected_seconds(
     data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig, rows: int
 ) -> float:
     """Seconds to expect for ``rows`` rows through every array of ``planned``; starting workers comes on top."""
-    device, settings = resolve_compute(config)
+    device, settings = resolve_compute(config, [p.backbone for p in planned])
     jobs = jobs_of(planned, data, device, settings)
     cost = measure_batch(jobs, data, settings)
     batches = math.ceil(rows / settings.batch)

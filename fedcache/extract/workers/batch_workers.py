@@ -27,7 +27,8 @@ from fedcache.extract.workers.processes import WorkerProcesses
 from fedcache.process import Stop, keep_freed_memory
 
 IN_PROCESS_BATCHES = 12
-"""Jobs of fewer batches run in this process: starting workers costs about as much."""
+IN_PROCESS_ROWS = 384
+"""Jobs of fewer batches and rows run in this process: starting workers costs about as much."""
 
 
 def worker_count(
@@ -39,7 +40,8 @@ def worker_count(
     cores: int,
 ) -> int:
     """Worker processes for ``tasks`` batches, 0 for none beside this one; ``workers`` None chooses."""
-    few = workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES
+    small = tasks < IN_PROCESS_BATCHES and tasks * settings.batch <= IN_PROCESS_ROWS
+    few = small and workers is None and settings.device == "cpu"
     # A module in this process's memory can be loaded by no other.
     here_only = settings.device == "cpu" and any(job.backbone.here_only for job in jobs)
     if workers == 0 or few or here_only:
