@@ -1,7 +1,5 @@
 """gh-ofl: Gaussian heads from summed statistics, against scikit-learn and the released formulas in numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -76,7 +74,7 @@ def test_scores_are_the_released_ones_whatever_the_partition(settings, group):
 
 
 def test_naive_bayes_is_scikit_learns():
-    out = go("gh-ofl", {"head": "nb"}, DATA, CLIENTS, **EVERYONE)
+    out = go("gh-ofl", "head=nb", DATA, CLIENTS, **EVERYONE)
     known = GaussianNB(var_smoothing=0.0).fit(X, LABEL)
     wanted = known.predict_log_proba(POINTS)
     found = torch.from_numpy(scores(out)).log_softmax(-1).numpy()
@@ -85,7 +83,7 @@ def test_naive_bayes_is_scikit_learns():
 
 def test_a_class_of_one_row_has_the_pooled_covariance():
     rows = np.concatenate([POOL[c == LABEL][: 1 if c == 2 else 20] for c in range(6)])
-    out = go("gh-ofl", {"head": "qda"}, DATA, [Rows("all", rows, TEST)], **EVERYONE)
+    out = go("gh-ofl", "head=qda", DATA, [Rows("all", rows, TEST)], **EVERYONE)
     want = released(DATA.x[rows, 0].numpy(), DATA.y[rows].numpy(), "qda")
     got = scores(out)
     got, want = (s - s.mean(1, keepdims=True) for s in (got, want))

@@ -1,7 +1,5 @@
 """A constant that is added to all features changes no prediction of a closed form, however large it is."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -24,7 +24,7 @@ def set_for(setter: Callable[[Any], None], value: Any, usual: Any) -> AbstractCo
     return stack
 
 
-STATES: dict[str, Callable[[], Any]] = {
+STATES = {
     "inference mode": torch.inference_mode,
     "no gradients": torch.no_grad,
     "another default device": lambda: torch.device("meta"),
@@ -66,7 +66,7 @@ def fitted_scores() -> NDArray[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
-def test_the_callers_torch_state_changes_no_result(state: str, tmp_path: Path) -> None:
+def test_the_callers_torch_state_changes_no_result(state, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     usual, names = from_images_to_scores(images, "usual")
     classifier = fitted_scores()

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -138,19 +137,13 @@ class Federation:
         """What is run again and again."""
         out = self.root / "app"
         done = apart(
-            "flower",
-            "app",
-            "--method",
-            "scaffold",
+            "flower app --method scaffold --timeout 300 --json",
             "--rounds",
             ROUNDS,
             "--sites",
             len(SITES),
-            "--timeout",
-            300,
             "--out",
             out,
-            "--json",
             home=self.home,
         )
         assert done.code == 0, done.err
@@ -233,13 +226,13 @@ class Federation:
     def named_by_gc(self) -> set[Path]:
         found = set()
         for name in ("server", *SITES):
-            answer = apart("gc", "--json", home=self.root / name)
+            answer = apart("gc --json", home=self.root / name)
             found |= {Path(one["path"]) for one in json.loads(answer.out)["data"]["garbage"]}
         return found
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
+def federation(tmp_path):
     y = np.tile(np.arange(4), 60)
     x = (np.random.default_rng(0).normal(size=(240, 8)) + 2 * np.eye(4, 8)[y]).astype(np.float32)
     np.savez(
@@ -247,20 +240,10 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     )
     home = tmp_path / "cutting"
     for words in (
-        ("ingest", tmp_path / "rows.npz", "--name", "rows"),
-        (
-            "partition",
-            "--scheme",
-            "dirichlet",
-            "--clients",
-            len(SITES),
-            "--alpha",
-            1,
-            "--name",
-            "two",
-        ),
-        ("shard", "--partition", "two", "--out", tmp_path / "sites"),
-        ("flower", "keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
+        ("ingest --name rows", tmp_path / "rows.npz"),
+        ("partition --scheme dirichlet --alpha 1 --name two", "--clients", len(SITES)),
+        ("shard --partition two", "--out", tmp_path / "sites"),
+        ("flower keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
     ):
         done = apart(*words, "--json", home=home)
         assert done.code == 0, done.err
@@ -282,9 +265,7 @@ def reference(federation: Federation) -> tuple[Started, bytes]:
     return server, federation.finish()
 
 
-def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
-    federation: Federation, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(federation, record_property):
     """kill -9 of ``fedcache flower server`` at any moment of its life, up to three times on the way of each run."""
     server, expected = reference(federation)
     server.kill()
@@ -321,9 +302,7 @@ def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
 @pytest.mark.skipif(
     not FULL, reason="minutes of waiting for Flower to miss a node; in make nightly"
 )
-def test_a_killed_site_costs_itself_alone_and_comes_back(
-    federation: Federation, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_killed_site_costs_itself_alone_and_comes_back(federation, record_property):
     """kill -9 of ``fedcache flower site`` at any moment; started again, the same command has the same result."""
     _server, expected = reference(federation)
     draw, killed, wanted = random.Random(6), 0, 10

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from command import ok
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
@@ -90,7 +89,7 @@ class OneProcess:
 
 
 @pytest.fixture
-def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sites(tmp_path, monkeypatch):
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     monkeypatch.setattr(transport_module, "PULL_EVERY", 0.0)
     draw = np.random.default_rng(3)
@@ -100,19 +99,11 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "whole.zarr"
     )
     ok(
-        "partition",
+        "partition --scheme dirichlet --clients 5 --alpha 1 --name five",
         "--store",
         store.path,
-        "--scheme",
-        "dirichlet",
-        "--clients",
-        5,
-        "--alpha",
-        1,
-        "--name",
-        "five",
     )
-    ok("shard", "--store", store.path, "-p", "five", "--out", tmp_path / "sites")
+    ok("shard -p five", "--store", store.path, "--out", tmp_path / "sites")
     return tmp_path / "sites"
 
 
@@ -133,13 +124,11 @@ def federation(method: str, grid: OneProcess, tmp_path: Path, **words: Any) -> A
     ).checked()
     return federate(
         dataclasses.replace(plan, **words), FlowerTransport(grid), Home(tmp_path), Silent()
-    )[0]  # type: ignore[arg-type]
+    )[0]
 
 
 @pytest.mark.parametrize("method", ["fed3r", "fedavg", "fedncm", "scaffold"])
-def test_the_sum_under_masks_gives_the_accuracy_of_one_process(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
+def test_the_sum_under_masks_gives_the_accuracy_of_one_process(method, sites, tmp_path):
     run = federation(method, grid_of(sites, tmp_path, **{"masked-only": "yes"}), tmp_path)
     config = TrainConfig(method=method, rounds=2, execution="sequential", clients_from=str(sites))
     alone = train(config, Home(tmp_path), runs=tmp_path / "alone")
@@ -149,13 +138,11 @@ def test_the_sum_under_masks_gives_the_accuracy_of_one_process(
     assert run.result["federation"]["missed"] == []
 
 
-def test_nothing_that_the_server_sees_is_a_single_upload(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    true: list[torch.Tensor] = []
+def test_nothing_that_the_server_sees_is_a_single_upload(sites, tmp_path, monkeypatch):
+    true = []
     real = site_module.Masking.vector
 
-    def kept(self: Any, *words: Any) -> torch.Tensor:
+    def kept(self, *words):
         true.append(real(self, *words))
         return true[-1]
 
@@ -186,16 +173,14 @@ def test_nothing_that_the_server_sees_is_a_single_upload(
     assert abs(np.corrcoef(found, sent)[0, 1]) < 5 / np.sqrt(len(found))
 
 
-def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(sites, tmp_path):
     grid = grid_of(sites, tmp_path)
     grid.lost = {(101, 3), (102, 8)}  # its vector in the first round, its shares in the second
     run = federation("fedavg", grid, tmp_path)
     assert [m["round"] for m in run.result["federation"]["missed"]] == [1]
 
 
-def test_too_few_that_stay_end_the_run_in_words(sites: Path, tmp_path: Path) -> None:
+def test_too_few_that_stay_end_the_run_in_words(sites, tmp_path):
     grid = grid_of(sites, tmp_path)
     grid.lost = {(100, 3), (101, 3), (102, 3)}
     with pytest.raises(
@@ -206,8 +191,8 @@ def test_too_few_that_stay_end_the_run_in_words(sites: Path, tmp_path: Path) -> 
 
 
 def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload_of_the_other(
-    sites: Path, tmp_path: Path
-) -> None:
+    sites, tmp_path
+):
     assert [least_that_stay(n) for n in (3, 4, 5, 6, 9, 100)] == [3, 3, 4, 4, 6, 67]
     for shard in sorted(sites.glob("*.zarr"))[3:]:
         shutil.rmtree(shard)
@@ -218,9 +203,7 @@ def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload
         federation("fedncm", grid, tmp_path, sites=3, fresh=True)
 
 
-def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites, tmp_path):
     grid = grid_of(sites, tmp_path, **{"masked-only": "yes"})
     with pytest.raises(FedcacheError, match="0 of 5 sites have a sound upload"):
         federation("fedavg", grid, tmp_path, secure=False)
@@ -233,9 +216,7 @@ def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(
     assert all(r is not None and "masked, and nothing else" in r.message for r in refusals)
 
 
-def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(sites, tmp_path):
     grid = grid_of(sites, tmp_path)
     found = [
         federation("fed3r", grid, tmp_path, secure=s).result["accuracy"]["mean"]
@@ -265,8 +246,8 @@ def other_words(content: RecordDict) -> None:
     ],
 )
 def test_a_site_that_sends_anything_ends_the_round_in_one_sentence(
-    number: int, harm: Callable[[RecordDict], None], said: str, sites: Path, tmp_path: Path
-) -> None:
+    number, harm, said, sites, tmp_path
+):
     grid = grid_of(sites, tmp_path)
     grid.harm = {(102, number): harm}
     with pytest.raises(FedcacheError, match=said) as caught:

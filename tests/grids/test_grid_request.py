@@ -29,7 +29,7 @@ def requested(methods: list[str], sweeps: dict[str, Any], **options: Any) -> Gri
     return request_grid(methods, sweeps, config, HOME, **options)
 
 
-def test_a_point_is_what_train_would_be_asked() -> None:
+def test_a_point_is_what_train_would_be_asked():
     sweeps = {
         "lr": ["0.1"],
         "rounds": ["3"],
@@ -58,7 +58,7 @@ def test_a_point_is_what_train_would_be_asked() -> None:
     )
 
 
-def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
+def test_a_swept_scheme_is_laid_over_that_of_all_points():
     base = PartitionConfig("iid", 5, 7, {"alpha": 1.0, "other": 2})
     assert partition_of_point(base, {"lr": "1"}) == base
     swept = {
@@ -76,12 +76,12 @@ def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
     }
 
 
-def test_points_that_differ_in_floats_alone_are_one_group() -> None:
+def test_points_that_differ_in_floats_alone_are_one_group():
     points = combinations(["fedprox", "fedavg"], {"lr": ["0.1", "0.2"], "batch": ["8", "16"]})
     assert point_groups(points) == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
-def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run() -> None:
+def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run():
     config = TrainConfig(participation="all", byzantine=0.4)
     with pytest.raises(FedcacheError, match=r"^fedavg aggregate=krum clients=3: "):
         requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]}, config=config)
@@ -92,7 +92,7 @@ def made(mean: float | None) -> Run:
     return Run(Path("nowhere"), result, {})
 
 
-def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
+def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far():
     heard = Heard()
     run = GridRun(requested(["fedavg"], {"lr": ["1", "2", "3", "4", "5"]}), heard, Stop())
     run.end_point(3, made(0.0))
@@ -121,7 +121,7 @@ def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
     assert silent.notes == [], "of one point nothing is the best"
 
 
-def test_a_grid_without_any_result_is_an_error() -> None:
+def test_a_grid_without_any_result_is_an_error():
     run = GridRun(requested(["fedavg"], {"lr": ["1", "2"]}), Silent(), Stop())
     run.end_point(0, FederatedRunError("Failed.", "Lower lr."))
     run.end_point(1, DamagedRunError(Path("/runs/d/result.json")))
@@ -130,21 +130,21 @@ def test_a_grid_without_any_result_is_an_error() -> None:
     assert "--fresh" in caught.value.hint
 
 
-def test_some_errors_end_one_point_and_others_the_grid() -> None:
+def test_some_errors_end_one_point_and_others_the_grid():
     assert ends_one_point(DamagedRunError(Path("/r")))
     assert ends_one_point(FederatedRunError("", ""))
     assert not ends_one_point(StoreError("", ""))
 
 
-def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read() -> None:
+def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read():
     with pytest.raises(UsageError, match="--save-models"):
         requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets"))
 
 
-def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):
     error = FederatedRunError("Failed.", "Lower lr.")
 
-    def fails(config: TrainConfig, home: Home, **words: Any) -> None:
+    def fails(config, home, **words):
         assert (config.set["lr"], home, words["extract"]) == ("2", HOME, False)
         raise error
 

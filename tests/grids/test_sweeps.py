@@ -1,7 +1,5 @@
 """What a sweep's keys mean: each value is looked at before anything is trained."""
 
-from __future__ import annotations
-
 import pytest
 from arrays import ingested
 from command import fedcache, ok, words_of

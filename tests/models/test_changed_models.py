@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from pictures import folder
 from torch import Tensor
 
@@ -30,21 +30,15 @@ from fedcache.runs.predict_run import open_predictor
 from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.store import Store
 
-IID = ("--scheme", "iid", "--clients", 3)
-METHODS: dict[str, tuple[object, ...]] = {
-    "one model": ("fedavg", "--rounds", 2, "--backbones", "random-projection:16"),
-    "two backbones": ("fed3r", "--backbones", "random-projection:16,random-projection:8"),
-    "standardized": (
-        "fedncm",
-        "--backbones",
-        "random-projection:16",
-        "--set",
-        "feat_post=standardize",
-    ),
-    "personal": ("fedrep", "--rounds", 2, "--backbones", "random-projection:16"),
-    "from texts": ("fst-cbdg", "--rounds", 1, "--backbones", "glyph-clip"),
-    "live encoders": ("promptfl", "--rounds", 1, "--backbones", "glyph-clip"),
-    "images": ("fedavg-scratch", "--rounds", 1, "--backbones", "pixels"),
+IID = words_of("--scheme iid --clients 3")
+METHODS = {
+    "one model": words_of("fedavg --rounds 2 --backbones random-projection:16"),
+    "two backbones": words_of("fed3r --backbones random-projection:16,random-projection:8"),
+    "standardized": words_of("fedncm --backbones random-projection:16 --set feat_post=standardize"),
+    "personal": words_of("fedrep --rounds 2 --backbones random-projection:16"),
+    "from texts": words_of("fst-cbdg --rounds 1 --backbones glyph-clip"),
+    "live encoders": words_of("promptfl --rounds 1 --backbones glyph-clip"),
+    "images": words_of("fedavg-scratch --rounds 1 --backbones pixels"),
 }
 EACH = {"live encoders": 7, "images": 16}
 """Every so many changes are tried of models that take long to score, and every third of the others."""
@@ -55,13 +49,11 @@ def trained(place: Path) -> Path:
     for backbones in ("random-projection:16,random-projection:8", "glyph-clip", "pixels"):
         size = ("--size", 16) if backbones == "pixels" else ()
         ok(
-            "extract",
+            "extract --workers 0",
             "--dataset",
             f"folder:{images}",
             "--backbones",
             backbones,
-            "--workers",
-            0,
             *size,
         )
     for name, words in METHODS.items():
@@ -73,7 +65,7 @@ def trained(place: Path) -> Path:
 
 
 HUGE = 10**12
-WRONG: tuple[Any, ...] = (
+WRONG = (
     None,
     -1,
     0,
@@ -144,7 +136,7 @@ def scores_of(path: Path, store: Store) -> tuple[int, Any]:
 
 
 @pytest.fixture
-def models(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def models(once):
     return once(trained)
 
 
@@ -160,9 +152,7 @@ def is_another_model(what: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_a_changed_model_answers_what_it_did_or_is_refused(
-    models: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_changed_model_answers_what_it_did_or_is_refused(models, tmp_path, name):
     store = shapes_store()
     good = models / f"{name}.safetensors"
     code, wanted = scores_of(good, store)
@@ -196,7 +186,7 @@ def test_a_changed_model_answers_what_it_did_or_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one model", "personal"])
-def test_a_damaged_model_is_exit_5_for_every_reader(models: Path, name: str) -> None:
+def test_a_damaged_model_is_exit_5_for_every_reader(models, name):
     run = Path(os.environ["FEDCACHE_HOME"]) / "runs" / (models / f"{name}.run").read_text()
     (file,) = (run / "models").glob("*.safetensors")
     whole = file.read_bytes()
@@ -220,9 +210,7 @@ def test_a_damaged_model_is_exit_5_for_every_reader(models: Path, name: str) -> 
     assert fedcache(*train).code == 0
 
 
-def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(
-    models: Path, tmp_path: Path
-) -> None:
+def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models, tmp_path):
     whole = (models / "personal.safetensors").read_bytes()
     path = tmp_path / "m.safetensors"
     for place in range(0, len(whole), max(1, len(whole) // 60)):
@@ -233,7 +221,7 @@ def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(
             assert scores_of(path, shapes_store())[0] in (4, 5)
 
 
-IMPOSSIBLE: tuple[tuple[str, Any], ...] = (
+IMPOSSIBLE = (
     ("decoder", "../../etc"),
     ("pooling", "module:os:abort"),
     ("crop_pct", 1e-3),
@@ -243,9 +231,7 @@ IMPOSSIBLE: tuple[tuple[str, Any], ...] = (
 
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
-def test_a_recipe_that_no_command_makes_is_refused(
-    models: Path, tmp_path: Path, field: str, value: Any
-) -> None:
+def test_a_recipe_that_no_command_makes_is_refused(models, tmp_path, field, value):
     held = read_sealed(models / "one model.safetensors", KIND)
     assert held is not None
     facts = copy.deepcopy(held.content)
@@ -267,9 +253,7 @@ def test_a_recipe_that_no_command_makes_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(
-    models: Path, tmp_path: Path, name: str
-) -> None:
+def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models, tmp_path, name):
     held = read_sealed(models / f"{name}.safetensors", KIND)
     assert held is not None
     path = tmp_path / "changed.safetensors"
@@ -296,9 +280,7 @@ def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(
             assert caught.value.code == 4, h.name
 
 
-def test_settings_of_every_client_are_checked_and_not_only_of_the_first(
-    models: Path, tmp_path: Path
-) -> None:
+def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models, tmp_path):
     held = read_sealed(models / "personal.safetensors", KIND)
     assert held is not None
     first, second = list(held.content["saved"])[:2]

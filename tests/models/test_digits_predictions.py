@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import ok, words_of
 from draws import one_of_each
 from federation import small
 from opened import open_dataset
@@ -36,26 +36,12 @@ FILES = "digits-as-files"
 
 # Three ways to say which rows a client is tested on: the same for all, its own domain, and rows like its own.
 SCHEMES = {
-    "random-projection": ("--scheme", "iid", "--clients", 3),
-    "efficientnet-lite0": (
-        "--scheme",
-        "feature-shift",
-        "--domain",
-        "mnist,optdigits,synth",
-        "--option",
-        "shots=8",
-        "--option",
-        "tests=4",
+    "random-projection": words_of("--scheme iid --clients 3"),
+    "efficientnet-lite0": words_of(
+        "--scheme feature-shift --domain mnist,optdigits,synth --option shots=8 --option tests=4"
     ),
-    "glyph-clip": (
-        "--scheme",
-        "dirichlet",
-        "--clients",
-        3,
-        "--alpha",
-        1.0,
-        "--option",
-        "test_protocol=matched",
+    "glyph-clip": words_of(
+        "--scheme dirichlet --clients 3 --alpha 1.0 --option test_protocol=matched"
     ),
 }
 TOWERS, IMAGES = {"text", "text tower", "image tower"}, {"pixels"}
@@ -95,12 +81,12 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 
 @pytest.fixture
-def files(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(store, tmp_path_factory):
     """The folder of the test images."""
     (found,) = (tmp_path_factory.getbasetemp() / "once").glob(f"*/{FILES}")
     return found
@@ -129,8 +115,8 @@ def models_of(run: Path, result: dict) -> Iterator[tuple[int, str | None, list[i
 
 @pytest.mark.parametrize(("name", "backbone"), one_of_each(CASES, kind))
 def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
-    store: Path, files: Path, tmp_path: Path, name: str, backbone: str
-) -> None:
+    store, files, tmp_path, name, backbone
+):
     held = Store.open(store).samples
     sizes = [
         word
@@ -156,7 +142,7 @@ def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
     )
     result = json.loads((run / "result.json").read_text())
     assert has_model(run)
-    accuracy: dict[int, list[float]] = {}
+    accuracy = {}
     for seed, client, rows in models_of(run, result):
         which = ("--seed", seed, *(() if client is None else ("--client", client)))
         by_row = predicted(run, tmp_path / "rows.csv", "--store", store, "--split", "test", *which)

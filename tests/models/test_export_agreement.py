@@ -1,7 +1,5 @@
 """A thousand images: what is exported says what ``predict`` says, where fedcache cannot be imported."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -136,17 +134,11 @@ def test_a_thousand_images_without_fedcache(home, tmp_path, monkeypatch, dtype, 
         if a.dtype == dtype and a.recipe["backbone"] == name
     ]
     run = ok(
-        "train",
+        "train --method fed3r --clients 5 --scheme iid",
         "--store",
         store.path,
         "--backbones",
         ",".join(keys),
-        "--method",
-        "fed3r",
-        "--clients",
-        5,
-        "--scheme",
-        "iid",
         "--set",
         f"feat_post={feat_post}",
     ).data["path"]

@@ -1,7 +1,5 @@
 """Every method's model as a program: it predicts what the model does, for any number of rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -158,7 +156,7 @@ def test_the_estimator_reads_features_as_the_model_does(feat_post):
 def test_the_head_of_more_features_than_are_asked_for_at_once_is_the_models():
     """1,030 features: two of the steps in which unit vectors are scored."""
     data, clients = federation(sizes=(9, 8), classes=3, width=1030)
-    out = go("fed3r", {"bias": True}, data, clients)
+    out = go("fed3r", "bias=true", data, clients)
     predictor = Predictor(
         (collect(out, replace(facts_of(out, data), recipes=({},)), data, None).model,)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def small(name: str) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def digits() -> list[np.ndarray]:
+def digits():
     """Training and test rows, training and test labels."""
     X, y = load_digits(return_X_y=True)
     return train_test_split(X / 16.0, y, test_size=0.3, random_state=0)
@@ -71,8 +70,8 @@ def test_scores_of_a_row_do_not_depend_on_the_other_rows():
 
 
 def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(
-    digits: list[np.ndarray],
-) -> None:
+    digits,
+):
     X, other, y, labels = digits
     first = FedClassifier().fit(X, y)
     assert first.score(other, labels) > 0.91
@@ -85,7 +84,7 @@ def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(
 
 
 @pytest.mark.parametrize("name", tried(ON_FEATURES))
-def test_every_method_on_features_fits_and_predicts_its_own_labels(name: str) -> None:
+def test_every_method_on_features_fits_and_predicts_its_own_labels(name):
     X, y = load_digits(return_X_y=True)
     X, y = X[y < 3][:90] / 16.0, np.array(["nought", "one", "two"])[y[y < 3][:90]]
     groups = np.arange(90) % 3
@@ -97,13 +96,13 @@ def test_every_method_on_features_fits_and_predicts_its_own_labels(name: str) ->
 
 
 @pytest.mark.parametrize("name", tried(sorted(set(METHODS) - set(ON_FEATURES))))
-def test_a_method_that_reads_more_than_features_is_refused_by_name(name: str) -> None:
+def test_a_method_that_reads_more_than_features_is_refused_by_name(name):
     with pytest.raises(fc.FedcacheError, match=f"{name} reads") as caught:
         FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1])
     assert caught.value.code == 2
 
 
-def test_it_predicts_what_the_engine_predicts() -> None:
+def test_it_predicts_what_the_engine_predicts():
     X, y = load_digits(return_X_y=True)
     X = X / 16.0
     found = FedClassifier(
@@ -121,7 +120,7 @@ def test_it_predicts_what_the_engine_predicts() -> None:
     assert np.array_equal(out.predict(data.x).numpy(), found.predict(X))
 
 
-def test_a_pickle_and_a_saved_model_say_the_same(digits: list[np.ndarray], tmp_path: Path) -> None:
+def test_a_pickle_and_a_saved_model_say_the_same(digits, tmp_path):
     X, other, y, _ = digits
     found = FedClassifier(settings={"feat_post": "standardize"}).fit(X, y)
     assert np.array_equal(pickle.loads(pickle.dumps(found)).predict(other), found.predict(other))
@@ -130,7 +129,7 @@ def test_a_pickle_and_a_saved_model_say_the_same(digits: list[np.ndarray], tmp_p
     assert np.array_equal(loaded.scores(other.astype(np.float32)), found.decision_function(other))
 
 
-def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken() -> None:
+def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken():
     X, y = load_digits(return_X_y=True)
     X, y, groups = X[:120] / 16.0, y[:120], np.arange(120) % 2
     found = FedClassifier("solo", small("solo"), 2).fit(X, y, groups=groups)
@@ -143,7 +142,7 @@ def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken() 
 
 
 @pytest.mark.parametrize("missing", [None, np.datetime64("NaT")])
-def test_a_row_of_no_client_is_refused(missing: object) -> None:
+def test_a_row_of_no_client_is_refused(missing):
     X, y = np.eye(4), [0, 1, 0, 1]
     groups = ["a", "nan", missing, "b"]
     solo = FedClassifier("solo", small("solo"), 1)
@@ -163,15 +162,13 @@ def test_a_row_of_no_client_is_refused(missing: object) -> None:
         ({"temperature": 0.0}, "temperature"),
     ],
 )
-def test_a_word_that_is_none_is_refused_with_the_right_one(
-    arguments: dict[str, object], said: str
-) -> None:
+def test_a_word_that_is_none_is_refused_with_the_right_one(arguments, said):
     with pytest.raises(fc.FedcacheError) as caught:
         FedClassifier(**arguments).fit(np.eye(4), [0, 1, 0, 1])
     assert caught.value.code == 2
     assert said in caught.value.message + caught.value.hint
 
 
-def test_nothing_is_written(own_home: Path) -> None:
+def test_nothing_is_written(own_home):
     FedClassifier().fit(np.eye(4), [0, 1, 0, 1]).predict(np.eye(4))
     assert not own_home.exists() or not any(own_home.iterdir())

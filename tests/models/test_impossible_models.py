@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from command import Done, fedcache, ok
+from command import Done, fedcache, ok, words_of
 from torch import Tensor
 
 from fedcache.errors import Exit
@@ -29,7 +29,7 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def good(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     images = np.random.default_rng(0).integers(0, 255, (30, 8, 8, 3), dtype=np.uint8)
     np.savez(folder / "m.npz", images=images, labels=np.arange(30) % 3)
@@ -37,11 +37,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Made:
         patch.setenv("FEDCACHE_HOME", str(folder / "home"))
         spec = f"arrays:{folder / 'm.npz'}"
         backbone = "random-projection:16"
-        store = ok("extract", "--dataset", spec, "--backbones", backbone, "--workers", 0).data[
-            "path"
-        ]
-        words = ("--rounds", 1, "--scheme", "iid", "--clients", 2, "--store", store)
-        run = Path(ok("train", "fedavg", *words).data["path"])
+        store = ok("extract --workers 0", "--dataset", spec, "--backbones", backbone).data["path"]
+        words = (*words_of("--rounds 1 --scheme iid --clients 2"), "--store", store)
+        run = Path(ok("train fedavg", *words).data["path"])
     (model,) = (run / "models").glob("*.safetensors")
     return Made(model, Path(store))
 
@@ -59,15 +57,13 @@ def predict(
     return fedcache("predict", path, "--store", good.store)
 
 
-def test_a_model_that_was_not_changed_predicts(good: Made, tmp_path: Path) -> None:
+def test_a_model_that_was_not_changed_predicts(good, tmp_path):
     assert predict(good, tmp_path / "m.safetensors", lambda facts, tensors: None).code == 0
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_are_the_fault_of_the_model(
-    good: Made, tmp_path: Path, number: float
-) -> None:
-    def change(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def test_numbers_that_are_not_finite_are_the_fault_of_the_model(good, tmp_path, number):
+    def change(facts, tensors):
         for name, tensor in tensors.items():
             if name.startswith("server/"):
                 tensors[name] = torch.full_like(tensor, number)
@@ -79,9 +75,7 @@ def test_numbers_that_are_not_finite_are_the_fault_of_the_model(
 
 
 @pytest.mark.parametrize("number", [-2, None, True, [2]])
-def test_a_format_that_no_version_has_is_no_reason_to_upgrade(
-    good: Made, tmp_path: Path, number: Any
-) -> None:
+def test_a_format_that_no_version_has_is_no_reason_to_upgrade(good, tmp_path, number):
     done = predict(
         good, tmp_path / "m.safetensors", lambda facts, tensors: facts.update(format=number)
     )
@@ -90,7 +84,7 @@ def test_a_format_that_no_version_has_is_no_reason_to_upgrade(
     assert "Upgrade" not in done.err
 
 
-def test_fields_that_no_model_has_are_the_fault_of_the_file(good: Made, tmp_path: Path) -> None:
+def test_fields_that_no_model_has_are_the_fault_of_the_file(good, tmp_path):
     path = tmp_path / "m.safetensors"
     for done in (
         predict(good, path, lambda facts, tensors: facts.update(zoom=2)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ FEDPCL = ("train --method fedpcl", *IID, "--rounds", 1, "--set", "dim=4")
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 
@@ -46,9 +45,7 @@ def contents(place: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.slow
-def test_predictions_are_not_written_over_what_they_are_made_of(
-    store: Path, tmp_path: Path
-) -> None:
+def test_predictions_are_not_written_over_what_they_are_made_of(store, tmp_path):
     run = fed3r()
     mine = embeddings_for(run, tmp_path / "emb.parquet")
     (tmp_path / "link.parquet").symlink_to(mine)
@@ -66,17 +63,17 @@ def test_predictions_are_not_written_over_what_they_are_made_of(
     )
 
 
-def test_an_exported_model_is_not_written_over_the_model(store: Path, tmp_path: Path) -> None:
+def test_an_exported_model_is_not_written_over_the_model(store, tmp_path):
     run = fed3r()
     mine = Path(shutil.copy(model_file(run, 0), tmp_path / "m.safetensors"))
     before, model = contents(run), mine.read_bytes()
     for place, out in ((mine, mine), (run, model_file(run, 0)), (run, run)):
-        assert fedcache("export-model", place, "-o", out, "--force").code == 2
+        assert fedcache("export-model --force", place, "-o", out).code == 2
     assert (contents(run), mine.read_bytes()) == (before, model)
     ok("export-model", mine, "-o", tmp_path / "other.safetensors")
 
 
-def test_a_model_file_has_the_one_seed_that_it_holds(store: Path) -> None:
+def test_a_model_file_has_the_one_seed_that_it_holds(store):
     run = fed3r("--seeds", "0,1")
     file = model_file(run, 1)
     for seed in (0, "all"):
@@ -85,25 +82,25 @@ def test_a_model_file_has_the_one_seed_that_it_holds(store: Path) -> None:
         assert "seed 1" in done.err
     with pytest.raises(UsageError, match="seed 1"):
         fc.load_model(file, seed=0)
-    named = ok("predict", file, "--store", store, "--seed", 1).data["rows"]
+    named = ok("predict --seed 1", file, "--store", store).data["rows"]
     assert named == ok("predict", file, "--store", store).data["rows"]
-    assert named == ok("predict", run, "--store", store, "--seed", 1).data["rows"]
+    assert named == ok("predict --seed 1", run, "--store", store).data["rows"]
 
 
-def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(store: Path) -> None:
+def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(store):
     run = trained(*FEDPCL, "--save-clients", "client-1")
     for place in (run, model_file(run, 0)):
-        done = fedcache("predict", place, "--client", "client-2", "--store", store, "--json")
+        done = fedcache("predict --client client-2 --json", place, "--store", store)
         assert done.code == 2
         assert "'client-2'" in done.envelope["error"]["message"]
     assert fedcache(*shlex.split(done.envelope["error"]["hint"])[1:]).code == 0
     assert SavedModel.load(model_file(run, 0)).clients == ["client-1", "client-2"]  # none is lost
-    ok("predict", run, "--client", "client-2", "--store", store)
+    ok("predict --client client-2", run, "--store", store)
     for words in (("--client", "nobody"), ("--global",), ()):  # fedpcl has no model for all
         assert fedcache("predict", run, *words, "--store", store).code == 2
 
 
-def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> None:
+def test_an_exported_head_is_not_called_damaged(store, tmp_path):
     run = fed3r()
     head, damaged = tmp_path / "head.safetensors", tmp_path / "seed-0.safetensors"
     ok("export-model", run, "-o", head)
@@ -122,9 +119,7 @@ def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> 
         (("--temperature", "inf"), "inf"),
     ],
 )
-def test_what_a_model_cannot_do_is_refused_with_what_it_can(
-    store: Path, words: tuple[object, ...], said: str
-) -> None:
+def test_what_a_model_cannot_do_is_refused_with_what_it_can(store, words, said):
     done = fedcache("predict", fed3r(), "--store", store, *words)
     assert done.code == 2
     assert said in done.err

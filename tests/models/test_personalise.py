@@ -1,7 +1,5 @@
 """The model of a client that was not there: over all personalised methods, and what is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

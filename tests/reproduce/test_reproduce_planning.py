@@ -58,7 +58,7 @@ def planned(cell: PaperCell, options: Options, *lacking: str) -> PlannedCell:
     return one
 
 
-def test_all_that_a_proxy_changes_is_said_in_order() -> None:
+def test_all_that_a_proxy_changes_is_said_in_order():
     options = Options(
         on="digits", backbones=("glyph-clip",), recipe={"size": "32"}, rounds=5, seeds="1", limit=50
     )
@@ -86,7 +86,7 @@ def test_all_that_a_proxy_changes_is_said_in_order() -> None:
     assert planned(CELL, Options(rounds=100, seeds="0-2")) == PlannedCell(CELL, CELL, ())
 
 
-def test_a_recipe_stays_with_the_backbones_that_stay() -> None:
+def test_a_recipe_stays_with_the_backbones_that_stay():
     one = planned(CELL, Options(on="digits", recipe={"vit-tiny:views": "2"}), "vit-small")
     assert one.cell.backbones == ("vit-tiny",)
     assert one.cell.recipe == {"vit-tiny:size": "64", "vit-tiny:views": "2"}
@@ -102,15 +102,13 @@ def test_a_recipe_stays_with_the_backbones_that_stay() -> None:
         ({"method": "gone", "rounds": None}, 5, ["rounds: 5 instead of the method's own"]),
     ],
 )
-def test_rounds_are_those_asked_for_where_a_method_has_any(
-    changed: dict[str, Any], rounds: int | None, said: list[str]
-) -> None:
+def test_rounds_are_those_asked_for_where_a_method_has_any(changed, rounds, said):
     one = planned(replace(CELL, **changed), Options(rounds=5))
     assert one.cell.rounds == rounds
     assert [d for d in one.departures if "rounds" in d] == said
 
 
-def test_roles_are_filled_in_order_or_by_what_is_here() -> None:
+def test_roles_are_filled_in_order_or_by_what_is_here():
     entry = table(CELL)
     assert roles(entry, Options(), looker("vit-tiny")) == {
         "vit-tiny": "vit-tiny",
@@ -144,9 +142,9 @@ def test_roles_are_filled_in_order_or_by_what_is_here() -> None:
     ],
 )
 def test_short_batches_are_kept_where_a_proxys_smallest_client_has_no_other(
-    settings: dict[str, Any], rows: int, proxy: bool, short: bool
-) -> None:
-    partition: Any = SimpleNamespace(
+    settings, rows, proxy, short
+):
+    partition = SimpleNamespace(
         clients=[SimpleNamespace(train=range(9)), SimpleNamespace(train=range(rows))]
     )
     found, said = short_batches(replace(CELL, set=settings), partition, proxy=proxy)
@@ -160,14 +158,14 @@ def line(label: str, *departures: str, why: str = "", **measured: float) -> Repr
     return ReproducedCell(PlannedCell(cell, cell, ()), got, list(departures), why)
 
 
-def test_departures_of_every_row_that_was_run_are_told_once() -> None:
+def test_departures_of_every_row_that_was_run_are_told_once():
     lines = [line("A", "x", "y"), line("B", "y", "z", "x"), line("C", "x", why="missing")]
     assert _take_out_shared(lines) == ["x", "y"]
     assert [ln.departures for ln in lines] == [[], ["z"], ["x"]]
     assert _take_out_shared([line("C", "x", why="missing")]) == []
 
 
-def test_a_difference_is_of_two_rows_that_have_the_number() -> None:
+def test_a_difference_is_of_two_rows_that_have_the_number():
     report = Reproduction(
         table(CELL), False, None, [line("A", client_mean=5.0), line("B", client_mean=2.0)], []
     )
@@ -189,7 +187,7 @@ def formulas(
             raise value
         return {"bound_x": value}, [f"said of {cell.at[0]}"]
 
-    monkeypatch.setitem(MEASURES, "formula", measured)  # type: ignore[arg-type]
+    monkeypatch.setitem(MEASURES, "formula", measured)
     cells = [
         PaperCell(
             {"m": label}, metrics=("bound_x",), printed=(Printed(1.0),), options={"at": label}
@@ -199,9 +197,7 @@ def formulas(
     return table(*cells, kind="formula", metrics=("bound_x",))
 
 
-def test_rows_that_fail_are_told_and_the_others_are_measured(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_fail_are_told_and_the_others_are_measured(own_home, monkeypatch):
     entry = formulas(
         monkeypatch, {"A": 2.0, "B": UsageError("B does not fit.", "Try C."), "C": 0.5}
     )
@@ -216,9 +212,7 @@ def test_rows_that_fail_are_told_and_the_others_are_measured(
     assert [ln.departures for ln in report.lines] == [["said of A"], [], ["said of C"]]
 
 
-def test_where_every_row_fails_the_first_error_is_that_of_the_call(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_every_row_fails_the_first_error_is_that_of_the_call(own_home, monkeypatch):
     first, second = UsageError("A does not fit.", "Try B."), UsageError("B does not fit.", "Try A.")
     with pytest.raises(FedcacheError, match="A does not fit"):
         reproduce(formulas(monkeypatch, {"A": first, "B": second}), Home(own_home))
@@ -244,7 +238,7 @@ COLUMNS = Columns(
 )
 
 
-def test_a_cell_is_dealt_by_its_scheme_its_arguments_and_the_seed() -> None:
+def test_a_cell_is_dealt_by_its_scheme_its_arguments_and_the_seed():
     cell = replace(CELL, args={"clients": 3})
     for seed in (0, 5):
         dealt = partition_cell(cell, COLUMNS, seed, proxy=False)
@@ -253,7 +247,7 @@ def test_a_cell_is_dealt_by_its_scheme_its_arguments_and_the_seed() -> None:
     assert partition_cell(cell, COLUMNS, 0, proxy=False).partition.digest != dealt.partition.digest
 
 
-def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are() -> None:
+def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are():
     many = replace(CELL, args={"clients": 500})
     with pytest.raises(FedcacheError, match="500 clients"):
         partition_cell(many, COLUMNS, 0, proxy=False)
@@ -280,7 +274,7 @@ def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are() ->
     ], "of that domain"
 
 
-def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy() -> None:
+def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy():
     cell = replace(CELL, domain=("mnist-m", "sketch"), dataset="digits")
     with pytest.raises(FedcacheError, match="sketch") as caught:
         with_known_domains(cell, COLUMNS, proxy=False)
@@ -301,7 +295,7 @@ def dealt_rows(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(columns=lambda _: COLUMNS, options=Options(on="digits"))
 
 
-def test_the_sizes_of_a_partition_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sizes_of_a_partition_by_hand(monkeypatch):
     workbench = dealt_rows(monkeypatch)
     every = ("clients_of", "classes_of", "per_class", "sizes", "total")
     found, said = cell_kinds.partition(replace(CELL, metrics=every), workbench)
@@ -333,14 +327,12 @@ def test_the_sizes_of_a_partition_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_features_are_extracted_once_for_cells_that_read_the_same(
-    monkeypatch: pytest.MonkeyPatch, own_home: Path
-) -> None:
-    asked: list[ExtractConfig] = []
+def test_features_are_extracted_once_for_cells_that_read_the_same(monkeypatch, own_home):
+    asked = []
     held = {"t-1": "vit-tiny", "s-1": "vit-small", "s-2": "vit-small", "p-1": "pixels"}
     keys = {"vit-tiny": "t-1", "vit-small": "s-2", "pixels": "p-1"}
 
-    def extract(config: ExtractConfig, home: Home, **_: Any) -> Any:
+    def extract(config, home, **_):
         asked.append(config)
         arrays = {key: SimpleNamespace(recipe={"backbone": name}) for key, name in held.items()}
         made = [{"key": keys[backbone]} for backbone in config.backbones]
@@ -378,25 +370,23 @@ def test_features_are_extracted_once_for_cells_that_read_the_same(
     )
 
 
-def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: dict[str, Any] = {
+def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch):
+    requests = {
         "a": (["x", "y"], []),
         "b": (["y", "z"], []),
         "c": MachineError("No weights.", "Pull."),
     }
-    asked: list[Any] = []
+    asked = []
 
-    def requests_of(name: str, _bench: Any) -> Any:
+    def requests_of(name, _bench):
         if isinstance(requests[name], Exception):
             raise requests[name]
         return requests[name]
 
     monkeypatch.setattr(runner, "_requests_of", requests_of)
-    bench: Any = SimpleNamespace(home=1, runs=2, observer=3, halt=4, made={"w"})
-    engine: Any = SimpleNamespace(
-        run_configurations=lambda *given: asked.append(given) or {"x", "z"}
-    )
-    cells: Any = ["a", "b", "c"]
+    bench = SimpleNamespace(home=1, runs=2, observer=3, halt=4, made={"w"})
+    engine = SimpleNamespace(run_configurations=lambda *given: asked.append(given) or {"x", "z"})
+    cells = ["a", "b", "c"]
     runner._train_on_cluster(cells, bench, engine)
     assert asked == [(["x", "y", "z"], 1, 2, 3, 4)]
     assert bench.made == {"w", "x", "z"}
@@ -407,7 +397,7 @@ def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch: pytest.Monke
         runner._train_on_cluster(cells, bench, engine)
 
 
-def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one() -> None:
+def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
     birds, planes = "resnet18-birds-maxpool", "resnet18-aircraft-maxpool"
     entry = table(replace(CELL, backbones=(birds, "vit-tiny", planes)))
     options = Options(on="digits", backbones=("proxy",))

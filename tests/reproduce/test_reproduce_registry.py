@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from small_entry import SMALL
 
@@ -15,7 +13,7 @@ from fedcache.federate.partition.partition import SCHEMES
 from fedcache.reproduce import registry
 from fedcache.reproduce.metrics import METRICS
 from fedcache.reproduce.planning import READS, RequirementCheck
-from fedcache.reproduce.registry import PaperTable, Printed, entries, entry, names, parse
+from fedcache.reproduce.registry import Printed, entries, entry, names, parse
 
 NAMES = {
     *(f"fedpcl-table{n}" for n in range(1, 16)),
@@ -41,7 +39,7 @@ def mean(name: str, metric: str, *at: str) -> float:
     return value
 
 
-def test_every_table_and_figure_is_there() -> None:
+def test_every_table_and_figure_is_there():
     assert set(names()) >= NAMES
     assert (
         names().index("fedpcl-table2")
@@ -51,9 +49,7 @@ def test_every_table_and_figure_is_there() -> None:
 
 
 @pytest.mark.parametrize("e", entries(), ids=names())
-def test_every_name_a_cell_uses_is_known_or_listed_as_missing(
-    e: PaperTable, own_home: Path
-) -> None:
+def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e, own_home):
     reads, looker = READS[e.kind], RequirementCheck(Home(own_home))
     for cell in e.cells:
         missing = {(n.kind, n.name) for n in looker.missing(e, cell)}
@@ -122,7 +118,7 @@ SPOTS = [
 ]
 
 
-def test_printed_numbers() -> None:
+def test_printed_numbers():
     for name, metric, at, value, std in SPOTS:
         assert printed(name, metric, *at) == (value, std), (name, at)
 
@@ -150,7 +146,7 @@ SUMS = {
 }
 
 
-def test_no_number_of_a_table_was_mistyped() -> None:
+def test_no_number_of_a_table_was_mistyped():
     accuracies = (
         "client_mean",
         "client_min",
@@ -173,7 +169,7 @@ def test_no_number_of_a_table_was_mistyped() -> None:
         assert sum(p.std or 0 for p in found) == pytest.approx(spread, abs=1e-6), name
 
 
-def test_the_columns_of_table_2_average_to_its_last() -> None:
+def test_the_columns_of_table_2_average_to_its_last():
     # All but FedPCL with three backbones within rounding; there 55.35 against 55.34 (D-19), also within a hundredth.
     for cell in entry("fedpcl-table2").cells:
         values = [p.mean for p in cell.printed[:6] if p is not None and p.mean is not None]
@@ -206,18 +202,18 @@ TWICE = [
 ]
 
 
-def test_what_is_printed_twice_agrees() -> None:
+def test_what_is_printed_twice_agrees():
     for one, other in TWICE:
         metric = "client_mean" if one[0].startswith("fedpcl") else "accuracy"
         assert printed(one[0], metric, *one[1:]) == printed(other[0], metric, *other[1:]), one
 
 
-def test_table_3_is_part_of_table_11() -> None:
+def test_table_3_is_part_of_table_11():
     wide = {c.at: c.printed for c in entry("fedpcl-table11").cells}
     assert all(wide[c.at] == c.printed for c in entry("fedpcl-table3").cells)
 
 
-def test_printed_sizes_add_up_and_parameters_are_products() -> None:
+def test_printed_sizes_add_up_and_parameters_are_products():
     for name in ("fedpcl-table9", "fedpcl-table10"):
         for cell in entry(name).cells:
             clients, sizes, total = cell.printed
@@ -231,7 +227,7 @@ def test_printed_sizes_add_up_and_parameters_are_products() -> None:
     assert mean("flesd-eq11", "flesd_scalars", "1 round each") == 10_000 * 512
 
 
-def test_later_settings_win_and_mappings_are_merged() -> None:
+def test_later_settings_win_and_mappings_are_merged():
     a, b = parse(SMALL, "small").cells
     assert (a.rounds, b.rounds) == (2, 3)
     assert a.set == {"lr": 0.1, "batch": 4}
@@ -252,14 +248,12 @@ def test_later_settings_win_and_mappings_are_merged() -> None:
         ("[axes.method]", "[axes.metod]", r"axes\.metod"),
     ],
 )
-def test_a_wrong_registry_file_is_refused(old: str, new: str, said: str) -> None:
+def test_a_wrong_registry_file_is_refused(old, new, said):
     with pytest.raises(FedcacheError, match=said):
         parse(SMALL.replace(old, new, 1), "small")
 
 
-def test_a_file_that_holds_another_entry_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_holds_another_entry_is_refused(tmp_path, monkeypatch):
     (tmp_path / "other.toml").write_text(SMALL)
     monkeypatch.setattr(registry, "_folder", lambda: tmp_path)
     monkeypatch.setattr(registry, "names", lambda: ("other",))

@@ -23,7 +23,7 @@ def row(method: str, mean: float, measured: Measurement | None, **more: object) 
     got = (
         {} if measured is None else {"params": Measurement(2560.0, 0.0, 4), "client_mean": measured}
     )
-    return ReproducedCell(PlannedCell(cell, cell, ()), got, **more)  # type: ignore[arg-type]
+    return ReproducedCell(PlannedCell(cell, cell, ()), got, **more)
 
 
 ROWS = [
@@ -80,9 +80,7 @@ PROXY_ROWS = [
 ]
 
 
-def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_proxy_ranks() -> (
-    None
-):
+def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_proxy_ranks():
     for report, wanted in ((PAPER, PAPER_ROWS), (proxy(), PROXY_ROWS)):
         lines = markdown(report).splitlines()
         assert lines[0] == f"# {title(report)}"
@@ -90,7 +88,7 @@ def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_p
         assert any("rounds: 1 instead of 2" in line for line in lines)
 
 
-def test_a_paper_without_runs_has_plain_differences() -> None:
+def test_a_paper_without_runs_has_plain_differences():
     page = markdown(replace(PAPER, entry=replace(TABLE, printed_seeds=0), lines=ROWS[:1]))
     # 2.5 / (.2 / 2)
     assert (
@@ -99,7 +97,7 @@ def test_a_paper_without_runs_has_plain_differences() -> None:
 
 
 @pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])
-def test_the_data_of_a_reproduction_are_those_of_its_page(here: Reproduction) -> None:
+def test_the_data_of_a_reproduction_are_those_of_its_page(here):
     found = report_data(here)
     one, two, three = found["cells"]
     shared = {

@@ -1,7 +1,5 @@
 """The public laws hold for what is right and fail for what is wrong: each wrong method breaks the law that names it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

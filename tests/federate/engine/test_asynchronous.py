@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from methods_tried import tried
 from pairs import parametrize, served
 from safetensors.torch import load, save
+from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
@@ -94,7 +95,7 @@ def test_executions_agree_on_stale_updates(case, execution):
 
 @served(EACH, EXECUTIONS, in_turn=True)
 def test_a_run_that_goes_on_with_clients_in_training_has_the_same_bits(case, execution):
-    saved: dict[int, Snapshot] = {}
+    saved = {}
     pair = pair_for(execution)
     whole = go_tiny(
         *case,
@@ -286,7 +287,7 @@ def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling
 def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
     out = go_tiny(
         "fedavg",
-        {"opt": "sgd", "bn": False},
+        "opt=sgd bn=false",
         rounds=12,
         timing=TimingRule(buffer=2),
         sampling=SamplingRule(dropout=0.5),
@@ -297,7 +298,7 @@ def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
     each = out.traffic.per_client_round()
     assert each["up"] == each["down"]
     never = SamplingRule(trace=None, available=1e-9)
-    nobody = go_tiny("fedavg", {"opt": "sgd"}, timing=TimingRule(buffer=2), sampling=never)
+    nobody = go_tiny("fedavg", "opt=sgd", timing=TimingRule(buffer=2), sampling=never)
     assert [r.clients for r in nobody.records] == [(), ()]
     assert [r.diagnostics for r in nobody.records] == [{"simulated_time": 0.0}] * 2
 
@@ -314,7 +315,7 @@ def test_a_round_that_waits_takes_as_long_as_its_slowest_client():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_variances_of_batchnorm_stay_variances(name):
-    words = {"bn": True, "batch": 4, "opt": "sgd", "lr": 0.5, "dim": 5}
+    words = set_to("bn=true batch=4 opt=sgd lr=0.5 dim=5")
     out = go_tiny(name, words, rounds=30, timing=TimingRule(buffer=1, power=0.0))
     assert float(out.server["P.var"].min()) > 0.0
     with pytest.raises(FedcacheError, match="--server-step"):

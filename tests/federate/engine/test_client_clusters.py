@@ -1,7 +1,5 @@
 """Rounds that draw clusters of clients first: laws of the draws, and of runs."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

@@ -1,14 +1,11 @@
 """Diagnostics: the numbers checked in the papers, references written another way, and limits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
 from float64 import normal
-from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES
@@ -82,7 +79,7 @@ def test_representations_are_sent_while_they_are_smaller(width, send):  # d < (N
 def test_zero_shot_labels_are_nearly_uniform():  # T-X7
     x, text = unit(1000, 512), unit(10, 512, seed=1)
 
-    def labelled(x: Tensor, scale: float = 1.0) -> Tensor:
+    def labelled(x, scale=1.0):
         return entropy_bits(torch.softmax(scale * x @ text.mT, -1))
 
     bits = labelled(x)

@@ -1,7 +1,5 @@
 """Parts of the engine: switches, features, metrics, batches, draws, execution choice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
 from refusal import refused
+from setting_lines import set_to
 from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
@@ -61,16 +60,14 @@ def test_unknown_names_are_guessed():
 def test_a_text_start_needs_text_and_a_linear_head():
     data, clients = federation()
     without = Data(data.x, data.y, data.classes)
-    refused(
-        lambda: go("fedavg", {"head": "linear", "init": "text"}, without, clients), code=Exit.STORE
-    )
+    refused(lambda: go("fedavg", "head=linear init=text", without, clients), code=Exit.STORE)
     with pytest.raises(FedcacheError, match="head=mlp"):
-        go("fedavg", {"init": "text"})
-    start = go("fedavg", {"head": "linear", "epochs": 0}, rounds=1).server
+        go("fedavg", "init=text")
+    start = go("fedavg", "head=linear epochs=0", rounds=1).server
     assert gap(start["W"], data.text) < 1e-15  # auto: a linear head on features with text
     assert (
         gap(
-            go("fedavg", {"head": "linear", "epochs": 0}, without, clients, rounds=1).server["W"],
+            go("fedavg", "head=linear epochs=0", without, clients, rounds=1).server["W"],
             data.text,
         )
         > 0.01
@@ -110,7 +107,7 @@ def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, pap
 
 
 def test_large_clients_are_gathered_step_by_step(monkeypatch):
-    settings = {"head": "linear", "opt": "sgd", "batch": 16}
+    settings = set_to("head=linear opt=sgd batch=16")
     at_once = go("fedavg", settings, execution="batched")
     monkeypatch.setattr("fedcache.federate.engine.local_training.GATHER_BYTES", 0)
     assert gap(at_once.server, go("fedavg", settings, execution="batched").server) == 0.0

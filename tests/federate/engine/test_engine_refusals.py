@@ -1,7 +1,5 @@
 """What the engine and its parts refuse and fall back to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

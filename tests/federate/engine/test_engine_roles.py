@@ -1,7 +1,5 @@
 """Runs whose clients differ, hold a public set, or are scored everywhere, and what evaluation trains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -27,11 +25,11 @@ def test_all_columns_by_name_are_all_columns(name):
 
 def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those():
     data, clients = federation()
-    out = go_all("solo", {"dim": 5}, own={1: LEFT, 3: ENDS})
+    out = go_all("solo", "dim=5", own={1: LEFT, 3: ENDS})
     ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
     for client, x in ((1, data.x[..., :4]), (3, ends), (0, data.x)):
         alone = go_all(
-            "solo", {"dim": 5}, replace(data, x=x, text=None), clients, execution="sequential"
+            "solo", "dim=5", replace(data, x=x, text=None), clients, execution="sequential"
         )
         assert gap(out.states[client], alone.states[client]) == 0.0
         assert out.client_accuracy[client] == alone.client_accuracy[client]
@@ -39,7 +37,7 @@ def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those()
 
 @pytest.mark.parametrize("name", ["fedproto", "fedpcl"])
 def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(name):
-    out = go_all(name, {"dim": 5, "batch": 16}, own={1: LEFT, 3: ENDS})
+    out = go_all(name, "dim=5 batch=16", own={1: LEFT, 3: ENDS})
     assert {t.shape[-1] for c in (1, 3) for t in (out.states[c]["proto"],)} == {5}
     weights = next(k for k, t in out.states[0].items() if t.dim() == 2 and t.shape[-1] == D)
     assert out.states[1][weights].shape[-1] == 4

@@ -1,7 +1,5 @@
 """Traffic: the counts printed in the papers, and the sum over a run against its closed form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -199,7 +197,7 @@ def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
 def test_bytes_are_those_of_the_numbers_of_every_round(dtype, size):
-    out = go("fedavg", {"head": "linear"}, dtype=dtype)
+    out = go("fedavg", "head=linear", dtype=dtype)
     assert len(out.traffic.rounds) == 3
     for counted in out.traffic.rounds:
         assert (

@@ -1,7 +1,5 @@
 """Who takes part in a round, and whose model is scored, as laws of the draws."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -146,10 +144,8 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\n" + "".join(f"client-{i},2,3\n" for i in range(9)))
     rule = parse_sampling("uniform", str(trace), 0.0)
-    late = go(
-        "fedavg", {"init": "shared"}, rounds=1, sampling=rule, execution=execution, trust=trust
-    )
-    begun = go("fedavg", {"init": "shared", "epochs": 0}, rounds=1, execution=execution)
+    late = go("fedavg", "init=shared", rounds=1, sampling=rule, execution=execution, trust=trust)
+    begun = go("fedavg", "init=shared epochs=0", rounds=1, execution=execution)
     assert gap(late.server, begun.server) < 1e-12
     assert late.records[0].clients == ()
     assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
@@ -167,15 +163,15 @@ def test_a_trace_that_leaves_clients_out_says_how_many_it_has(tmp_path):
         )
         data, clients = federation()
         rule = parse_sampling("uniform", str(trace), 0.0)
-        out = go("fedavg", {"bn": False}, data, clients, rounds=1, sampling=rule)
+        out = go("fedavg", "bn=false", data, clients, rounds=1, sampling=rule)
         assert len(out.warnings) == warnings
 
 
 def test_a_share_of_less_than_half_a_client_is_one_and_says_so():
-    out = go("fedavg", {"bn": False}, rounds=1, participation=0.01)
+    out = go("fedavg", "bn=false", rounds=1, participation=0.01)
     assert len(out.records[0].clients) == 1
     assert "0.01" in out.warnings[0]
-    assert not go("fedavg", {"bn": False}, rounds=1, participation=0.06).warnings
+    assert not go("fedavg", "bn=false", rounds=1, participation=0.06).warnings
 
 
 def test_a_run_that_goes_on_computes_as_many_clients_at_once():

@@ -188,19 +188,9 @@ def test_a_command_gives_the_same_result_whatever_memory_it_may_use(
     store, tmp_path, monkeypatch, post
 ):
     words = (
-        "train",
-        "--method",
-        "fedavg",
+        "train --method fedavg --backbones half --scheme iid --clients 4 --rounds 2",
         "--store",
         store.path,
-        "--backbones",
-        "half",
-        "--scheme",
-        "iid",
-        "--clients",
-        4,
-        "--rounds",
-        2,
         "--set",
         f"feat_post={post}",
     )

@@ -10,8 +10,8 @@ from draws import one_of_each
 from federation import cases, difference, federation, go, go_all, go_tiny, tiny, wide
 from methods_tried import tried
 from pairs import parametrize, served
+from setting_lines import set_to
 
-from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.row_lists import RowLists
 
@@ -100,7 +100,7 @@ def test_a_client_without_validation_rows_is_not_scored_on_them():
 def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_run_has_them_too():
     data, clients = federation()
     both, _, _ = tables(clients)
-    kept: list[Snapshot] = []
+    kept = []
     how = {"rounds": 5, "eval_every": 2}
     whole = go("fedavg", {}, data, both, on_round=lambda *a: kept.append(a[-1]()), **how)
     told = [r.diagnostics.get("validation_accuracy") for r in whole.records]
@@ -138,7 +138,7 @@ def test_a_method_that_learns_from_what_it_is_scored_on_learns_from_no_test_row_
     plain, other = (
         ClientTable.of([Client(c.name, c.train, own) for c in clients], own) for own in rows
     )
-    how = {"adapt_on": "test", "adapt_steps": 3, "alpha": 5.0}
+    how = set_to("adapt_on=test adapt_steps=3 alpha=5.0")
     made = go(
         "perfedavg", how, data, replace(plain, validation=Validation(rows[1], None))
     ).evaluation

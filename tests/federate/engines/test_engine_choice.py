@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
@@ -24,15 +23,15 @@ from fedcache.federate.engines.ray import cluster, engine
 from fedcache.store.store import Store
 
 COMMANDS = [
-    ("extract", "--dataset", "digits", "--backbones", "random-projection"),
-    ("grid", "--method", "fedavg"),
-    ("reproduce", "fedpcl-table5", "--on", "digits"),
+    ("extract --dataset digits --backbones random-projection",),
+    ("grid --method fedavg",),
+    ("reproduce fedpcl-table5 --on digits",),
 ]
-SMALL = ("--backbones", "random-projection,pixels", "--size", 16, "--batch", 4)
+SMALL = words_of("--backbones random-projection,pixels --size 16 --batch 4")
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch):
     monkeypatch.setattr(cluster, "need_ray", lambda: None)
 
 
@@ -102,12 +101,12 @@ def content(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def clumsy(installed, monkeypatch) -> list[Clumsy]:
+def clumsy(installed, monkeypatch):
     """Workers as ``Clumsy`` in the place of a cluster."""
-    made: list[Clumsy] = []
+    made = []
 
     @contextmanager
-    def open_pool(address: Any, spec: TaskSpec, workers: Any, observer: Any) -> Iterator[Clumsy]:
+    def open_pool(address, spec, workers, observer):
         made.append(Clumsy(spec, len(made)))
         yield made[-1]
 
@@ -155,18 +154,18 @@ def test_a_resumed_and_a_grown_store_go_on_elsewhere(tmp_path, clumsy):
 @pytest.mark.parametrize("sizes", [(8, 32), (12, 20)])
 def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
     class Writer:
-        def __init__(self, chunk_rows: int, seed: int) -> None:
+        def __init__(self, chunk_rows, seed):
             self.chunk_rows = chunk_rows
             count = -(-101 // chunk_rows)
             self.left = sorted(random.Random(seed).sample(range(count), max(1, count // 2)))
 
-        def missing(self) -> list[int]:
+        def missing(self):
             return self.left
 
     from fedcache.extract.compute_features import plan_batches
 
     for seed in range(20):
-        writers: Any = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
+        writers = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
         batches = plan_batches(writers, 101, 4)
         made = plan_tasks(writers, batches, 101, 4)
         assert sorted(c for r in made for c in r.chunks) == sorted(
@@ -181,7 +180,7 @@ def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Any]:
+def writer(tmp_path):
     from toy_store import samples
 
     store = Store.create(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +34,7 @@ from fedcache.federate.engines.flower.messages import (
 )
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import Plan, read_app, why_not, write_app
-from fedcache.federate.engines.flower.processes import Process, free_port, start
+from fedcache.federate.engines.flower.processes import free_port, start
 from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.methods import METHODS
@@ -67,12 +66,12 @@ def shards(place: Path) -> Path:
 
 
 @pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+def sites(once, tmp_path):
     return shutil.copytree(once(shards), tmp_path / "sites")
 
 
 @pytest.fixture
-def grid(sites: Path, tmp_path: Path) -> FakeGrid:
+def grid(sites, tmp_path):
     return grid_of(sites, tmp_path / "state")
 
 
@@ -101,9 +100,7 @@ def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
 
 
 @pytest.mark.parametrize("method", tried(OVER_SITES))
-def test_sites_give_the_result_of_one_process(
-    method: str, grid: FakeGrid, sites: Path, tmp_path: Path
-) -> None:
+def test_sites_give_the_result_of_one_process(method, grid, sites, tmp_path):
     (run,) = together(plan(method), grid, tmp_path)
     reference = alone(method, sites, tmp_path)
     # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
@@ -117,9 +114,7 @@ def test_sites_give_the_result_of_one_process(
 @pytest.mark.parametrize(
     "words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}]
 )
-def test_sampling_scoring_and_types_are_those_of_one_process(
-    words: dict[str, Any], grid: FakeGrid, sites: Path, tmp_path: Path
-) -> None:
+def test_sampling_scoring_and_types_are_those_of_one_process(words, grid, sites, tmp_path):
     (run,) = together(plan("fedproto", **words), grid, tmp_path)
     reference = alone("fedproto", sites, tmp_path, **words)
     assert run.result["accuracy"] == reference.result["accuracy"]
@@ -127,9 +122,7 @@ def test_sampling_scoring_and_types_are_those_of_one_process(
 
 
 @pytest.mark.slow
-def test_a_grid_and_its_seeds_travel_in_one_message_each_way(
-    grid: FakeGrid, sites: Path, tmp_path: Path
-) -> None:
+def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid, sites, tmp_path):
     runs = together(
         plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path
     )
@@ -139,7 +132,7 @@ def test_a_grid_and_its_seeds_travel_in_one_message_each_way(
         assert run.result["accuracy"] == reference.result["accuracy"]
 
 
-def test_points_that_differ_at_the_server_share_one_upload(sites: Path, tmp_path: Path) -> None:
+def test_points_that_differ_at_the_server_share_one_upload(sites, tmp_path):
     one, many = (grid_of(sites, tmp_path / name) for name in ("one", "many"))
     together(plan("fed3r"), one, tmp_path / "a")
     together(plan("fed3r", sweep={"lam": ("1e-3", "1e-2", "1e-1")}), many, tmp_path / "b")
@@ -147,7 +140,7 @@ def test_points_that_differ_at_the_server_share_one_upload(sites: Path, tmp_path
     assert grown < one.bytes_up  # counts and words of two more points, and no Gram matrix
 
 
-def test_a_prototype_of_an_absent_class_does_not_travel() -> None:
+def test_a_prototype_of_an_absent_class_does_not_travel():
     proto = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
     packed = pack(SiteMessage({}, [{"proto": proto}]))
     assert packed.arrays["0"].shape == (2, 2)
@@ -164,7 +157,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
     kind=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]),
     seed=st.integers(0, 99),
 )
-def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: int) -> None:
+def test_trees_come_back_bit_for_bit(shape, kind, seed):
     draw = np.random.default_rng(seed)
     values = torch.from_numpy(
         np.asarray((draw.standard_normal(shape) * (draw.random(shape) < 0.5)).astype(kind))
@@ -182,7 +175,7 @@ GOOD = pack(SiteMessage({"round": 1}, [{"W": torch.arange(6.0).reshape(2, 3)}]))
 RAW = GOOD.arrays["0"]
 
 
-def test_a_malformed_message_is_refused_whatever_is_wrong() -> None:
+def test_a_malformed_message_is_refused_whatever_is_wrong():
     for packed in MALFORMED.values():
         with pytest.raises(MalformedError):
             unpack(packed)
@@ -220,7 +213,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_the_gate_stands_before_every_upload(why: str, grid: FakeGrid, tmp_path: Path) -> None:
+def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
     grid.meddle[102] = lambda kind, n, packed: (
         changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
     )
@@ -234,9 +227,7 @@ def test_the_gate_stands_before_every_upload(why: str, grid: FakeGrid, tmp_path:
 @pytest.mark.parametrize(
     ("method", "words"), [("solo", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
 )
-def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
-    method: str, words: dict[str, Any], grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, grid, tmp_path):
     heard = Heard()
     grid.meddle[102] = lambda kind, _n, packed: (
         changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
@@ -251,7 +242,7 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
     assert run.result["trust"]["rejected"] > 0
 
 
-def test_secure_sums_have_nothing_to_leave_out() -> None:
+def test_secure_sums_have_nothing_to_leave_out():
     assert [c.on_bad_update for _, c in plan("fed3r", secure=True).points] == ["fail"]
     assert [c.on_bad_update for _, c in plan("fed3r").points] == ["reject"]
     with pytest.raises(FedcacheError, match="--on-bad-update"):
@@ -259,7 +250,7 @@ def test_secure_sums_have_nothing_to_leave_out() -> None:
 
 
 @pytest.mark.slow
-def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites, tmp_path):
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.meddle[100] = lambda kind, n, packed: (
         "its node went away" if kind != "facts" and n > 1 else packed
@@ -275,9 +266,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites, tmp_path):
     grid, asked = grid_of(sites, tmp_path / "state"), plan("fedpcl", rounds=3, quorum=3)
     grid.meddle[100] = lambda kind, n, packed: (
         "its node went away" if (kind, n) == ("fit", 2) else packed
@@ -291,34 +280,32 @@ def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_path: Path) -> None:
+def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
     """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
     lost, never = grid_of(sites, tmp_path / "a"), grid_of(sites, tmp_path / "b")
     lost.meddle[100] = lambda kind, n, packed: "lost" if (kind, n) == ("fit", 2) else packed
     (first_run,) = together(plan("ditto", rounds=3), lost, tmp_path / "1")
     site = never.sites[100]
-    asked: list[str] = []
+    asked = []
 
     class Away:
-        def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
+        def answer(self, kind, message):
             asked.append(kind)
             if asked.count("fit") == 2 and kind == "fit":
                 return SiteMessage({"refused": {"code": 7, "message": "lost", "hint": ""}})
             return site.answer(kind, message)
 
-    never.sites[100] = Away()  # type: ignore[assignment]
+    never.sites[100] = Away()
     (second_run,) = together(plan("ditto", rounds=3), never, tmp_path / "2")
     assert first_run.result["accuracy"] == second_run.result["accuracy"]
 
 
 @pytest.mark.parametrize("harm", ["lost", "a digit", "another site's", "not sealed"])
-def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(
-    grid: FakeGrid, sites: Path, tmp_path: Path, harm: str
-) -> None:
+def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, sites, tmp_path, harm):
     """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
     heard = Heard()
 
-    def damage(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+    def damage(kind, number, packed):
         if (kind, number) == ("fit", 2):
             (file,) = grid.sites[100].state.rglob("after-2.safetensors")
             raw = file.read_bytes()
@@ -344,7 +331,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(
 
 
 @pytest.mark.slow
-def test_a_site_that_comes_late_joins(grid: FakeGrid, tmp_path: Path) -> None:
+def test_a_site_that_comes_late_joins(grid, tmp_path):
     heard = Heard()
     grid.hidden = {101: 4}
     (run,) = together(plan("fedavg", rounds=5, start_with=2), grid, tmp_path, heard)
@@ -354,9 +341,7 @@ def test_a_site_that_comes_late_joins(grid: FakeGrid, tmp_path: Path) -> None:
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
 
 
-def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(
-    grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(grid, tmp_path):
     heard = Heard()
     grid.hidden = {101: 4}
     (run,) = together(plan("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
@@ -365,9 +350,7 @@ def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(
 
 
 @pytest.mark.slow
-def test_features_of_another_recipe_are_refused_by_digest(
-    grid: FakeGrid, sites: Path, tmp_path: Path
-) -> None:
+def test_features_of_another_recipe_are_refused_by_digest(grid, sites, tmp_path):
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((40, D)).astype(np.float16), draw.integers(0, C, 40)
     other = Store.from_arrays(
@@ -389,7 +372,7 @@ def test_features_of_another_recipe_are_refused_by_digest(
     assert caught.value.code is Exit.STORE
 
 
-def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
+def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
     stores = [store_at(tmp_path / f"{i}.zarr") for i in range(3)]
     named = zip("cab", stores, strict=True)
     grid = FakeGrid(
@@ -418,15 +401,13 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: 
         ({"method": "fedavg", "quorum": 4}, "--quorum 4"),
     ],
 )
-def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(
-    words: dict[str, Any], why: str
-) -> None:
+def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words, why):
     with pytest.raises(FedcacheError, match=why) as caught:
         plan(**words)
     assert caught.value.code is Exit.USAGE
 
 
-def test_without_keys_nothing_leaves_the_machine() -> None:
+def test_without_keys_nothing_leaves_the_machine():
     for host in ("10.0.0.1", "0.0.0.0", "server.example"):
         with pytest.raises(FedcacheError, match=host) as caught:
             Address(host, 8000).need_loopback("take keys")
@@ -435,7 +416,7 @@ def test_without_keys_nothing_leaves_the_machine() -> None:
     Address("127.0.0.1", 8000).need_loopback("take keys")
 
 
-def test_an_app_is_its_plan(tmp_path: Path) -> None:
+def test_an_app_is_its_plan(tmp_path):
     asked = plan(
         "fedavg",
         sweep={"lr": ("0.1", "0.01")},
@@ -453,25 +434,20 @@ def test_an_app_is_its_plan(tmp_path: Path) -> None:
         write_app(asked, tmp_path / "mine")
 
 
-def test_the_command_line_says_what_is_missing(
-    tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app")
-    assert fedcache("flower", "app", "--method", "central").code == 2
-    assert fedcache("flower", "server").code == 2  # neither keys nor --insecure
+def test_the_command_line_says_what_is_missing(tmp_path, sites, monkeypatch):
+    ok("flower app --method fed3r --sites 3", "--out", tmp_path / "app")
+    assert fedcache("flower app --method central").code == 2
+    assert fedcache("flower server").code == 2  # neither keys nor --insecure
 
-    def absent(_name: str) -> str:
+    def absent(_name):
         raise PackageNotFoundError
 
     monkeypatch.setattr("fedcache.federate.engines.flower.processes.version", absent)
     for words in (
         (
-            "site",
+            *words_of("site --superlink 127.0.0.1:8000 --insecure"),
             "--shard",
             next(sites.glob("*.zarr")),
-            "--superlink",
-            "127.0.0.1:8000",
-            "--insecure",
         ),
         ("server", "--insecure"),
     ):
@@ -480,9 +456,7 @@ def test_the_command_line_says_what_is_missing(
         assert "fedcache[flower]" in done.err
 
 
-def test_a_refusal_says_which_file_and_not_where_it_lies(
-    grid: FakeGrid, sites: Path, tmp_path: Path
-) -> None:
+def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
     harmed = sorted(sites.glob("*.zarr"))[0]
     chunk = next(
         p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts
@@ -536,7 +510,7 @@ MALFORMED = {
 }
 
 
-def test_a_bad_upload_ends_the_run_where_that_is_asked_for(grid: FakeGrid, tmp_path: Path) -> None:
+def test_a_bad_upload_ends_the_run_where_that_is_asked_for(grid, tmp_path):
     grid.meddle[102] = lambda kind, n, packed: (
         changed(packed, BAD["W is nan"]) if kind == "fit" else packed
     )
@@ -545,12 +519,10 @@ def test_a_bad_upload_ends_the_run_where_that_is_asked_for(grid: FakeGrid, tmp_p
     assert caught.value.code is Exit.FEDERATED
 
 
-def test_a_server_ends_with_whoever_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[Process] = []
+def test_a_server_ends_with_whoever_waits_for_it(tmp_path, monkeypatch):
+    begun = []
 
-    def wait(process: Process, *_rest: object) -> None:
+    def wait(process, *_rest):
         begun.append(process)
         raise KeyboardInterrupt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_grid import FakeGrid, grid_of
 from methods_tried import tried
+from setting_lines import set_to
 from small_sites import Heard, cut
 
 from fedcache.config import Home, TrainConfig
@@ -59,7 +60,7 @@ def swapped(up: Tree) -> Tree:
     return {k: t.roll(1, 0) if k in floats and t.dim() > 1 else t for k, t in up.items()}
 
 
-LIES: Mapping[str, Callable[[Tree], Tree]] = {
+LIES = {
     "x -1": times(-1.0),
     "x -1e6": times(-1e6),
     "x 1e6": times(1e6),
@@ -68,14 +69,14 @@ LIES: Mapping[str, Callable[[Tree], Tree]] = {
     "swapped moments": swapped,
 }
 
-METHODS: dict[str, Mapping[str, Any]] = {
+METHODS = {
     "fed3r": {},
     "fed3r with a bias": {"bias": True},
     "fedcgs": {},
     "afl": {},
     "gda": {},
     "fedpft": {"epochs": 3},
-    "fedpft full": {"epochs": 3, "cov": "full", "k_mix": 2},
+    "fedpft full": set_to("epochs=3 cov=full k_mix=2"),
     "fedcof": {},
     "gh-ofl": {},
     "gh-ofl lda": {"head": "lda"},
@@ -92,7 +93,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
 }
 """Case -> its settings; the first word is the method."""
 
-TRAINED: dict[str, Mapping[str, Any]] = {
+TRAINED = {
     name: {} if name == "fedrep" else {"epochs": 1}
     for name in (
         "fedavg",
@@ -135,10 +136,10 @@ for added in METHOD_TABLE.values():
         (METHODS if added.one_shot else TRAINED)[added.name] = {}
 
 
-HUGE: Mapping[str, Callable[[Tree], Tree]] = {"x 1e9": times(1e9), "x -1e15": times(-1e15)}
+HUGE = {"x 1e9": times(1e9), "x -1e15": times(-1e15)}
 """Lies below the largest number that may be sent, from which honest sites could train no further."""
 
-GROWING: Mapping[str, Callable[[Tree], Tree]] = {"x 1e3": times(1e3), "x -10": times(-10.0)}
+GROWING = {"x 1e3": times(1e3), "x -10": times(-10.0)}
 """Lies that are unremarkable in one round."""
 
 
@@ -157,7 +158,7 @@ def stores(place: Path) -> Path:
 
 
 @pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+def sites(once, tmp_path):
     return shutil.copytree(once(stores), tmp_path / "sites")
 
 
@@ -229,7 +230,7 @@ ROBUST = {
 
 
 @pytest.mark.parametrize("case", METHODS)
-def test_no_lie_of_one_site_ends_a_method(case: str, sites: Path, tmp_path: Path) -> None:
+def test_no_lie_of_one_site_ends_a_method(case, sites, tmp_path):
     for lie in LIES if case in WATCHED else ("x -1e6", "second moments x -1"):
         run, heard = run_of(case, sites, tmp_path / lie, LIES[lie])
         assert 0.0 <= accuracy(run) <= 1.0
@@ -243,8 +244,8 @@ def test_no_lie_of_one_site_ends_a_method(case: str, sites: Path, tmp_path: Path
 
 @pytest.mark.parametrize("method", [*tried(TRAINED), "fednova", "feddyn", "feddisco"])
 def test_no_huge_upload_makes_the_model_one_that_honest_sites_cannot_train_from(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
+    method, sites, tmp_path
+):
     for lie in HUGE if method in ("fednova", "feddyn", "scaffold", "feddisco") else ("x -1e15",):
         run, _ = run_of(method, sites, tmp_path / lie, HUGE[lie])
         assert {m["site"] for m in run.result["federation"]["missed"]} <= {"client-2"}
@@ -252,17 +253,13 @@ def test_no_huge_upload_makes_the_model_one_that_honest_sites_cannot_train_from(
 
 
 @pytest.mark.parametrize("method", ["fednova", "feddyn", "scaffold"])
-def test_no_lie_that_grows_over_the_rounds_ends_a_method(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
+def test_no_lie_that_grows_over_the_rounds_ends_a_method(method, sites, tmp_path):
     for name, lie in GROWING.items():
         run, _ = run_of(method, sites, tmp_path / name, lie, rounds=12)
         assert {m["site"] for m in run.result["federation"]["missed"]} <= {"client-2"}
 
 
-def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(sites, tmp_path):
     grid = grid_of(sites, tmp_path / "state")
     first, second, third = sorted(grid.sites)[:3]
     grid.sites = {node: grid.sites[node] for node in (first, second, third)}
@@ -272,7 +269,7 @@ def test_a_site_that_sends_next_to_nothing_makes_no_other_site_far_out(
     assert run.result["federation"]["missed"] == []
 
 
-def test_one_huge_upload_of_two_sites_is_left_out(sites: Path, tmp_path: Path) -> None:
+def test_one_huge_upload_of_two_sites_is_left_out(sites, tmp_path):
     """With one other upload there is no median to compare with: the model that is made tells."""
     grid = grid_of(sites, tmp_path / "state")
     liar, honest = sorted(grid.sites)[:2]
@@ -283,11 +280,11 @@ def test_one_huge_upload_of_two_sites_is_left_out(sites: Path, tmp_path: Path) -
     assert accuracy(run) > 0.5
 
 
-def test_no_site_is_blamed_where_the_model_is_the_cause(sites: Path, tmp_path: Path) -> None:
+def test_no_site_is_blamed_where_the_model_is_the_cause(sites, tmp_path):
     """Every site sends huge numbers in round 1, so none is far from the others."""
     grid = grid_of(sites, tmp_path / "state")
 
-    def huge_at_first(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+    def huge_at_first(kind, number, packed):
         return lying(times(1e15))(kind, number, packed) if number == 1 else packed
 
     for node in grid.sites:
@@ -299,9 +296,7 @@ def test_no_site_is_blamed_where_the_model_is_the_cause(sites: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("case", ["fed3r", "fedcgs", "gh-ofl qda", "fedncm", "fedproto", "fedavg"])
-def test_a_robust_rule_stays_within_three_points_of_an_honest_federation(
-    case: str, sites: Path, tmp_path: Path
-) -> None:
+def test_a_robust_rule_stays_within_three_points_of_an_honest_federation(case, sites, tmp_path):
     honest, _ = run_of(case, sites, tmp_path / "honest")
     for number, lie in enumerate(LIES.values()):
         run, _ = run_of(case, sites, tmp_path / str(number), lie, aggregate=ROBUST[case])
@@ -312,9 +307,7 @@ def test_a_robust_rule_stays_within_three_points_of_an_honest_federation(
     ("case", "words"),
     [("fedncm", {"max_row_norm": 20.0}), ("fedcof", {"set": {"feat_post": "l2"}})],
 )
-def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(
-    case: str, words: dict[str, Any], sites: Path, tmp_path: Path
-) -> None:
+def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(case, words, sites, tmp_path):
     honest, _ = run_of(case, sites, tmp_path / "honest", **words)
     assert honest.result["federation"]["missed"] == []
     for number, factor in enumerate((-1e6, 1e6, 1e3)):
@@ -342,9 +335,7 @@ ALMOST_FREE = {
 
 
 @pytest.mark.parametrize("case", ALMOST_FREE)
-def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(
-    case: str, sites: Path, tmp_path: Path
-) -> None:
+def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(case, sites, tmp_path):
     honest, _ = run_of(case, sites, tmp_path / "honest")
     run, heard = run_of(case, sites, tmp_path / "liar", drowning, set=ALMOST_FREE[case])
     (missed,) = run.result["federation"]["missed"]
@@ -355,9 +346,7 @@ def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(
     assert accuracy(run) > accuracy(honest) - 0.03
 
 
-def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(sites, tmp_path):
     grid = grid_of(sites, tmp_path / "state")
     for node in grid.sites:
         grid.meddle[node] = lying(drowning)
@@ -366,9 +355,7 @@ def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(
     assert caught.value.code is Exit.FEDERATED
 
 
-def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites, tmp_path):
     with pytest.raises(FedcacheError, match="5 of 6 sites"):
         run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES)
 
@@ -376,7 +363,7 @@ def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(
 WATCHED = ("fed3r", "fedncm", "gh-ofl qda", "fedpft full", "fedavg", "scaffold")
 
 
-def test_where_bad_uploads_end_the_run_the_site_is_named(sites: Path, tmp_path: Path) -> None:
+def test_where_bad_uploads_end_the_run_the_site_is_named(sites, tmp_path):
     for case, lie in (
         ("fednova", times(1e9)),
         ("scaffold", times(1e9)),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_grid import FakeGrid, grid_of
+from fake_grid import grid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -20,7 +18,7 @@ from test_flower_parts import OVER_SITES, alone, plan, shards, together
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engines.flower.masking import MODULUS, Masking, levels_for
-from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
+from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.methods import METHODS
 
 
@@ -34,7 +32,7 @@ SUMMED = [name for name in OVER_SITES if fits(name)]
 
 
 @pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+def sites(once, tmp_path):
     return shutil.copytree(once(shards), tmp_path / "sites")
 
 
@@ -47,9 +45,7 @@ def secure(method: str, **words: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", tried(SUMMED))
-def test_sums_alone_give_the_result_of_one_process(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
+def test_sums_alone_give_the_result_of_one_process(method, sites, tmp_path):
     bound = BOUNDS.get(method, 64.0)
     (run,) = together(
         secure(method, secure_bound=bound), grid_of(sites, tmp_path / "state"), tmp_path
@@ -62,7 +58,7 @@ def test_sums_alone_give_the_result_of_one_process(
     assert run.result["digest"] != reference.result["digest"]
 
 
-def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name() -> None:
+def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name():
     for method in OVER_SITES:
         if not fits(method):
             with pytest.raises(FedcacheError, match=method) as caught:
@@ -70,7 +66,7 @@ def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name() -> None
             assert caught.value.code is Exit.USAGE
 
 
-def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
+def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
     for words, said in (
         ({"aggregate": "median"}, "--aggregate"),
         ({"max_update_norm": 1.0}, "--max-update-norm"),
@@ -82,9 +78,7 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
         assert caught.value.code is Exit.USAGE
 
 
-def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites, tmp_path):
     with pytest.raises(FedcacheError, match="too few sites"):
         together(secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path)
     masking = masking_of(
@@ -97,7 +91,7 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
             masking.vector({"gram": torch.tensor([0.0, bad])}, {}, 10.0)
 
 
-def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites, tmp_path):
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.meddle[100] = lambda kind, number, packed: (
         "its node went away" if kind == "fit" and number == 1 else packed
@@ -107,8 +101,8 @@ def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites: Path, tmp_path:
     assert heard.said("round 1 goes on without site")
 
 
-def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path: Path) -> None:
-    def late(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+def test_a_sum_with_an_answer_to_another_round_is_not_used(sites, tmp_path):
+    def late(kind, number, packed):
         message = unpack(packed)
         if kind != "fit":
             return packed
@@ -118,7 +112,7 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path
         }
         return pack(SiteMessage(words, message.trees))
 
-    grid: FakeGrid = grid_of(sites, tmp_path / "state")
+    grid = grid_of(sites, tmp_path / "state")
     grid.meddle[101] = late
     with pytest.raises(FedcacheError, match="answered another round or job") as caught:
         together(secure("fedavg"), grid, tmp_path)
@@ -138,9 +132,7 @@ def masking_of(
 
 
 @given(rows=st.lists(st.integers(1, 500), min_size=3, max_size=9), seed=st.integers(0, 99))
-def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(
-    rows: list[int], seed: int
-) -> None:
+def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows, seed):
     draw = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=draw)  # noqa: E731
     expected = {
@@ -180,7 +172,7 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(
     assert torch.equal(found["count"][0].long(), sum(up["count"] for up in ups))
 
 
-def test_sums_of_which_a_difference_is_one_upload_are_refused() -> None:
+def test_sums_of_which_a_difference_is_one_upload_are_refused():
     for method, words in (("fedncm", {"participation": "3"}), ("fed3r", {"seeds": "0,1"})):
         with pytest.raises(FedcacheError) as caught:
             secure(method, sites=4, **words).checked()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from draws import examples
 from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
+from setting_lines import set_to
 from small_sites import Heard, sharded
 
 from fedcache.config import Home, TrainConfig
@@ -74,7 +75,7 @@ def shards(place: Path) -> Path:
 
 
 @pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+def sites(once, tmp_path):
     return shutil.copytree(once(shards), tmp_path / "sites")
 
 
@@ -83,7 +84,7 @@ def federated(grid: FakeGrid, tmp_path: Path, heard: Silent | None = None, **wor
     train = {
         "method": "fedavg",
         "rounds": 3,
-        "set": {"head": "linear", "lr": 0.1, "opt": "sgd", "epochs": 2},
+        "set": set_to("head=linear lr=0.1 opt=sgd epochs=2"),
         **{k: v for k, v in words.items() if k not in terms},
     }
     rest = {k: v for k, v in words.items() if k in terms}
@@ -176,7 +177,7 @@ facts = st.fixed_dictionaries(
 @pytest.mark.slow
 @examples(100, 2000)
 @given(words=json_values | facts)
-def test_whatever_a_node_says_is_facts_or_a_refusal(words: Any) -> None:
+def test_whatever_a_node_says_is_facts_or_a_refusal(words):
     for said in (words, {**GOOD.to_words(), **words} if isinstance(words, dict) else words):
         try:
             made = SiteFacts.from_words(said)
@@ -209,9 +210,7 @@ trees = json_values | st.lists(
 @pytest.mark.slow
 @examples(200, 5000)
 @given(words=json_values, trees=trees, zero=raw, zero_rows=raw, one=raw)
-def test_whatever_a_node_sends_is_a_message_or_malformed(
-    words: Any, trees: Any, zero: RawTensor, zero_rows: RawTensor, one: RawTensor
-) -> None:
+def test_whatever_a_node_sends_is_a_message_or_malformed(words, trees, zero, zero_rows, one):
     told = json.dumps({**(words if isinstance(words, dict) else {"jobs": words}), "trees": trees})
     try:
         message = unpack(PackedMessage(told, {"0": zero, "0/rows": zero_rows, "1": one}))
@@ -225,10 +224,8 @@ def test_whatever_a_node_sends_is_a_message_or_malformed(
 @pytest.mark.slow
 @examples(200, 2000)
 @given(told=json_values, outline=json_values, number=json_values)
-def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(
-    told: Any, outline: Any, number: Any
-) -> None:
-    job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told, outline, number):
+    job = ServerJob("a1", None, 1, None, lambda *_: None)
     for said in (told, {"id": "a1", "round": number, "outline": outline}):
         try:
             assert type(job.answered(0, said)) is int
@@ -237,8 +234,8 @@ def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(
     assert isinstance(job.outline, dict)
 
 
-def test_what_a_site_holds_is_what_most_of_them_say() -> None:
-    job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+def test_what_a_site_holds_is_what_most_of_them_say():
+    job = ServerJob("a1", None, 1, None, lambda *_: None)
     for client, width in enumerate((3, 3, 2**40)):
         job.answered(
             client, {"id": "a1", "round": 1, "outline": {"W": [2, width], "rows/q": [client, 2]}}
@@ -246,16 +243,14 @@ def test_what_a_site_holds_is_what_most_of_them_say() -> None:
     assert {k: tuple(t.shape) for k, t in job.outline.items()} == {"W": (2, 3)}
 
 
-def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack() -> None:
+def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack():
     for code, known in ((0, 7), (4, 4), ("4", 7), (True, 7)):
         error = refusal_of(SiteMessage({"refused": {"code": code, "message": "m", "hint": "h"}}))
         assert error is not None
         assert error.code is Exit(known)
 
 
-def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sites, tmp_path):
     heard = Heard()
     run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, heard)
     assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
@@ -266,7 +261,7 @@ def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(
 
 
 @pytest.mark.slow
-def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites: Path, tmp_path: Path) -> None:
+def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites, tmp_path):
     """A million rows, all of them right: the site is refused, and what sites score themselves is marked."""
     grid = claiming(
         sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99}
@@ -277,9 +272,7 @@ def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites: Path, tmp_
     assert "accuracy" in run.result["federation"]["claimed"]
 
 
-def test_a_name_is_that_of_the_first_node_and_another_is_refused(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites, tmp_path):
     for late in (False, True):
         grid, heard, place = (
             grid_of(sites, tmp_path / f"state{late}"),
@@ -299,7 +292,7 @@ def test_a_name_is_that_of_the_first_node_and_another_is_refused(
         assert not any(900 in nodes for kind, nodes in grid.log if kind != "facts")
 
 
-def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
+def test_class_text_comes_from_a_site_that_sends_what_it_said():
     text = torch.arange(6.0).reshape(3, 2)
     digest = sha256_hex(text.numpy().tobytes())
     answers = {
@@ -313,13 +306,11 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
     class Transport:
         bytes_up = bytes_down = 0
 
-        def ask(
-            self, _kind: str, messages: Mapping[int, SiteMessage], _timeout: float
-        ) -> dict[int, Any]:
+        def ask(self, _kind, messages, _timeout):
             return {node: answers[node] for node in messages}
 
-    said: list[str] = []
-    found = Sites(Transport(), Terms(5, 5), said.append)  # type: ignore[arg-type]
+    said = []
+    found = Sites(Transport(), Terms(5, 5), said.append)
     found.members = [Member(node, GOOD) for node in answers]
     assert torch.equal(found.text(digest, 3), text)
     assert len(said) == 4
@@ -341,8 +332,8 @@ MATRIX = [
     ("rule", "claim", "factor"), [*MATRIX, ("median", 2**63, -5.0), ("median", math.nan, -5.0)]
 )
 def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
-    rule: str, claim: Any, factor: float, sites: Path, tmp_path: Path
-) -> None:
+    rule, claim, factor, sites, tmp_path
+):
     """The operator has allowed any claim below 2^53, so that it is the rule that protects."""
     words = {"aggregate": rule, "byzantine": 0.17, "max_rows_per_client": 10**10, "rounds": 8}
     run = federated(claiming(sites, tmp_path / "state", rows(claim), factor), tmp_path, **words)
@@ -352,7 +343,7 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
 
 
 @pytest.mark.slow
-def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites: Path, tmp_path: Path) -> None:
+def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites, tmp_path):
     heard, capped = Heard(), Heard()
     federated(
         claiming(sites, tmp_path / "state", rows(10**9)),
@@ -375,9 +366,7 @@ def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites: Path, tmp_path
     [{"classes": ["z", "y", "x", "w"]}, pytest.param({"views": 2}, marks=pytest.mark.full)],
     ids=lambda c: next(iter(c)),
 )
-def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
-    claim: Mapping[str, Any], sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_differs_from_most_costs_nobody_else_the_start(claim, sites, tmp_path):
     run = federated(claiming(sites, tmp_path / "state", claim), tmp_path)
     assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
     (missed,) = run.result["federation"]["missed"]
@@ -385,10 +374,8 @@ def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
 
 
 @pytest.mark.slow
-def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
-    sites: Path, tmp_path: Path
-) -> None:
-    def pair(state: Path) -> FakeGrid:
+def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(sites, tmp_path):
+    def pair(state):
         grid = claiming(sites, state, {"views": 2})
         grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), *grid.meddle)}
         return grid
@@ -404,12 +391,10 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
 
 
 @pytest.mark.slow
-def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites, tmp_path):
     """It loses the first answer, one at the start, and is no reason for the others to wait."""
 
-    def silent(until: float) -> FakeGrid:
+    def silent(until):
         grid = grid_of(sites, tmp_path / f"state-{until}")
         grid.meddle[node_of(grid, LIAR)] = lambda kind, n, packed: (
             "it did not answer within 1 s" if kind == "facts" and n <= until else packed
@@ -429,15 +414,11 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(
 
 
 @pytest.mark.slow
-def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(
-    sites: Path, tmp_path: Path
-) -> None:
-    given: list[float] = []
+def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites, tmp_path):
+    given = []
 
     class Patient(FakeGrid):
-        def ask(
-            self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
-        ) -> dict[int, SiteMessage | str]:
+        def ask(self, kind, messages, timeout):
             given.extend([timeout] if kind == "facts" else [])
             return super().ask(kind, messages, timeout)
 
@@ -453,7 +434,7 @@ def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: str(w)[:40])
-def test_a_fact_outside_its_limits_is_refused_and_named(wrong: dict[str, Any]) -> None:
+def test_a_fact_outside_its_limits_is_refused_and_named(wrong):
     words = GOOD.to_words()
     assert SiteFacts.from_words(json.loads(json.dumps(words))) == GOOD
     with pytest.raises(ValueError, match=r"it |expected") as caught:

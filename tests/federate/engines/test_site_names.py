@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,7 @@ OWNER, IMPOSTOR = 100, 900
 
 
 @pytest.fixture
-def grid(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> FakeGrid:
+def grid(once, tmp_path):
     return grid_of(shutil.copytree(once(shards), tmp_path / "sites"), tmp_path / "state")
 
 
@@ -48,7 +47,7 @@ def table(place: Path) -> SiteNames:
     return SiteNames(place / "names.json")
 
 
-def test_another_key_does_not_get_a_name_in_a_later_run(grid: FakeGrid, tmp_path: Path) -> None:
+def test_another_key_does_not_get_a_name_in_a_later_run(grid, tmp_path):
     names, heard = table(tmp_path / "server"), Heard()
     run(grid, tmp_path / "first", names)
     name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
@@ -65,9 +64,7 @@ def test_another_key_does_not_get_a_name_in_a_later_run(grid: FakeGrid, tmp_path
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_has_a_name_gets_it_whoever_comes_first(
-    late: bool, grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_who_has_a_name_gets_it_whoever_comes_first(late, grid, tmp_path):
     names, heard = table(tmp_path / "server"), Heard()
     run(grid, tmp_path / "first", names)
     grid.sites = {IMPOSTOR: grid.sites[OWNER], **grid.sites}
@@ -78,9 +75,7 @@ def test_who_has_a_name_gets_it_whoever_comes_first(
     assert any("belongs to another key" in line for line in heard.lines)
 
 
-def test_a_site_that_is_started_again_has_its_name_by_its_key(
-    grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_a_site_that_is_started_again_has_its_name_by_its_key(grid, tmp_path):
     names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
@@ -88,9 +83,7 @@ def test_a_site_that_is_started_again_has_its_name_by_its_key(
     assert run(grid, tmp_path / "later", names).result["federation"]["missed"] == []
 
 
-def test_without_keys_names_are_bound_for_one_run_and_that_is_said(
-    grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_path):
     heard = Heard()
     run(grid, tmp_path / "first", None, heard)
     assert any("in this run alone: sites have no keys here" in line for line in heard.lines)
@@ -101,9 +94,7 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw.replace(b"key of 100", b"key of 900"), lambda raw: raw[:-9]]
 )
-def test_a_damaged_table_is_refused(
-    damage: Callable[[bytes], bytes], grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_a_damaged_table_is_refused(damage, grid, tmp_path):
     names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
     assert names.path is not None
@@ -123,9 +114,7 @@ def test_a_damaged_table_is_refused(
         max_size=8,
     )
 )
-def test_a_table_keeps_the_first_key_of_each_name(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, dict[str, str]]]
-) -> None:
+def test_a_table_keeps_the_first_key_of_each_name(tmp_path_factory, steps):
     names, expected = table(tmp_path_factory.mktemp("server")), dict[str, str]()
     for binds, keys in steps:
         if binds:
@@ -140,28 +129,26 @@ def test_a_table_keeps_the_first_key_of_each_name(
         assert names.known() == expected
 
 
-def test_names_are_listed_and_forgotten_at_the_command_line() -> None:
-    assert ok("flower", "names").data["names"] == {}
+def test_names_are_listed_and_forgotten_at_the_command_line():
+    assert ok("flower names").data["names"] == {}
     names = names_of(8000, Home.from_environment())
     assert names.path is not None
     names.path.parent.mkdir(parents=True)
     names.bind({"north": "ab" * 32, "south": "cd" * 32})
-    assert ok("flower", "names").data["names"] == names.known()
-    wrong = fedcache("flower", "names", "--forget", "nort")
+    assert ok("flower names").data["names"] == names.known()
+    wrong = fedcache("flower names --forget nort")
     assert wrong.code == 2
     assert "'north'" in wrong.err
-    ok("flower", "names", "--forget", "north")
+    ok("flower names --forget north")
     assert list(names.known()) == ["south"]
-    assert ok("flower", "names", "--port", 8001).data["names"] == {}
+    assert ok("flower names --port 8001").data["names"] == {}
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_only_a_server_with_keys_tells_its_app_of_a_table(
-    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: dict[str, str] = {}
+def test_only_a_server_with_keys_tells_its_app_of_a_table(secure, tmp_path, monkeypatch):
+    told = {}
 
-    def start(_name: str, _command: Any, _folder: Path, extra: dict[str, str]) -> Any:
+    def start(_name, _command, _folder, extra):
         told.update(extra)
         return SimpleNamespace(stop=lambda: None)
 

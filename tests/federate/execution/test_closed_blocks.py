@@ -1,7 +1,5 @@
 """Sums by blocks: of a client's rows, of many clients' rows at once, and of products in float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -62,7 +60,7 @@ def test_blocks_hold_every_row_of_every_client_once(data):
     x = torch.arange(float(max(1, ends[-1]))).reshape(-1, 1, 1)
     y = torch.arange(len(x))
     rows = stack_clients(x, y, [np.arange(a, b) for a, b in pairwise(ends)], 1)
-    seen: list[list[float]] = [[] for _ in sizes]
+    seen = [[] for _ in sizes]
     for block in rows.blocks(size):
         assert isinstance(block, ClientData)
         assert block.rows.shape[-1] <= size

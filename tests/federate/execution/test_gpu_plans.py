@@ -1,7 +1,5 @@
 """What is chosen on a GPU, and how much at once: by what the device is, not by whether there is one here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

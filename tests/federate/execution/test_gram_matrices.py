@@ -1,7 +1,5 @@
 """Rows and Gram matrices of clients, and the two products of a round, are those of plain arithmetic in float64."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,20 +1,19 @@
 """Facts of the methods that share or choose a part of the model: fedper, lg-fedavg, fedbabu, ifca; and of fedlc."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from federation import ROUNDS, federation, gap, go, go_all, run
+from setting_lines import set_to
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
 
 OPTS = pytest.mark.parametrize("opt", ["sgd", "adam"])
 SINGLE = {"dtype": torch.float32}
-STEP = {"lr": 0.05, "batch": 16, "dim": 8, "bn": False, "z_norm": "l2"}
+STEP = set_to("lr=0.05 batch=16 dim=8 bn=false z_norm=l2")
 
 
 def kept(out, client):
@@ -171,7 +170,7 @@ def test_clients_of_two_kinds_find_their_models():
             (len(rows), means.shape[1])
         )
     data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
-    how = {"lr": 0.02, "batch": 16, "dim": 16}
+    how = set_to("lr=0.02 batch=16 dim=16")
     out = go_all("ifca", how, data, clients, rounds=15)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
     mine = [out.deployed(i).personal for i in range(6)]

@@ -1,7 +1,5 @@
 """Facts of the methods whose server does more than average: fedavgm, fedadam and its kin, feddyn, fednova, feddisco."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,20 +7,13 @@ from federation import federation, gap, go_all
 from method_calls import lanes
 from reference_steps import linear_gradient, local_batches, mean_of
 from scipy.special import kl_div
+from setting_lines import set_to
 
 from fedcache.federate.methods import feddisco
 from fedcache.federate.partition.partition import make
 from fedcache.testing.partition_laws import small_columns
 
-SGD = {
-    "opt": "sgd",
-    "lr": 0.1,
-    "momentum": 0.0,
-    "wd": 0.0,
-    "head": "linear",
-    "init": "zero",
-    "batch": 16,
-}
+SGD = set_to("opt=sgd lr=0.1 momentum=0.0 wd=0.0 head=linear init=zero batch=16")
 NAMES = ("W", "b")
 ROWS = [len(c.train) for c in federation()[1]]
 
@@ -197,7 +188,7 @@ def test_weights_of_feddisco_by_hand():
         ([0.0, 0.5, 0.9], {"metric": "l2"}, [0.7 / 0.85, 0.15 / 0.85, 0.0]),
         ([0.0, 0.5, 0.9], {"a": 0.0, "b": 0.0}, rows),
         ([0.0, 0.0, 0.0], {"b": 0.0}, rows),
-        ([1.0, 1.0, 1.0], {"metric": "l2", "a": 5.0, "b": 0.0}, rows),
+        ([1.0, 1.0, 1.0], set_to("metric=l2 a=5.0 b=0.0"), rows),
     ):
         up = disco_uploads([60.0, 30.0, 10.0], distances)
         assert feddisco.weights(up, disco_ctx(**settings)).tolist() == pytest.approx(wanted)

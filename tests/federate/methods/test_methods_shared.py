@@ -1,7 +1,5 @@
 """What closed forms share: uploads of runs that differ in what the server reads, sums of any partition, eigenvalues."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +9,7 @@ import torch
 from federation import Rows, difference, federation, fitted, gap, go_all, run, run_points, spread
 from methods_tried import tried
 from refusal import refused
+from setting_lines import set_to
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.run_state import RunState
@@ -67,7 +66,7 @@ def test_weights_or_draws_of_clients_are_not_additive():
 GRIDS = [
     ("fed3r", {}),
     ("fed3r", {"bias": True}),
-    ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True}),
+    ("fed3r", set_to("bias=true reg_bias=true w_normalize=true")),
     ("fed3r", {"omega": 0.5}),
     ("fed3r", {"rff_dim": 8}),
     ("fed3r-prior", {}),
@@ -135,5 +134,5 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
     hps = [fed3r.resolve("paper", {"lam": lam}) for lam in (0.1, 0.0, 1.0, 2.0)]
     found = run_points(fed3r, hps, data, clients, rounds=1, dtype=torch.float64)
     assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
-    alone = go_all("fed3r", {"lam": 1.0}, data, clients, rounds=1)
+    alone = go_all("fed3r", "lam=1.0", data, clients, rounds=1)
     assert gap(found[2].server, alone.server) < 1e-10

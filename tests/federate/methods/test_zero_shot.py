@@ -1,7 +1,5 @@
 """Zero-shot beside a method that starts from class texts: the accuracy of clip-zs on the rows that it is scored on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,10 +75,10 @@ SIZES = st.lists(st.lists(st.integers(0, 40), min_size=2, max_size=2), min_size=
 @example(sizes=[[15, 15], [7, 7], [30, 30]], inside="iid", clients=30, alpha=1.0, more=4, seed=3)
 @example(sizes=[[9, 9], [20, 20]], inside="lda", clients=2, alpha=0.1, more=4, seed=2)
 def test_what_is_advised_works_for_every_value_of_a_column(
-    sizes: list[list[int]], inside: str | None, clients: int, alpha: float, more: int, seed: int
-) -> None:
+    sizes, inside, clients, alpha, more, seed
+):
     columns = rows_of_values(sizes)
-    arguments: dict[str, Any] = {"by": "domain"}
+    arguments = {"by": "domain"}
     if inside is None:
         arguments["min_rows"] = more * 5
     else:
@@ -102,9 +101,7 @@ def test_what_is_advised_works_for_every_value_of_a_column(
     pool=st.sampled_from(["train", "test"]),
     seed=st.integers(0, 9),
 )
-def test_what_is_advised_works(
-    scheme: str, sizes: list[list[int]], clients: int, alpha: float, more: int, pool: str, seed: int
-) -> None:
+def test_what_is_advised_works(scheme, sizes, clients, alpha, more, pool, seed):
     own = {a.name for a in SCHEMES[scheme].arguments}
     asked = {"clients": clients, "alpha": alpha, "shards": more, "shots": more, "pool": pool}
     check(scheme, rows_of_values(sizes), {k: v for k, v in asked.items() if k in own}, seed)
@@ -143,9 +140,7 @@ def check_warnings(made: Partition, columns: Columns, arguments: dict[str, Any])
 
 @pytest.mark.parametrize("shots", [2, 10])
 @pytest.mark.parametrize("inside", ["label-shift", "few-shot", "feature-shift"])
-def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(
-    inside: str, shots: int
-) -> None:
+def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(inside, shots):
     columns = rows_of_values([[60, 62, 58], [50, 55, 61], [50, 49, 53], [57, 51, 60]])
     own = {a.name for a in SCHEMES[inside].arguments}
     for clients, seed in ((2, 0), (5, 1)):
@@ -156,9 +151,7 @@ def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(
         check("feature-shift", columns, {"shots": 10 * shots}, seed)
 
 
-def test_the_command_for_two_unequal_domains_is_one_that_works(
-    own_home: Path, tmp_path: Path
-) -> None:
+def test_the_command_for_two_unequal_domains_is_one_that_works(own_home, tmp_path):
     """Domain b has too few rows for any number of clients, so the advice for domain a cannot work."""
     rng = np.random.default_rng(0)
     columns = {
@@ -169,20 +162,8 @@ def test_the_command_for_two_unequal_domains_is_one_that_works(
     np.savez(
         tmp_path / "two.npz", **{"features/mine": rng.normal(size=(18, 4)).astype("f4"), **columns}
     )
-    ok("ingest", tmp_path / "two.npz", "--name", "two")
-    words = (
-        "partition",
-        "--dataset",
-        "two",
-        "--scheme",
-        "label-shift",
-        "--by",
-        "domain",
-        "--clients",
-        2,
-        "--alpha",
-        1,
-    )
+    ok("ingest --name two", tmp_path / "two.npz")
+    words = ("partition --dataset two --scheme label-shift --by domain --clients 2 --alpha 1",)
     refused = fedcache(*words, "--json")
     assert refused.code == 2
     assert "b: " in refused.envelope["error"]["message"]

@@ -1,7 +1,5 @@
 """Privacy of clients: noise that nobody can repeat or subtract, and what it costs by accountants of our own."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace
@@ -17,6 +15,7 @@ from federation import go_tiny as tiny_run_of
 from methods_tried import tried
 from refusal import refused
 from scipy import fft, optimize, stats
+from setting_lines import chosen
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import key_hash
@@ -35,7 +34,7 @@ SIMULATED = replace(REAL, seed=0)
 def private_settings(name, settings=None):
     """A private run has no BatchNorm: commands leave it out, and the engine is told here."""
     plain = {"bn": False} if any(h.name == "bn" for h in METHODS[name].hparams) else {}
-    return {**plain, **(settings or {})}
+    return {**plain, **chosen(settings)}
 
 
 def go(name, settings=None, *pair, **how):
@@ -51,7 +50,7 @@ def after_one_round(privacy, clients=9, **how):
     data, everyone = federation()
     out = go(
         "fedavg",
-        {"opt": "sgd", "lr": 0.05},
+        "opt=sgd lr=0.05",
         data,
         everyone[:clients],
         rounds=1,
@@ -194,7 +193,7 @@ def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
         data, clients = federation()
         made[height] = go(
             name,
-            {"opt": "sgd"},
+            "opt=sgd",
             data,
             clients,
             rounds=1,
@@ -297,7 +296,7 @@ def test_no_warning_tells_how_many_rows_a_client_has():
     data, clients = federation(sizes=(5, 5, 5, 200))
     out = go(
         "fedavg",
-        {"batch": 4},
+        "batch=4",
         data,
         clients,
         rounds=1,
@@ -305,7 +304,7 @@ def test_no_warning_tells_how_many_rows_a_client_has():
         trust=parse_policy(privacy=REAL),
     )
     assert not [w for w in out.warnings if "200" in w]
-    plain = go("fedavg", {"batch": 4}, data, clients, rounds=1, participation=None)
+    plain = go("fedavg", "batch=4", data, clients, rounds=1, participation=None)
     assert [w for w in plain.warnings if "200" in w]  # as it does where uploads weigh by rows
 
 

@@ -1,7 +1,5 @@
 """Robust rules by hand, by their published bounds against every attack, and by the symmetries they must have."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

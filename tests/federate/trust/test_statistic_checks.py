@@ -1,7 +1,5 @@
 """Statistics of any rows pass the checks of their kind; numbers that no rows can give do not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -11,6 +9,7 @@ import torch
 from draws import FULL
 from federation import federation, fitted, go_all, run, scaled, small
 from float64 import doubles
+from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import Statistic, UploadTensor
@@ -28,7 +27,7 @@ SETTINGS = {
         {"class_weight": "local", "bias": True},
         {"precision": "float32"},
         {"precision": "float32", "bias": True},
-        {"rff_dim": 16, "rff_sigma": 1.0, "bias": True},
+        set_to("rff_dim=16 rff_sigma=1.0 bias=true"),
         {"omega": 1.0},
     ],
     "fed3r-prior": [{}],
@@ -46,16 +45,16 @@ SETTINGS = {
     "fedcof": [{}],
     "fedpft": [
         {"epochs": 1},
-        {"epochs": 1, "cov": "diag", "k_mix": 2},
-        {"epochs": 1, "cov": "full", "k_mix": 3},
-        {"epochs": 1, "cov": "full", "reg_covar": 0.1},
+        set_to("epochs=1 cov=diag k_mix=2"),
+        set_to("epochs=1 cov=full k_mix=3"),
+        set_to("epochs=1 cov=full reg_covar=0.1"),
     ],
     "fedproto": [{"epochs": 1}, {"epochs": 1, "z_norm": "l2"}],
     "fedpcl": [
         {"epochs": 1},
         {"epochs": 1, "z_norm": "l2"},
         {"epochs": 1, "proto_norm": True},
-        {"epochs": 1, "proto_norm": True, "noise_on": "proto", "s": 0.5},
+        set_to("epochs=1 proto_norm=true noise_on=proto s=0.5"),
     ],
     "fed-tip-proto": [{}, {"min_rows": 3}],
 }
@@ -171,7 +170,7 @@ def test_no_honest_client_of_many_rows_is_rejected(name, seed):
 def test_noise_that_breaks_a_gram_matrix_is_no_lie():
     # Noise of this size makes the sum of second moments indefinite; it is added after uploads were taken together.
     trust = parse_policy(privacy=Privacy(1.0, 5.0, seed=0, allow=frozenset({"rows", "evaluation"})))
-    out = go_all("fed3r", {"lam": 1.0}, trust=trust)
+    out = go_all("fed3r", "lam=1.0", trust=trust)
     assert math.isfinite(out.accuracy)
     assert not out.records[0].diagnostics["rejected"]
 

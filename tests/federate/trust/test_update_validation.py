@@ -1,7 +1,5 @@
 """No malformed upload of any method reaches ``aggregate``, and what a run does about one is its choice."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache, partial
@@ -22,6 +20,7 @@ from federation import (
 )
 from methods_tried import tried
 from refusal import refused
+from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
@@ -305,7 +304,7 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
         values = h.choices if h.kind == "choice" else ("true", "false") if h.kind == "bool" else ()
         variants += [{h.name: v} for v in values if v != h.default and h.name not in CHEAP_TO_SKIP]
     if "rff_dim" in {h.name for h in method.hparams}:
-        variants += [{"rff_dim": 4}, {"rff_dim": 4, "bias": True, "class_weight": "local"}]
+        variants += [{"rff_dim": 4}, set_to("rff_dim=4 bias=true class_weight=local")]
     ran = 0
     for variant in variants:
         hp = method.resolve("paper", {**base, **variant})

@@ -1,7 +1,5 @@
 """Attacks, robust rules and privacy on whole runs: what they promise, what they refuse, what they say."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -10,6 +8,7 @@ import torch
 from federation import difference, federation, gap, go, go_all, run, run_points, small
 from methods_tried import tried
 from refusal import refused
+from setting_lines import set_to
 
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import UploadLayout
@@ -66,7 +65,7 @@ def test_labels_are_flipped_for_attackers_alone():
     assert len(lied) == len(clients) // 2
 
 
-STILL = {"lr": 0.0, "bn": False, "mu": 0.0, "eta": 0.0, "alpha": 0.0, "beta": 0.0, "lambda": 0.0}
+STILL = set_to("lr=0.0 bn=false mu=0.0 eta=0.0 alpha=0.0 beta=0.0 lambda=0.0")
 """Settings with which no client moves away from what it was sent."""
 
 
@@ -117,9 +116,7 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
     data, clients = federation()
     data = replace(data, x=data.x.float() * scale)
     trust = parse_policy(on_bad_update="reject")
-    out = go(
-        name, {"feat_post": "none", "lr": 0.01}, data, clients, dtype=torch.float32, trust=trust
-    )
+    out = go(name, "feat_post=none lr=0.01", data, clients, dtype=torch.float32, trust=trust)
     assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
 
 

@@ -12,6 +12,7 @@ from federation import difference, federation, gap, go, go_all, run
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
+from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
@@ -71,7 +72,7 @@ def federated(claim: int, **how):
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
 def test_executions_agree_on_capped_shares(name, execution):
-    settings = {"opt": "sgd", "lr": 0.05, "batch": 8, "epochs": 1}
+    settings = set_to("opt=sgd lr=0.05 batch=8 epochs=1")
     how = {"trust": parse_policy(max_share=0.2), "participation": 5, "rounds": 2}
     data, clients = federated(120)
     reference = go(name, settings, data, clients, execution="sequential", **how)
@@ -86,7 +87,7 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30. What is trained is
     # trained on all rows at once, so that a step is on the same mean.
     trained = name in ("fedavg", "fedproto")
-    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "bn": False} if trained else {}
+    settings = set_to("opt=sgd lr=0.1 batch=1000 epochs=1 bn=false") if trained else {}
     how = {"participation": None, "rounds": 2 if trained else 1}
     plain = go(name, settings, *federated(30), **how)
     for policy in (
@@ -103,11 +104,7 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
 )
 def test_rows_that_are_the_same_five_times_give_no_more_than_one_vote(name, rule):
     # A batch of all rows, so that a step is on the same mean; and statistics per row are equal.
-    settings = (
-        {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "head": "linear"}
-        if name == "fedavg"
-        else {}
-    )
+    settings = set_to("opt=sgd lr=0.1 batch=1000 epochs=1 head=linear") if name == "fedavg" else {}
     how = {"participation": None, "trust": parse_policy(rule), "rounds": 1}
     once, five = (go(name, settings, *federated(n), **how) for n in (30, 150))
     assert gap(once.server, five.server) < 1e-8
