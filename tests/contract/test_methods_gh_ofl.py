@@ -1,6 +1,7 @@
 """gh-ofl: Gaussian heads from summed statistics, against scikit-learn and the released formulas in numpy."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 from federation import Rows, federation, go
 from method_calls import paper
 from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
+from refusal import refused
 from sklearn.naive_bayes import GaussianNB
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 
 EVERYONE = {"participation": None}
 LABEL = Y.argmax(1)
@@ -105,9 +107,11 @@ def test_a_pooled_covariance_needs_more_rows_than_classes():
         clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()])
     )
     for settings in HEADS[1:4]:
-        with pytest.raises(FedcacheError, match="3 rows") as info:
-            go("gh-ofl", settings, data, clients, **EVERYONE)
-        assert info.value.code == Exit.FEDERATED
+        refused(
+            partial(go, "gh-ofl", settings, data, clients, **EVERYONE),
+            "3 rows",
+            code=Exit.FEDERATED,
+        )
 
 
 def test_each_head_sends_what_it_needs():

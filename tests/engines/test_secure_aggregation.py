@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import ok
+from refusal import refused
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = [pytest.mark.engines]
@@ -183,11 +184,11 @@ def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(sites, t
 def test_too_few_that_stay_end_the_run_in_words(sites, tmp_path):
     grid = grid_of(sites, tmp_path)
     grid.lost = {(100, 3), (101, 3), (102, 3)}
-    with pytest.raises(
-        FedcacheError, match="secure aggregation gave no sum: too few sites were left"
-    ) as caught:
-        federation("fedavg", grid, tmp_path)
-    assert caught.value.code == 7
+    refused(
+        lambda: federation("fedavg", grid, tmp_path),
+        "secure aggregation gave no sum: too few sites were left",
+        code=7,
+    )
 
 
 def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload_of_the_other(
@@ -250,6 +251,4 @@ def test_a_site_that_sends_anything_ends_the_round_in_one_sentence(
 ):
     grid = grid_of(sites, tmp_path)
     grid.harm = {(102, number): harm}
-    with pytest.raises(FedcacheError, match=said) as caught:
-        federation("fedavg", grid, tmp_path)
-    assert caught.value.code == 7
+    refused(lambda: federation("fedavg", grid, tmp_path), said, code=7)

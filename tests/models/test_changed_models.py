@@ -18,6 +18,7 @@ import pytest
 import torch
 from command import fedcache, ok, words_of
 from pictures import folder
+from refusal import refused
 from torch import Tensor
 
 from fedcache.config import Home
@@ -275,9 +276,7 @@ def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models, tmp_pa
                 {**held.content, "hp": {**held.content["hp"], h.name: value}},
                 held.tensors,
             )
-            with pytest.raises(FedcacheError) as caught:
-                SavedModel.load(path).deployed(client)
-            assert caught.value.code == 4, h.name
+            refused(lambda: SavedModel.load(path).deployed(client), code=4)
 
 
 def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models, tmp_path):
@@ -289,6 +288,4 @@ def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models, 
     write_sealed(path, KIND, {**held.content, "overrides": own}, held.tensors)
     model = SavedModel.load(path)
     model.deployed(first)
-    with pytest.raises(FedcacheError, match="lr") as caught:
-        model.deployed(second)
-    assert caught.value.code == 4
+    refused(lambda: model.deployed(second), "lr", code=4)

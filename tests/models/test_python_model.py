@@ -15,6 +15,7 @@ import torch
 from heard import Heard
 from pictures import folder
 from PIL import Image
+from refusal import refused
 from tolerance import close
 
 import fedcache as fc
@@ -124,14 +125,12 @@ def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store):
     assert np.allclose(
         both.probabilities(X), (members[0].probabilities(X) + members[1].probabilities(X)) / 2
     )
-    for refused in (
+    for call in (
         lambda: run.model(),
         lambda: run.model(seed=7, client=name),
         lambda: both.embed(X),
     ):
-        with pytest.raises(fc.FedcacheError) as caught:
-            refused()
-        assert caught.value.code == 2
+        refused(call)
 
 
 def test_an_embedding_is_what_the_classifier_reads(store, run):
@@ -158,9 +157,7 @@ def test_what_a_model_does_not_read_is_refused(store, run, tmp_path):
         (lambda: model.save(tmp_path / "m.npz"), 2),
         (lambda: fc.load_model(run, client=0), 2),
     ):
-        with pytest.raises(fc.FedcacheError) as caught:
-            call()
-        assert caught.value.code == code, caught.value
+        refused(call, code=code)
 
 
 def test_a_row_with_an_infinite_feature_is_left_out_with_a_reason(store, run, tmp_path):

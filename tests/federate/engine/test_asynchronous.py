@@ -29,10 +29,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
 from pairs import parametrize, served
+from refusal import refused
 from safetensors.torch import load, save
 from setting_lines import set_to
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import Defaults, Method, whole_server
 from fedcache.federate.engine.outcome import Snapshot
@@ -343,9 +344,7 @@ def test_uploads_that_are_no_updates_of_the_broadcast_are_refused():
 def test_a_file_without_durations_is_refused_by_line(tmp_path, text, why):
     path = tmp_path / "durations.csv"
     path.write_text(text)
-    with pytest.raises(FedcacheError, match=why) as caught:
-        parse_timing(None, 1.0, 0.5, str(path))
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: parse_timing(None, 1.0, 0.5, str(path)), why)
 
 
 def test_a_file_of_durations_names_the_clients_that_train(tmp_path):

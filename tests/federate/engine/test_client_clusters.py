@@ -9,8 +9,9 @@ from draws import examples
 from federation import difference, go
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.federate.engine import sampling
 from fedcache.federate.engine.sampling import (
     ClientSampler,
@@ -200,9 +201,7 @@ def test_a_file_is_parsed_once_while_it_says_the_same(tmp_path, monkeypatch):
 def test_a_file_without_clusters_is_refused_by_line(tmp_path, text, why):
     path = tmp_path / "clusters.csv"
     path.write_text(text)
-    with pytest.raises(FedcacheError, match=why) as caught:
-        parse_clusters(str(path), 1)
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: parse_clusters(str(path), 1), why)
 
 
 @pytest.mark.parametrize(

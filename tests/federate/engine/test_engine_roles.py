@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import C, D, difference, federation, gap, go, go_all, run, small
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import ClientOverrides, everywhere
@@ -55,9 +56,7 @@ def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(n
     ],
 )
 def test_differences_a_method_cannot_bear_are_refused(name, own, message):
-    with pytest.raises(FedcacheError, match=message) as info:
-        go(name, own=own)
-    assert info.value.code == Exit.USAGE
+    refused(lambda: go(name, own=own), message)
 
 
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
@@ -145,6 +144,8 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
 def test_what_the_data_lack_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
-    with pytest.raises(FedcacheError, match=need) as info:
-        run(method, method.resolve(), replace(data, text=None), clients, rounds=1)
-    assert info.value.code == Exit.STORE
+    refused(
+        lambda: run(method, method.resolve(), replace(data, text=None), clients, rounds=1),
+        need,
+        code=Exit.STORE,
+    )

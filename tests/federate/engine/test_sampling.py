@@ -8,8 +8,9 @@ from draws import examples
 from federation import federation, gap, go
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.federate.engine.sampling import (
     ClientSampler,
     SamplingRule,
@@ -104,9 +105,7 @@ def test_only_clients_that_are_there_are_drawn(tmp_path):
 def test_a_file_that_is_no_trace_is_refused_by_line(tmp_path, text, why):
     path = tmp_path / "trace.csv"
     path.write_bytes(text)
-    with pytest.raises(FedcacheError, match=why) as caught:
-        read_trace(path)
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: read_trace(path), why)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 import socket
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from command import fedcache, ok, words_of
 from pictures import folder
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import compute_features as extraction_run
@@ -60,9 +62,11 @@ def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for line, words in ((closed, "No Ray cluster answers"), (silent, "is no Ray cluster")):
-            with pytest.raises(FedcacheError, match=words) as info:
-                cluster.check_address(f"127.0.0.1:{line.getsockname()[1]}")
-            assert info.value.code is Exit.ENVIRONMENT
+            refused(
+                partial(cluster.check_address, f"127.0.0.1:{line.getsockname()[1]}"),
+                words,
+                code=Exit.ENVIRONMENT,
+            )
 
 
 class Clumsy:
@@ -213,9 +217,7 @@ def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_p
         replace(writer.for_workers(), store=tmp_path / "elsewhere"),
         replace(writer.for_workers(), header="0" * 64),
     ):
-        with pytest.raises(FedcacheError, match="does not see the store") as info:
-            other.check()
-        assert info.value.code is Exit.ENVIRONMENT
+        refused(other.check, "does not see the store", code=Exit.ENVIRONMENT)
     written = writer.for_workers().write(0, np.zeros((8, 1, 3), np.float32))
     written.file.unlink()
     with pytest.raises(FedcacheError, match="is missing") as info:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fake_grid import grid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
+from refusal import refused
 from small_sites import Heard
 from test_flower_parts import OVER_SITES, alone, plan, shards, together
 
@@ -61,9 +63,7 @@ def test_sums_alone_give_the_result_of_one_process(method, sites, tmp_path):
 def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name():
     for method in OVER_SITES:
         if not fits(method):
-            with pytest.raises(FedcacheError, match=method) as caught:
-                secure(method)
-            assert caught.value.code is Exit.USAGE
+            refused(partial(secure, method), method)
 
 
 def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
@@ -73,9 +73,7 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
         ({"participation": "2"}, "3 sites"),
         ({"secure_bound": float("nan")}, "--secure-bound nan"),
     ):
-        with pytest.raises(FedcacheError, match=said) as caught:
-            secure("fedavg", **words)
-        assert caught.value.code is Exit.USAGE
+        refused(partial(secure, "fedavg", **words), said)
 
 
 def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites, tmp_path):
@@ -114,9 +112,11 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(sites, tmp_path):
 
     grid = grid_of(sites, tmp_path / "state")
     grid.meddle[101] = late
-    with pytest.raises(FedcacheError, match="answered another round or job") as caught:
-        together(secure("fedavg"), grid, tmp_path)
-    assert caught.value.code is Exit.FEDERATED
+    refused(
+        lambda: together(secure("fedavg"), grid, tmp_path),
+        "answered another round or job",
+        code=Exit.FEDERATED,
+    )
 
 
 def masking_of(
@@ -174,6 +174,4 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows, seed
 
 def test_sums_of_which_a_difference_is_one_upload_are_refused():
     for method, words in (("fedncm", {"participation": "3"}), ("fed3r", {"seeds": "0,1"})):
-        with pytest.raises(FedcacheError) as caught:
-            secure(method, sites=4, **words).checked()
-        assert caught.value.code is Exit.USAGE
+        refused(partial(secure, method, sites=4, **words))

@@ -16,6 +16,7 @@ from draws import examples
 from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 from setting_lines import set_to
 from small_sites import Heard, sharded
 
@@ -380,10 +381,12 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
         grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), *grid.meddle)}
         return grid
 
-    with pytest.raises(FedcacheError, match="views") as caught:
-        federated(pair(tmp_path / "state"), tmp_path, sites=2)
-    assert caught.value.code is Exit.STORE
-    assert "--like NAME" in caught.value.hint
+    refused(
+        lambda: federated(pair(tmp_path / "state"), tmp_path, sites=2),
+        "views",
+        "--like NAME",
+        code=Exit.STORE,
+    )
     run = federated(pair(tmp_path / "told"), tmp_path, sites=2, like="client-0")
     assert run.result["clients"] == ["client-0"]
     with pytest.raises(FedcacheError, match="'nobody'"):

@@ -13,6 +13,7 @@ from draws import examples
 from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 from small_sites import Heard, sharded
 
 from fedcache.config import Home, TrainConfig
@@ -99,9 +100,11 @@ def test_a_damaged_table_is_refused(damage, grid, tmp_path):
     run(grid, tmp_path / "first", names)
     assert names.path is not None
     names.path.write_bytes(damage(names.path.read_bytes()))
-    with pytest.raises(FedcacheError, match="which key each site's name belongs to") as caught:
-        run(grid, tmp_path / "later", names)
-    assert caught.value.code is Exit.CORRUPT
+    refused(
+        lambda: run(grid, tmp_path / "later", names),
+        "which key each site's name belongs to",
+        code=Exit.CORRUPT,
+    )
 
 
 @examples(25, 300)

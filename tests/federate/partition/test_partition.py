@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_rows import any_columns, columns_from, even_columns
+from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
@@ -349,10 +351,7 @@ def test_iid_needs_no_labels_and_the_others_name_it():
     assert len(trained(make("iid", columns, clients=4))) == 20
     for name, scheme in SCHEMES.items():
         if scheme.needs_labels:
-            with pytest.raises(FedcacheError, match="20 training rows") as error:
-                make(name, columns)
-            assert error.value.code == Exit.USAGE
-            assert "--scheme iid" in error.value.hint
+            refused(partial(make, name, columns), "20 training rows", "--scheme iid")
 
 
 # Few shot
