@@ -7,28 +7,31 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, federation, go
+from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 
 MEANS = (10.0, 30.0, 100.0, 1000.0, 10_000.0)
 
-INVARIANT = [
-    ("fedncm", {"metric": "euclid"}),
-    ("fedcgs", {}),
-    ("fedcgs", {"cov": "total"}),
-    ("fedcgs", {"gamma_shrink": 0.0}),
-    ("fed3r", {"bias": True}),
-    ("fed3r", {"bias": True, "class_weight": "local"}),
-    ("gh-ofl", {"head": "nb"}),
-    ("gh-ofl", {"head": "nb", "variance": "pooled"}),
-    ("gh-ofl", {"head": "lda"}),
-    ("gh-ofl", {"head": "qda"}),
-    ("fedpft", {"cov": "spherical"}),
-    ("fedpft", {"cov": "diag"}),
-    ("fedpft", {"cov": "full"}),
-    ("fedpft", {"k_mix": 2}),
-]
+INVARIANT = cases_of(
+    """
+    fedncm metric=euclid
+    fedcgs
+    fedcgs cov=total
+    fedcgs gamma_shrink=0.0
+    fed3r bias=true
+    fed3r bias=true class_weight=local
+    gh-ofl head=nb
+    gh-ofl head=nb variance=pooled
+    gh-ofl head=lda
+    gh-ofl head=qda
+    fedpft cov=spherical
+    fedpft cov=diag
+    fedpft cov=full
+    fedpft k_mix=2
+    """
+)
 
 OTHERS = {
     "afl": "a ridge regression without an intercept",

@@ -214,11 +214,3 @@ def test_traffic_is_written_of_all_clients_that_sent_or_received_anything():
     written = counted.to_json()
     assert (written["clients"], written["up"], written["down"]) == ([1, 2, 3], [0, 1, 3], [5, 2, 0])
     assert Traffic.from_json(written, 5) == counted
-
-
-@pytest.mark.parametrize("name", tried(METHODS))
-def test_totals_are_the_sum_over_clients(name):
-    out = go(name, small(name))
-    assert out.traffic.totals()["up"] == sum(out.traffic.up)
-    assert out.traffic.totals()["down"] == sum(out.traffic.down)
-    assert len(out.traffic.rounds) == len(out.records) == (1 if METHODS[name].one_shot else 3)

@@ -18,7 +18,7 @@ from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
-from small_sites import Heard, cut
+from small_sites import Heard, cut, missed_by
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -108,7 +108,7 @@ def test_sites_give_the_result_of_one_process(method, grid, sites, tmp_path):
     reference.result["accuracy"].pop("zero_shot", None)  # of rows that lie at the sites
     for key in reference.result.keys() - apart:
         assert run.result[key] == reference.result[key], key
-    assert run.result["federation"]["missed"] == []
+    assert missed_by(run) == []
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
         changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
     )
     (run,) = together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
-    (missed,) = run.result["federation"]["missed"]
+    (missed,) = missed_by(run)
     assert missed["site"] == "client-0"
     assert why in missed["why"]
     assert run.result["trust"] == {"on_bad_update": "reject", "rejected": 1}
@@ -236,7 +236,7 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, g
         PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
     )
     (run,) = together(plan(method, **words), grid, tmp_path, heard)
-    missed = run.result["federation"]["missed"]
+    missed = missed_by(run)
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
     assert any("malformed" in m["why"] for m in missed)
     assert run.result["trust"]["rejected"] > 0
@@ -256,7 +256,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites, tmp_path):
         "its node went away" if kind != "facts" and n > 1 else packed
     )
     (run,) = together(plan("fedavg", rounds=3), grid, tmp_path, heard)
-    assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
+    assert [m["round"] for m in missed_by(run)] == [2, 3]
     again = grid_of(sites, tmp_path / "state")
     # what lacked a site is not what was asked for
     (whole,) = together(plan("fedavg", rounds=3), again, tmp_path)
@@ -322,7 +322,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
 
     grid.meddle[100] = damage
     (run,) = together(plan("scaffold", rounds=3), grid, tmp_path, heard)
-    missed = run.result["federation"]["missed"]
+    missed = missed_by(run)
     assert [m["round"] for m in missed] == [
         3,
         3,
@@ -346,7 +346,7 @@ def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(grid, tmp_p
     grid.hidden = {101: 4}
     (run,) = together(plan("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
     assert run.result["federation"]["joined"] == []
-    assert "no place for it" in run.result["federation"]["missed"][0]["why"]
+    assert "no place for it" in missed_by(run)[0]["why"]
 
 
 @pytest.mark.slow

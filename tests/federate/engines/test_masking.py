@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
 from refusal import refused
-from small_sites import Heard
+from small_sites import Heard, mean_accuracy, missed_by
 from test_flower_parts import OVER_SITES, alone, plan, shards, together
 
 from fedcache.errors import Exit, FedcacheError
@@ -53,10 +53,8 @@ def test_sums_alone_give_the_result_of_one_process(method, sites, tmp_path):
         secure(method, secure_bound=bound), grid_of(sites, tmp_path / "state"), tmp_path
     )
     reference = alone(method, sites, tmp_path)
-    assert run.result["accuracy"]["mean"] == pytest.approx(
-        reference.result["accuracy"]["mean"], abs=1e-9
-    )
-    assert run.result["federation"]["missed"] == []
+    assert mean_accuracy(run) == pytest.approx(mean_accuracy(reference), abs=1e-9)
+    assert missed_by(run) == []
     assert run.result["digest"] != reference.result["digest"]
 
 
@@ -95,7 +93,7 @@ def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites, tmp_path):
         "its node went away" if kind == "fit" and number == 1 else packed
     )
     (run,) = together(secure("fedavg"), grid, tmp_path, heard)
-    assert [m["round"] for m in run.result["federation"]["missed"]] == [1]
+    assert [m["round"] for m in missed_by(run)] == [1]
     assert heard.said("round 1 goes on without site")
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 from setting_lines import set_to
-from small_sites import Heard, sharded
+from small_sites import Heard, mean_accuracy, missed_by, sharded
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -128,8 +128,7 @@ def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float =
 def without_liar(sites: Path, tmp_path: Path, **words: Any) -> float:
     grid = grid_of(sites, tmp_path / "fewer-state")
     del grid.sites[node_of(grid, LIAR)]
-    mean = federated(grid, tmp_path / "fewer", sites=SITES - 1, **words).result["accuracy"]["mean"]
-    return float(mean)
+    return mean_accuracy(federated(grid, tmp_path / "fewer", sites=SITES - 1, **words))
 
 
 def rows(claim: Any) -> dict[str, Any]:
@@ -254,8 +253,8 @@ def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack():
 def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sites, tmp_path):
     heard = Heard()
     run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, heard)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
-    (missed,) = run.result["federation"]["missed"]
+    assert mean_accuracy(run) == without_liar(sites, tmp_path)
+    (missed,) = missed_by(run)
     assert missed["site"] == LIAR
     with pytest.raises(FedcacheError, match="max-rows-per-client"):
         federated(grid_of(sites, tmp_path / "few"), tmp_path, max_rows_per_client=3)
@@ -268,8 +267,8 @@ def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites, tmp_path):
         sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99}
     )
     run = federated(grid, tmp_path)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path) < 1.0
-    assert "rows to be scored on" in run.result["federation"]["missed"][0]["why"]
+    assert mean_accuracy(run) == without_liar(sites, tmp_path) < 1.0
+    assert "rows to be scored on" in missed_by(run)[0]["why"]
     assert "accuracy" in run.result["federation"]["claimed"]
 
 
@@ -286,9 +285,8 @@ def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites, tmp_path
         )
         run = federated(grid, place, heard)
         assert heard.said(f"site {LIAR!r} is refused")
-        assert (
-            run.result["accuracy"]["mean"]
-            == federated(grid_of(sites, place / "s"), place / "r").result["accuracy"]["mean"]
+        assert mean_accuracy(run) == mean_accuracy(
+            federated(grid_of(sites, place / "s"), place / "r")
         )
         assert not any(900 in nodes for kind, nodes in grid.log if kind != "facts")
 
@@ -338,9 +336,9 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
     """The operator has allowed any claim below 2^53, so that it is the rule that protects."""
     words = {"aggregate": rule, "byzantine": 0.17, "max_rows_per_client": 10**10, "rounds": 8}
     run = federated(claiming(sites, tmp_path / "state", rows(claim), factor), tmp_path, **words)
-    assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path, **words) - 0.03
+    assert mean_accuracy(run) > without_liar(sites, tmp_path, **words) - 0.03
     liar = {LIAR, f"node {node_of(grid_of(sites, tmp_path), LIAR)}"}
-    assert {m["site"] for m in run.result["federation"]["missed"]} <= liar
+    assert {m["site"] for m in missed_by(run)} <= liar
 
 
 @pytest.mark.slow
@@ -358,7 +356,7 @@ def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites, tmp_path):
         claiming(sites, tmp_path / "capped", rows(10**9)), tmp_path / "c", capped, **how
     )
     assert capped.said("--max-share 0.2")
-    assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path) - 0.03
+    assert mean_accuracy(run) > without_liar(sites, tmp_path) - 0.03
 
 
 @pytest.mark.slow
@@ -369,8 +367,8 @@ def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites, tmp_path):
 )
 def test_a_site_that_differs_from_most_costs_nobody_else_the_start(claim, sites, tmp_path):
     run = federated(claiming(sites, tmp_path / "state", claim), tmp_path)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
-    (missed,) = run.result["federation"]["missed"]
+    assert mean_accuracy(run) == without_liar(sites, tmp_path)
+    (missed,) = missed_by(run)
     assert missed["site"] == LIAR
 
 
@@ -408,7 +406,7 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
     assert LIAR in federated(once_lost, tmp_path / "1", rounds=4).result["clients"]
     never = silent(math.inf)
     run = federated(never, tmp_path / "n", rounds=6)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path, rounds=6)
+    assert mean_accuracy(run) == without_liar(sites, tmp_path, rounds=6)
     for grid, asked in ((once_lost, 2), (never, 3)):
         assert (
             sum(node_of(grid, LIAR) in nodes for kind, nodes in grid.log if kind == "facts")

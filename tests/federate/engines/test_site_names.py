@@ -14,7 +14,7 @@ from fake_grid import FakeGrid, grid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
-from small_sites import Heard, sharded
+from small_sites import Heard, missed_by, sharded
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -55,12 +55,12 @@ def test_another_key_does_not_get_a_name_in_a_later_run(grid, tmp_path):
     assert len(names.known()) == 3
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)  # the shard was copied, and its site is not there
     made = run(grid, tmp_path / "later", names, heard, start_with=2)
-    assert [m["site"] for m in made.result["federation"]["missed"]] == [name]
+    assert [m["site"] for m in missed_by(made)] == [name]
     assert name not in made.result["federation"]["sites"]
     assert any(f"fedcache flower names --forget {name}" in line for line in heard.lines)
     assert names.known()[name] == f"key of {OWNER}"
     names.forget([name])
-    assert run(grid, tmp_path / "new-key", names).result["federation"]["missed"] == []
+    assert missed_by(run(grid, tmp_path / "new-key", names)) == []
     assert names.known()[name] == f"key of {IMPOSTOR}"
 
 
@@ -81,7 +81,7 @@ def test_a_site_that_is_started_again_has_its_name_by_its_key(grid, tmp_path):
     run(grid, tmp_path / "first", names)
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
     grid.keys[IMPOSTOR] = f"key of {OWNER}"
-    assert run(grid, tmp_path / "later", names).result["federation"]["missed"] == []
+    assert missed_by(run(grid, tmp_path / "later", names)) == []
 
 
 def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_path):
@@ -89,7 +89,7 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_pat
     run(grid, tmp_path / "first", None, heard)
     assert any("in this run alone: sites have no keys here" in line for line in heard.lines)
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
-    assert run(grid, tmp_path / "later", None).result["federation"]["missed"] == []
+    assert missed_by(run(grid, tmp_path / "later", None)) == []
 
 
 @pytest.mark.parametrize(

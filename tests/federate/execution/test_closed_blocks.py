@@ -10,6 +10,7 @@ from federation import difference, federation, gap, go, go_all, tiny
 from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
+from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import ClientData, cut_out, stack_clients
@@ -19,19 +20,21 @@ from fedcache.federate.methods import METHODS, fedncm
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.ridge import HALVED, SINGLE_ROWS, gram, gram_single, unpack
 
-SUMS = [
-    ("fedncm", {}),
-    ("fed3r", {}),
-    ("fed3r", {"bias": True, "class_weight": "local"}),
-    ("fed3r", {"bias": True, "rff_dim": 20}),
-    ("fed3r-prior", {}),
-    ("fedcgs", {}),
-    ("gda", {}),
-    ("afl", {}),
-    ("gh-ofl", {}),
-    ("gh-ofl", {"variance": "pooled"}),
-    ("gh-ofl", {"head": "qda"}),
-]
+SUMS = cases_of(
+    """
+    fedncm
+    fed3r
+    fed3r bias=true class_weight=local
+    fed3r bias=true rff_dim=20
+    fed3r-prior
+    fedcgs
+    gda
+    afl
+    gh-ofl
+    gh-ofl variance=pooled
+    gh-ofl head=qda
+    """
+)
 
 
 @pytest.mark.parametrize("case", SUMS, ids=str)

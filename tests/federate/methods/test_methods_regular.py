@@ -7,7 +7,7 @@ from federation import federation, gap, go, go_all
 from float64 import normal
 from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
-from setting_lines import set_to
+from setting_lines import cases_of, set_to
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, normalize, one_hot
 
 from fedcache.federate.methods import METHODS, ditto
@@ -20,13 +20,15 @@ def project(p, x):
     return normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
 
 
-LIMITS = [
-    ("fedavgm", {"server_momentum": 0.0}),
-    ("fedlc", {"tau": 0.0}),
-    ("fedntd", {"beta": 0.0}),
-    ("fedprox", {"mu": 0.0}),
-    ("moon", {"mu": 0.0}),
-]
+LIMITS = cases_of(
+    """
+    fedavgm server_momentum=0.0
+    fedlc tau=0.0
+    fedntd beta=0.0
+    fedprox mu=0.0
+    moon mu=0.0
+    """
+)
 
 
 @pytest.mark.parametrize(("name", "off"), LIMITS)

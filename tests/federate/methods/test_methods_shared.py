@@ -9,7 +9,7 @@ import torch
 from federation import Rows, difference, federation, fitted, gap, go_all, run, run_points, spread
 from methods_tried import tried
 from refusal import refused
-from setting_lines import set_to
+from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.run_state import RunState
@@ -63,22 +63,24 @@ def test_weights_or_draws_of_clients_are_not_additive():
     assert not fed3r.additive(fed3r.resolve("paper", {"rff_dim": 8}))
 
 
-GRIDS = [
-    ("fed3r", {}),
-    ("fed3r", {"bias": True}),
-    ("fed3r", set_to("bias=true reg_bias=true w_normalize=true")),
-    ("fed3r", {"omega": 0.5}),
-    ("fed3r", {"rff_dim": 8}),
-    ("fed3r-prior", {}),
-    ("fedcgs", {"gamma_shrink": 0.1}),
-    ("fedcgs", {"cov": "total", "gamma_shrink": 0.1}),
-    ("fedcof", {}),
-    ("afl", {}),
-    ("gda", {}),
-    ("gh-ofl", {"head": "lda"}),
-    ("gh-ofl", {"head": "qda"}),
-    ("fedpft", {}),
-]
+GRIDS = cases_of(
+    """
+    fed3r
+    fed3r bias=true
+    fed3r bias=true reg_bias=true w_normalize=true
+    fed3r omega=0.5
+    fed3r rff_dim=8
+    fed3r-prior
+    fedcgs gamma_shrink=0.1
+    fedcgs cov=total gamma_shrink=0.1
+    fedcof
+    afl
+    gda
+    gh-ofl head=lda
+    gh-ofl head=qda
+    fedpft
+    """
+)
 
 
 @pytest.mark.parametrize(("name", "settings"), GRIDS)

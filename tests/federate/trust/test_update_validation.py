@@ -23,24 +23,12 @@ from refusal import refused
 from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.method import UploadTensor
+from fedcache.federate.engine.method import UploadTensor, sends_nothing
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows, largest
 
-QUIET = {
-    "solo",
-    "supcon",
-    "clip-zs",
-    "local-prompt",
-    "local-supervised",
-    "min-local",
-    "non-fl",
-    "tip-local",
-}
-"""Clients of these send nothing."""
-
-SENDING = [n for n, m in METHODS.items() if not m.central and n not in QUIET]
+SENDING = [n for n, m in METHODS.items() if not m.central and m.uploads is not sends_nothing]
 
 
 @cache

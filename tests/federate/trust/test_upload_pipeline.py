@@ -10,6 +10,7 @@ from methods_tried import tried
 from refusal import refused
 from setting_lines import set_to
 
+from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import UploadLayout
 from fedcache.federate.trust.policy import parse_policy
@@ -73,15 +74,12 @@ def moves(name):
     """Whether the method's clients train what they were sent, at a rate, and its server averages what they send."""
     method = METHODS[name]
     hp = method.resolve("paper")
-    trains = method.gradient and not method.one_shot and not method.central and "lr" in hp
+    sends = not method.central and method.uploads is not sends_nothing
+    trains = method.gradient and not method.one_shot and sends and "lr" in hp
     return trains and not {"mean", "uniform"}.isdisjoint(method.pool(hp).values())
 
 
-SILENT = {"local-prompt", "local-supervised", "min-local", "solo", "supcon"}
-"""Methods whose clients send nothing."""
-MOVING = [
-    name for name in METHODS if moves(name) and name not in {*SILENT, "fedavg-scratch", "fednova"}
-]
+MOVING = [name for name in METHODS if moves(name) and name not in ("fedavg-scratch", "fednova")]
 """Without fedavg-scratch, whose statistics of batches move, and fednova, which sends the number of steps as well."""
 
 
