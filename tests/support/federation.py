@@ -255,14 +255,32 @@ def run_points(method, hps, data, clients, *, rounds, execution="auto", cache=No
 
 
 def go(name, settings=None, data=None, clients=None, **kwargs):
-    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise; settings by name or as a line."""
+    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise; settings by name or as a line.
+
+    ``name`` is a method's, or a method.
+    """
     kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}
     if data is None:
         data, clients = federation(dtype=kwargs["dtype"])
-    method = METHODS[name]
+    method = METHODS[name] if isinstance(name, str) else name
     data = fitted(method, data)
     hp = method.resolve("paper", chosen(settings))
     return run(method, hp, data, clients, **kwargs)
+
+
+def go_points(name, grid, data=None, clients=None, **kwargs):
+    """The points of a grid, each from its settings, as ``go_all`` runs one: every client in one round, in float64."""
+    if data is None:
+        data, clients = federation()
+    method = METHODS[name] if isinstance(name, str) else name
+    hps = [method.resolve("paper", chosen(settings)) for settings in grid]
+    kwargs = {"rounds": 1, "dtype": torch.float64, **kwargs}
+    return run_points(method, hps, fitted(method, data), clients, **kwargs)
+
+
+def keeps(saved):
+    """An ``on_round`` that adds the snapshot of every round to a list."""
+    return lambda _round, _metrics, _traffic, snapshot: saved.append(snapshot())
 
 
 def go_all(name, settings=None, data=None, clients=None, **kwargs):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import Rows, go_tiny, run, run_points, small, tiny
+from federation import Rows, go_tiny, keeps, run, run_points, small, tiny
 
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
@@ -69,7 +69,7 @@ def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
 def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     _, clients = tiny()
     saved = []
-    go_tiny("solo", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    go_tiny("solo", rounds=1, on_round=keeps(saved))
     (snapshot,) = saved
     names = [c.name for c in clients]
     whole = go_tiny("solo")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import C, D, difference, federation, gap, go, go_all, run, small
+from federation import C, D, difference, federation, gap, go, go_all, small
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
@@ -60,10 +60,8 @@ def test_differences_a_method_cannot_bear_are_refused(name, own, message):
 
 
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
-    data, clients = federation()
     method = replace(METHODS["solo"], paper_count=lambda width, *_: (width, 2 * width))
-    hp = method.resolve(settings={"bn": False})
-    out = run(method, hp, data, clients, rounds=1, own={1: LEFT}, dtype=torch.float64)
+    out = go_all(method, "bn=false", rounds=1, own={1: LEFT})
     assert out.traffic.totals()["paper_up"] == 8 * D + 4
     assert out.traffic.totals()["paper_down"] == 2 * (8 * D + 4)
 
@@ -71,21 +69,14 @@ def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
 def test_everywhere_scores_each_model_on_all_test_rows():
     data, clients = federation()
     method = replace(METHODS["solo"], protocol=everywhere)
-    out = run(method, method.resolve(), data, clients, rounds=2, dtype=torch.float64)
+    out = go_all(method, rounds=2)
     union = np.concatenate([c.test for c in clients])
     assert len(out.evaluation.rows) == len(clients) * len(union)
     guess = out.evaluation.predictions.reshape(len(clients), -1)
     right = guess == data.y.numpy()[np.sort(union)]
     assert np.array_equal(out.client_accuracy, right.mean(1))
     assert out.accuracy == right.mean(1).mean()
-    lowest = run(
-        replace(method, headline="min"),
-        method.resolve(),
-        data,
-        clients,
-        rounds=2,
-        dtype=torch.float64,
-    )
+    lowest = go_all(replace(method, headline="min"), rounds=2)
     assert lowest.accuracy == right.mean(1).min() < out.accuracy
 
 
@@ -98,14 +89,13 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
         return METHODS["solo"].fit(down, state, lanes, ctx)
 
     method = replace(METHODS["solo"], needs=frozenset({"labels", "public"}), fit=fit)
-    hp = method.resolve(settings={"bn": False})
-    out = run(method, hp, data, clients, rounds=1, dtype=torch.float64, execution="sequential")
+    out = go_all(method, "bn=false", rounds=1, execution="sequential")
     assert out.records[0].clients == tuple(range(1, 9))
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
     empty = [replace(clients[0], train=np.empty(0, np.int64)), *clients[1:]]
     with pytest.raises(FedcacheError, match="client 0"):
-        run(method, method.resolve(), data, empty, rounds=1, dtype=torch.float64)
+        go_all(method, {}, data, empty)
 
 
 def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run():
@@ -123,15 +113,8 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
         deploy=deploy,
         predict=lambda down, _s, _d, x, _c: affine(x, down["probe"]),
     )
-    a = run(
-        METHODS["fst-cbdg"],
-        METHODS["fst-cbdg"].resolve(),
-        data,
-        clients,
-        rounds=2,
-        dtype=torch.float64,
-    )
-    b = run(probed, probed.resolve(), data, clients, rounds=2, dtype=torch.float64, eval_every=1)
+    a = go_all("fst-cbdg", rounds=2)
+    b = go_all(probed, rounds=2, eval_every=1)
     assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
     rows = np.concatenate([c.train for c in clients])
     test = np.sort(np.concatenate([c.test for c in clients]))
@@ -145,7 +128,7 @@ def test_what_the_data_lack_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
     refused(
-        lambda: run(method, method.resolve(), replace(data, text=None), clients, rounds=1),
+        lambda: go_all(method, {}, replace(data, text=None), clients),
         need,
         code=Exit.STORE,
     )

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from federation import C, federation, gap, go, go_all
+from federation import C, federation, gap, go, go_all, keeps
 from refusal import refused
 from setting_lines import set_to
 from sklearn.metrics import f1_score
@@ -152,7 +152,7 @@ def test_what_cannot_be_run_is_refused(name, settings, how, code, named):
 
 def test_a_state_of_another_run_is_refused():
     saved = []
-    go("solo", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    go("solo", rounds=1, on_round=keeps(saved))
     with pytest.raises(FedcacheError, match="method 'solo'"):
         go("fedavg", state=saved[0])
     with pytest.raises(FedcacheError, match="seed 0"):
@@ -161,7 +161,7 @@ def test_a_state_of_another_run_is_refused():
 
 def test_the_snapshot_is_not_a_view_of_the_run():
     saved = []
-    out = go("solo", on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    out = go("solo", on_round=keeps(saved))
     held = {t.data_ptr() for state in out.states.values() for t in state.values()}
     assert held.isdisjoint(t.data_ptr() for t in saved[-1].tensors.values())
     total = sum(t.numel() * t.element_size() for t in saved[-1].tensors.values())

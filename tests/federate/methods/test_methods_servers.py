@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go_all
+from federation import federation, gap, go_all, keeps
 from method_calls import lanes
 from reference_steps import linear_gradient, local_batches, mean_of
 from scipy.special import kl_div
@@ -25,13 +25,8 @@ def zeros():
 def models(name, settings, rounds):
     """The server's model after each of some rounds, from the one before the first."""
     saved = []
-    go_all(
-        name,
-        settings,
-        rounds=rounds,
-        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors),
-    )
-    return [zeros(), *({k: tensors[f"server/{k}"] for k in NAMES} for tensors in saved)]
+    go_all(name, settings, rounds=rounds, on_round=keeps(saved))
+    return [zeros(), *({k: after.tensors[f"server/{k}"] for k in NAMES} for after in saved)]
 
 
 def trained_from(server, round_, epochs=1, momentum=0.0):
