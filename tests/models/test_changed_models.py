@@ -7,9 +7,10 @@ only what the good model answers.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ METHODS = {
 }
 EACH = {"live encoders": 7, "images": 16}
 """Every so many changes are tried of models that take long to score, and every third of the others."""
+
+
+Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
+
+
+def resealed(good: Path, path: Path, change: Change) -> Path:
+    """A copy of a model whose facts and tensors were changed, and that is sealed again, as anybody can."""
+    held = read_sealed(good, KIND)
+    assert held is not None
+    facts, tensors = copy.deepcopy(held.content), dict(held.tensors)
+    change(facts, tensors)
+    write_sealed(path, KIND, facts, tensors)
+    return path
 
 
 def trained(place: Path) -> Path:
@@ -222,6 +236,32 @@ def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models, tmp_path
             assert scores_of(path, shapes_store())[0] in (4, 5)
 
 
+def of_number(number: float) -> Change:
+    return lambda _facts, tensors: tensors.update(
+        {k: torch.full_like(t, number) for k, t in tensors.items() if k.startswith("server/")}
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        of_number(math.nan),
+        of_number(math.inf),
+        lambda facts, _: facts.update(format=-2),
+        lambda facts, _: facts.update(zoom=2),
+        lambda facts, _: facts["recipes"][0].update(zoom=2),
+    ],
+    ids=["nan", "inf", "format", "fact", "recipe"],
+)
+def test_what_no_model_has_is_the_fault_of_the_file_and_no_reason_to_upgrade(
+    models, tmp_path, change
+):
+    path = resealed(models / "one model.safetensors", tmp_path / "m.safetensors", change)
+    done = fedcache("predict", path, "--store", shapes_store().path)
+    assert done.code == 4
+    assert "Get the file again from whoever made it" in done.err
+
+
 IMPOSSIBLE = (
     ("decoder", "../../etc"),
     ("pooling", "module:os:abort"),
@@ -233,15 +273,13 @@ IMPOSSIBLE = (
 
 @pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
 def test_a_recipe_that_no_command_makes_is_refused(models, tmp_path, field, value):
-    held = read_sealed(models / "one model.safetensors", KIND)
-    assert held is not None
-    facts = copy.deepcopy(held.content)
-    changed = {**facts["recipes"][0], field: value}
-    triples = {name: tuple(changed[name]) for name in ("mean", "std")}
-    # The key of the array is made of the recipe, so whoever changes the one changes the other.
-    facts |= {"recipes": [changed], "keys": [Recipe(**{**changed, **triples}).key]}
-    path = tmp_path / "changed.safetensors"
-    write_sealed(path, KIND, facts, held.tensors)
+    def change(facts, _tensors):
+        changed = {**facts["recipes"][0], field: value}
+        triples = {name: tuple(changed[name]) for name in ("mean", "std")}
+        # The key of the array is made of the recipe, so whoever changes the one changes the other.
+        facts |= {"recipes": [changed], "keys": [Recipe(**{**changed, **triples}).key]}
+
+    path = resealed(models / "one model.safetensors", tmp_path / "changed.safetensors", change)
     for words in (
         ("predict", path, models / "shapes" / "test" / "zebra"),
         ("export-model", path, "-o", tmp_path / "head.safetensors"),
@@ -280,12 +318,12 @@ def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models, tmp_pa
 
 
 def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models, tmp_path):
-    held = read_sealed(models / "personal.safetensors", KIND)
-    assert held is not None
-    first, second = list(held.content["saved"])[:2]
-    own = {str(held.content["saved"][second]): {"columns": [], "hp": {"lr": -1.0}}}
-    path = tmp_path / "changed.safetensors"
-    write_sealed(path, KIND, {**held.content, "overrides": own}, held.tensors)
+    def change(facts, _tensors):
+        of_second = list(facts["saved"].values())[1]
+        facts["overrides"] = {str(of_second): {"columns": [], "hp": {"lr": -1.0}}}
+
+    path = resealed(models / "personal.safetensors", tmp_path / "changed.safetensors", change)
     model = SavedModel.load(path)
+    first, second = list(model.facts.saved)[:2]
     model.deployed(first)
     refused(lambda: model.deployed(second), "lr", code=4)

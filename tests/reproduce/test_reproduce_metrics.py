@@ -107,6 +107,9 @@ def test_differences_by_hand():
     assert subtract(Measurement(5.0, None, 4), Measurement(2.0, 4.0, 9)).std is None
     for got, same in (("a > b", True), ("b > a", False), (None, None)):
         assert compare(Printed(text="a > b"), 0, Measurement(text=got)).same is same
+    # printed 45.22 (3.65) of 3, got 47.00 (1.00) of 4: sqrt(13.3225 / 3 + 1 / 4) = sqrt(4.690833) = 2.165833
+    both = compare(Printed(45.22, 3.65), 3, Measurement(47.0, 1.0, 4))
+    assert both.errors == pytest.approx(1.78 / 2.165833, rel=1e-6)
     alone = compare(Printed(mean=2.0), 0, Measurement(5.0))
     assert (alone.difference, alone.errors, alone.spread) == (3.0, None, "")
     printed = compare(Printed(mean=2.0, std=3.0), 9, Measurement(5.0))

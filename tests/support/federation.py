@@ -96,15 +96,6 @@ def go_tiny(name, settings=None, data=None, clients=None, **kwargs):
     )
 
 
-def images_of(data):
-    """The same rows as images of 4 x 4: the features, repeated, as bytes."""
-    x = data.x[:, :1].double()
-    bytes_ = ((x - x.nan_to_num().min()) / 3.0 * 255.0).clamp(0, 255).nan_to_num().to(torch.uint8)
-    return replace(
-        data, x=bytes_.repeat(1, 1, 48 // x.shape[-1] + 1)[..., :48].contiguous(), image=(4, 4)
-    )
-
-
 def cases():
     """Every method, with SGD-momentum and Adam where it takes steps, two epochs, batches of 16."""
     out = []

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from command import fedcache, ok, words_of
-from fake_grid import FakeGrid, grid_of
+from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -33,12 +33,10 @@ from fedcache.federate.engines.flower.messages import (
     unpack,
 )
 from fedcache.federate.engines.flower.network import Address
-from fedcache.federate.engines.flower.plan import Plan, read_app, why_not, write_app
+from fedcache.federate.engines.flower.plan import read_app, why_not, write_app
 from fedcache.federate.engines.flower.processes import free_port, start
-from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.methods import METHODS
-from fedcache.progress import Silent
 from fedcache.runs.loop import train
 from fedcache.runs.run import Run
 from fedcache.store.store import Store
@@ -66,30 +64,8 @@ def shards(place: Path) -> Path:
 
 
 @pytest.fixture
-def sites(once, tmp_path):
-    return shutil.copytree(once(shards), tmp_path / "sites")
-
-
-@pytest.fixture
 def grid(sites, tmp_path):
     return grid_of(sites, tmp_path / "state")
-
-
-def plan(method: str, **words: Any) -> Plan:
-    own = {f.name for f in dataclasses.fields(Plan)}
-    train = {"method": method, "rounds": 2, "execution": "sequential"}
-    train |= {k: v for k, v in words.items() if k not in own}
-    rest = {"sites": 3, "wait": 0.01, **{k: v for k, v in words.items() if k in own}}
-    return Plan(TrainConfig(**train), **rest).checked()
-
-
-def together(asked: Plan, grid: FakeGrid, tmp_path: Path, heard: Heard | None = None) -> list[Run]:
-    return federate(
-        dataclasses.replace(asked, runs=str(tmp_path / "runs")),
-        grid,
-        Home(tmp_path),
-        heard or Silent(),
-    )
 
 
 def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
@@ -101,7 +77,7 @@ def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
 
 @pytest.mark.parametrize("method", tried(OVER_SITES))
 def test_sites_give_the_result_of_one_process(method, grid, sites, tmp_path):
-    (run,) = together(plan(method), grid, tmp_path)
+    (run,) = together(planned(method), grid, tmp_path)
     reference = alone(method, sites, tmp_path)
     # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
     apart = {"partition", "digest", "files", "diagnostics"}
@@ -115,7 +91,7 @@ def test_sites_give_the_result_of_one_process(method, grid, sites, tmp_path):
     "words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}]
 )
 def test_sampling_scoring_and_types_are_those_of_one_process(words, grid, sites, tmp_path):
-    (run,) = together(plan("fedproto", **words), grid, tmp_path)
+    (run,) = together(planned("fedproto", **words), grid, tmp_path)
     reference = alone("fedproto", sites, tmp_path, **words)
     assert run.result["accuracy"] == reference.result["accuracy"]
     assert run.result["traffic"] == reference.result["traffic"]
@@ -124,7 +100,7 @@ def test_sampling_scoring_and_types_are_those_of_one_process(words, grid, sites,
 @pytest.mark.slow
 def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid, sites, tmp_path):
     runs = together(
-        plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path
+        planned("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path
     )
     assert [kind for kind, _ in grid.log] == ["facts", "fit", "score"]
     for run, lr in zip(runs, (0.1, 0.01), strict=True):
@@ -134,8 +110,8 @@ def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid, sites, tmp_pa
 
 def test_points_that_differ_at_the_server_share_one_upload(sites, tmp_path):
     one, many = (grid_of(sites, tmp_path / name) for name in ("one", "many"))
-    together(plan("fed3r"), one, tmp_path / "a")
-    together(plan("fed3r", sweep={"lam": ("1e-3", "1e-2", "1e-1")}), many, tmp_path / "b")
+    together(planned("fed3r"), one, tmp_path / "a")
+    together(planned("fed3r", sweep={"lam": ("1e-3", "1e-2", "1e-1")}), many, tmp_path / "b")
     grown = many.bytes_up - one.bytes_up
     assert grown < one.bytes_up  # counts and words of two more points, and no Gram matrix
 
@@ -217,7 +193,7 @@ def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
     grid.meddle[102] = lambda kind, n, packed: (
         changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
     )
-    (run,) = together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
+    (run,) = together(planned("fedavg", set={"head": "linear"}), grid, tmp_path)
     (missed,) = missed_by(run)
     assert missed["site"] == "client-0"
     assert why in missed["why"]
@@ -235,7 +211,7 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, g
     grid.meddle[101] = lambda kind, n, packed: (
         PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
     )
-    (run,) = together(plan(method, **words), grid, tmp_path, heard)
+    (run,) = together(planned(method, **words), grid, tmp_path, heard)
     missed = missed_by(run)
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
     assert any("malformed" in m["why"] for m in missed)
@@ -243,10 +219,10 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, g
 
 
 def test_secure_sums_have_nothing_to_leave_out():
-    assert [c.on_bad_update for _, c in plan("fed3r", secure=True).points] == ["fail"]
-    assert [c.on_bad_update for _, c in plan("fed3r").points] == ["reject"]
+    assert [c.on_bad_update for _, c in planned("fed3r", secure=True).points] == ["fail"]
+    assert [c.on_bad_update for _, c in planned("fed3r").points] == ["reject"]
     with pytest.raises(FedcacheError, match="--on-bad-update"):
-        plan("fed3r", secure=True, on_bad_update="reject")
+        planned("fed3r", secure=True, on_bad_update="reject")
 
 
 @pytest.mark.slow
@@ -255,19 +231,19 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites, tmp_path):
     grid.meddle[100] = lambda kind, n, packed: (
         "its node went away" if kind != "facts" and n > 1 else packed
     )
-    (run,) = together(plan("fedavg", rounds=3), grid, tmp_path, heard)
+    (run,) = together(planned("fedavg", rounds=3), grid, tmp_path, heard)
     assert [m["round"] for m in missed_by(run)] == [2, 3]
     again = grid_of(sites, tmp_path / "state")
     # what lacked a site is not what was asked for
-    (whole,) = together(plan("fedavg", rounds=3), again, tmp_path)
+    (whole,) = together(planned("fedavg", rounds=3), again, tmp_path)
     assert not whole.reused
     assert whole.result["accuracy"] == alone("fedavg", sites, tmp_path, rounds=3).result["accuracy"]
-    assert together(plan("fedavg", rounds=3), again, tmp_path)[0].reused
+    assert together(planned("fedavg", rounds=3), again, tmp_path)[0].reused
 
 
 @pytest.mark.slow
 def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites, tmp_path):
-    grid, asked = grid_of(sites, tmp_path / "state"), plan("fedpcl", rounds=3, quorum=3)
+    grid, asked = grid_of(sites, tmp_path / "state"), planned("fedpcl", rounds=3, quorum=3)
     grid.meddle[100] = lambda kind, n, packed: (
         "its node went away" if (kind, n) == ("fit", 2) else packed
     )
@@ -284,7 +260,7 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
     """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
     lost, never = grid_of(sites, tmp_path / "a"), grid_of(sites, tmp_path / "b")
     lost.meddle[100] = lambda kind, n, packed: "lost" if (kind, n) == ("fit", 2) else packed
-    (first_run,) = together(plan("ditto", rounds=3), lost, tmp_path / "1")
+    (first_run,) = together(planned("ditto", rounds=3), lost, tmp_path / "1")
     site = never.sites[100]
     asked = []
 
@@ -296,7 +272,7 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
             return site.answer(kind, message)
 
     never.sites[100] = Away()
-    (second_run,) = together(plan("ditto", rounds=3), never, tmp_path / "2")
+    (second_run,) = together(planned("ditto", rounds=3), never, tmp_path / "2")
     assert first_run.result["accuracy"] == second_run.result["accuracy"]
 
 
@@ -321,7 +297,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
         return packed
 
     grid.meddle[100] = damage
-    (run,) = together(plan("scaffold", rounds=3), grid, tmp_path, heard)
+    (run,) = together(planned("scaffold", rounds=3), grid, tmp_path, heard)
     missed = missed_by(run)
     assert [m["round"] for m in missed] == [
         3,
@@ -334,7 +310,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
 def test_a_site_that_comes_late_joins(grid, tmp_path):
     heard = Heard()
     grid.hidden = {101: 4}
-    (run,) = together(plan("fedavg", rounds=5, start_with=2), grid, tmp_path, heard)
+    (run,) = together(planned("fedavg", rounds=5, start_with=2), grid, tmp_path, heard)
     (joined,) = run.result["federation"]["joined"]
     assert joined["site"] == "client-1"
     assert joined["round"] > 1
@@ -344,7 +320,7 @@ def test_a_site_that_comes_late_joins(grid, tmp_path):
 def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(grid, tmp_path):
     heard = Heard()
     grid.hidden = {101: 4}
-    (run,) = together(plan("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
+    (run,) = together(planned("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
     assert run.result["federation"]["joined"] == []
     assert "no place for it" in missed_by(run)[0]["why"]
 
@@ -364,11 +340,11 @@ def test_features_of_another_recipe_are_refused_by_digest(grid, sites, tmp_path)
     grid.sites[99] = ShardSite(other.path, tmp_path / "s", "stranger")
     for late in ({}, {99: 3}):
         grid.hidden = late
-        (run,) = together(plan("fedavg", rounds=4), grid, tmp_path / f"{len(late)}", heard)
+        (run,) = together(planned("fedavg", rounds=4), grid, tmp_path / f"{len(late)}", heard)
         assert heard.said("site 'stranger' is refused")
         assert run.result["clients"] == ["client-0", "client-1", "client-2"]
     with pytest.raises(FedcacheError, match="'stranger'") as caught:
-        together(plan("fed3r", sites=5), grid, tmp_path)
+        together(planned("fed3r", sites=5), grid, tmp_path)
     assert caught.value.code is Exit.STORE
 
 
@@ -378,11 +354,11 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
     grid = FakeGrid(
         {i: ShardSite(store.path, tmp_path / name, name) for i, (name, store) in enumerate(named)}
     )
-    (run,) = together(plan("fedncm"), grid, tmp_path)
+    (run,) = together(planned("fedncm"), grid, tmp_path)
     assert (run.result["clients"], run.result["dataset"]["rows"]) == (["a", "b", "c"], 3 * ROWS)
     with pytest.raises(FedcacheError):  # its client has no name
         together(
-            plan("fedncm", sites=1),
+            planned("fedncm", sites=1),
             FakeGrid({0: ShardSite(stores[0].path, tmp_path / "x")}),
             tmp_path,
         )
@@ -403,7 +379,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
 )
 def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words, why):
     with pytest.raises(FedcacheError, match=why) as caught:
-        plan(**words)
+        planned(**words)
     assert caught.value.code is Exit.USAGE
 
 
@@ -417,7 +393,7 @@ def test_without_keys_nothing_leaves_the_machine():
 
 
 def test_an_app_is_its_plan(tmp_path):
-    asked = plan(
+    asked = planned(
         "fedavg",
         sweep={"lr": ("0.1", "0.01")},
         set={"epochs": 2},
@@ -465,7 +441,7 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
     raw[9] ^= 1
     chunk.write_bytes(raw)
     heard = Heard()
-    together(plan("fed3r"), grid, tmp_path, heard)
+    together(planned("fed3r"), grid, tmp_path, heard)
     said = [line for line in heard.lines if "features/" in line or chunk.name in line]
     assert said
     assert not any(str(tmp_path) in line for line in heard.lines)
@@ -515,7 +491,7 @@ def test_a_bad_upload_ends_the_run_where_that_is_asked_for(grid, tmp_path):
         changed(packed, BAD["W is nan"]) if kind == "fit" else packed
     )
     with pytest.raises(FedcacheError, match=r"Round 1.*client-0") as caught:
-        together(plan("fedavg", on_bad_update="fail", set={"head": "linear"}), grid, tmp_path)
+        together(planned("fedavg", on_bad_update="fail", set={"head": "linear"}), grid, tmp_path)
     assert caught.value.code is Exit.FEDERATED
 
 

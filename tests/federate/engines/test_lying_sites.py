@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, grid_of
+from fake_grid import FakeGrid, grid_of, planned, together
 from methods_tried import tried
 from setting_lines import set_to
 from small_sites import Heard, cut, mean_accuracy, missed_by
 
-from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
-from fedcache.federate.engines.flower.plan import Plan, why_not
-from fedcache.federate.engines.flower.server import federate
+from fedcache.federate.engines.flower.plan import why_not
 from fedcache.federate.methods import METHODS as METHOD_TABLE
 from fedcache.heads.ridge import gram
 from fedcache.runs.run import Run
@@ -99,7 +95,7 @@ GROWING = {"x 1e3": times(1e3), "x -10": times(-10.0)}
 """Lies that are unremarkable in one round."""
 
 
-def stores(place: Path) -> Path:
+def shards(place: Path) -> Path:
     """Six sites of one store, which all have rows of every class; the features are not unit and have a mean."""
     draw = np.random.default_rng(5)
     y = np.arange(SITES * 60) % C
@@ -111,11 +107,6 @@ def stores(place: Path) -> Path:
     )
     cut(store, place, SITES, "iid", "--partition-seed", 2)
     return place / "sites"
-
-
-@pytest.fixture
-def sites(once, tmp_path):
-    return shutil.copytree(once(stores), tmp_path / "sites")
 
 
 def lying(lie: Callable[[Tree], Tree]) -> Callable[[str, int, PackedMessage], PackedMessage]:
@@ -146,24 +137,18 @@ def run_of(
 def run_on(
     grid: FakeGrid, case: str, place: Path, *, quorum: int = 1, rounds: int = 3, **words: Any
 ) -> tuple[Run, list[str]]:
-    settings = {
-        "feat_post": "none",
-        **(METHODS.get(case) or TRAINED.get(case, {})),
-        **words.pop("set", {}),
-    }
-    config = TrainConfig(
-        method=case.split()[0],
-        rounds=rounds,
-        execution="sequential",
+    own = METHODS.get(case) or TRAINED.get(case, {})
+    settings = {"feat_post": "none", **own, **words.pop("set", {})}
+    asked = planned(
+        case.split()[0],
         set={k: str(v) for k, v in settings.items()},
+        sites=len(grid.sites),
+        quorum=quorum,
+        rounds=rounds,
         **words,
     )
-    asked = dataclasses.replace(
-        Plan(config, sites=len(grid.sites), wait=0.01, quorum=quorum).checked(),
-        runs=str(place / "runs"),
-    )
     heard = Heard()
-    (run,) = federate(asked, grid, Home(place), heard)
+    (run,) = together(asked, grid, place, heard)
     return run, heard.lines
 
 

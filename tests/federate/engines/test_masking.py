@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from fake_grid import grid_of
+from fake_grid import grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
 from refusal import refused
 from small_sites import Heard, mean_accuracy, missed_by
-from test_flower_parts import OVER_SITES, alone, plan, shards, together
+from test_flower_parts import OVER_SITES, alone, shards  # noqa: F401
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
@@ -33,17 +32,12 @@ def fits(name: str) -> bool:
 SUMMED = [name for name in OVER_SITES if fits(name)]
 
 
-@pytest.fixture
-def sites(once, tmp_path):
-    return shutil.copytree(once(shards), tmp_path / "sites")
-
-
 BOUNDS = {"lp-plus-plus": 1024.0}
 """Of methods whose uploads have larger numbers: its first multipliers are up to 250."""
 
 
 def secure(method: str, **words: Any) -> Any:
-    return plan(method, secure=True, **{"secure_bound": 64.0, **words})
+    return planned(method, secure=True, **{"secure_bound": 64.0, **words})
 
 
 @pytest.mark.parametrize("method", tried(SUMMED))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 from draws import examples
-from fake_grid import FakeGrid, grid_of
+from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 from setting_lines import set_to
 from small_sites import Heard, mean_accuracy, missed_by, sharded
 
-from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
@@ -31,8 +29,7 @@ from fedcache.federate.engines.flower.messages import (
     refusal_of,
     unpack,
 )
-from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.server import checked_counts, federate
+from fedcache.federate.engines.flower.server import checked_counts
 from fedcache.federate.engines.flower.server_job import ServerJob
 from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts, Sites, Terms
 from fedcache.progress import Silent
@@ -75,25 +72,10 @@ def shards(place: Path) -> Path:
     return sharded(place, SITES, rows=300, classes=C, width=D)
 
 
-@pytest.fixture
-def sites(once, tmp_path):
-    return shutil.copytree(once(shards), tmp_path / "sites")
-
-
-def federated(grid: FakeGrid, tmp_path: Path, heard: Silent | None = None, **words: Any) -> Run:
-    terms = {f.name for f in dataclasses.fields(Plan)}
-    train = {
-        "method": "fedavg",
-        "rounds": 3,
-        "set": set_to("head=linear lr=0.1 opt=sgd epochs=2"),
-        **{k: v for k, v in words.items() if k not in terms},
-    }
-    rest = {k: v for k, v in words.items() if k in terms}
-    asked = Plan(
-        TrainConfig(**train),
-        **{"sites": SITES, "wait": 0.01, "runs": str(tmp_path / "runs"), **rest},
-    )
-    (run,) = federate(asked.checked(), grid, Home(tmp_path), heard or Silent())
+def federated(grid: FakeGrid, place: Path, heard: Silent | None = None, **words: Any) -> Run:
+    settings = set_to("head=linear lr=0.1 opt=sgd epochs=2")
+    asked = {"method": "fedavg", "rounds": 3, "set": settings, "sites": SITES, **words}
+    (run,) = together(planned(**asked), grid, place, heard)
     return run
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +10,13 @@ import pytest
 from command import fedcache, ok
 from fake_grid import grid_of
 from setting_lines import set_to
-from test_site_claims import federated, node_of, shards
+from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
 
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import load_seed
 from fedcache.store.store import Store
-
-
-@pytest.fixture
-def sites(once, tmp_path):
-    return shutil.copytree(once(shards), tmp_path / "sites")
 
 
 def features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

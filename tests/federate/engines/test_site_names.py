@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 import pytest
 from command import fedcache, ok
 from draws import examples
-from fake_grid import FakeGrid, grid_of
+from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 from small_sites import Heard, missed_by, sharded
 
-from fedcache.config import Home, TrainConfig
+from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.network import Address, start_superlink
-from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import Keys
-from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
 from fedcache.runs.run import Run
 
@@ -30,17 +27,15 @@ OWNER, IMPOSTOR = 100, 900
 
 
 @pytest.fixture
-def grid(once, tmp_path):
-    return grid_of(shutil.copytree(once(shards), tmp_path / "sites"), tmp_path / "state")
+def grid(sites, tmp_path):
+    return grid_of(sites, tmp_path / "state")
 
 
 def run(
     grid: FakeGrid, place: Path, names: SiteNames | None, heard: Heard | None = None, **words: Any
 ) -> Run:
-    train = TrainConfig(method=words.pop("method", "fed3r"), rounds=words.pop("rounds", 1))
-    asked = Plan(train, **{"sites": 3, "wait": 0.01, "runs": str(place / "runs"), **words})
-    made: list[Run] = federate(asked.checked(), grid, Home(place), heard or Heard(), names)
-    return made[0]
+    (made,) = together(planned("fed3r", rounds=1, **words), grid, place, heard, names)
+    return made
 
 
 def table(place: Path) -> SiteNames:
