@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, go_all
 from method_calls import batches_of, exact
 from reference_steps import linear, linear_gradient, mean_of
 from setting_lines import set_to
@@ -29,10 +29,8 @@ def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(model):  # T-G1, T-G3
 def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
     data, clients = federation(sizes=(20, 33, 7))
     settings = set_to("head=linear init=shared alpha=0.4 beta=0.2 batch=16 adapt_steps=2")
-    start = go(
-        "perfedavg", {**settings, "epochs": 0}, data, clients, participation=None, rounds=1
-    ).server
-    out = go("perfedavg", settings, data, clients, participation=None, rounds=1)
+    start = go_all("perfedavg", {**settings, "epochs": 0}, data, clients, rounds=1).server
+    out = go_all("perfedavg", settings, data, clients, rounds=1)
 
     def stepped(theta, rate, at, rows):
         g = linear_gradient(at, data, rows)
@@ -87,7 +85,7 @@ def test_adapting_on_test_rows_reads_them_and_says_so():  # D-71
 def test_a_client_with_less_than_a_batch_adapts_on_what_it_has():
     data, clients = federation(sizes=(40, 9))
     settings = set_to("head=linear init=zero alpha=5.0 batch=32 drop_last=true epochs=0")
-    out = go("perfedavg", settings, data, clients, participation=None)
+    out = go_all("perfedavg", settings, data, clients)
     assert out.records[0].clients == (0,)
     rows = batches_of(clients[1], 0, out.records[-1].round, 0, "adapt", size=32)[0]
     zero = {"W": torch.zeros(6, 11, dtype=torch.float64), "b": torch.zeros(6, dtype=torch.float64)}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, federation, go
+from federation import Rows, federation, go_all
 from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
@@ -78,7 +78,7 @@ def moved(mean, constants=()):
 
 def scores(name, settings, mean, constants=()):
     data, clients = moved(mean, constants)
-    out = go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32)
+    out = go_all(name, settings, data, clients, rounds=1, dtype=torch.float32)
     return out.deployed(None).scores(data.x[500:, 0]).double(), data.y[500:]
 
 
@@ -129,7 +129,7 @@ def singular(mean, large):
 
 
 def accuracy(name, settings, data, clients):
-    out = go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32)
+    out = go_all(name, settings, data, clients, rounds=1, dtype=torch.float32)
     return out.accuracy
 
 
@@ -211,9 +211,7 @@ def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that
 ):
     usual = accuracy(name, settings, *moved(0.0))
     data, clients = scaled(2.0**-20, 0.0)
-    advice = advice_of(
-        go(name, settings, data, clients, rounds=1, participation=None, dtype=torch.float32)
-    )
+    advice = advice_of(go_all(name, settings, data, clients, rounds=1, dtype=torch.float32))
     assert set(advice) == {key}
     if advice.pop("feat_post", "none") == "standardize":
         data = replace(data, x=zero_mean_and_unit_variance(data.x, clients))
@@ -224,7 +222,7 @@ def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that
 @pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
 def test_a_ridge_that_is_small_beside_the_variances_is_not_warned_of(name, settings, key):
     for mean in (0.0, 1000.0):
-        out = go(name, settings, *moved(mean), rounds=1, participation=None, dtype=torch.float32)
+        out = go_all(name, settings, *moved(mean), rounds=1, dtype=torch.float32)
         assert key not in advice_of(out)
 
 

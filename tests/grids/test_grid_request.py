@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from heard import Heard
+from refusal import refused
 
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError, UsageError
+from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
 from fedcache.grids.request import GridRequest, request_grid
@@ -137,8 +138,9 @@ def test_some_errors_end_one_point_and_others_the_grid():
 
 
 def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read():
-    with pytest.raises(UsageError, match="--save-models"):
-        requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets"))
+    refused(
+        lambda: requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets")), "--save-models"
+    )
 
 
 def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from heard import Heard
+from refusal import refused
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoppedError, UsageError
@@ -113,16 +114,17 @@ def test_roles_are_filled_in_order_or_by_what_is_here():
     assert roles(table(replace(CELL, backbones=())), Options(on="digits"), looker()) == {}
     two = Options(backbones=("glyph-clip", "cnn2"))
     assert roles(entry, two, looker()) == {"vit-tiny": "glyph-clip", "vit-small": "cnn2"}
-    with pytest.raises(FedcacheError, match="3 backbones"):
-        roles(entry, Options(backbones=("glyph-clip", "cnn2", "vgg11")), looker())
-    refused = plan(
+    refused(
+        lambda: roles(entry, Options(backbones=("glyph-clip", "cnn2", "vgg11")), looker()),
+        "3 backbones",
+    )
+    each = plan(
         table(CELL, replace(CELL, labels={"m": "B"}, backbones=("vit-base",))),
         Options(backbones=("cnn2",)),
         looker(),
     )
-    assert [p.refused is None for p in refused] == [True, False]
-    with pytest.raises(FedcacheError, match="'vgg11'"):
-        plan(entry, Options(recipe={"vgg11:size": "32"}), looker())
+    assert [p.refused is None for p in each] == [True, False]
+    refused(lambda: plan(entry, Options(recipe={"vgg11:size": "32"}), looker()), "'vgg11'")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +208,19 @@ def test_rows_that_fail_are_told_and_the_others_are_measured(own_home, monkeypat
 
 def test_where_every_row_fails_the_first_error_is_that_of_the_call(own_home, monkeypatch):
     first, second = UsageError("A does not fit.", "Try B."), UsageError("B does not fit.", "Try A.")
-    with pytest.raises(FedcacheError, match="A does not fit"):
-        reproduce(formulas(monkeypatch, {"A": first, "B": second}), Home(own_home))
+    refused(
+        lambda: reproduce(formulas(monkeypatch, {"A": first, "B": second}), Home(own_home)),
+        "A does not fit",
+    )
     damage = CorruptionError("B is damaged.", "Verify it.")
     told = Heard()
-    with pytest.raises(FedcacheError, match="B is damaged"):
-        reproduce(
+    refused(
+        lambda: reproduce(
             formulas(monkeypatch, {"A": 1.0, "B": damage, "C": 2.0}), Home(own_home), observer=told
-        )
+        ),
+        "B is damaged",
+        code=5,
+    )
     assert len(told.notes) == 1, "damage ends all"
 
 
@@ -241,8 +248,7 @@ def test_a_cell_is_dealt_by_its_scheme_its_arguments_and_the_seed():
 
 def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are():
     many = replace(CELL, args={"clients": 500})
-    with pytest.raises(FedcacheError, match="500 clients"):
-        partition_cell(many, COLUMNS, 0, proxy=False)
+    refused(lambda: partition_cell(many, COLUMNS, 0, proxy=False), "500 clients")
     dealt = partition_cell(many, COLUMNS, 0, proxy=True)
     assert len(dealt.partition.clients) == dealt.args["clients"] == 18, (
         "of 24 rows 18 are for training"
@@ -369,8 +375,10 @@ def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
     options = Options(on="digits", backbones=("proxy",))
     expected = {birds: "mobilenetv2-birds", planes: "mobilenetv2-insects"}
     assert roles(entry, options, looker()) == expected
-    with pytest.raises(UsageError, match="uses none of the backbones that have stand-ins"):
-        roles(table(CELL), options, looker())
+    refused(
+        lambda: roles(table(CELL), options, looker()),
+        "uses none of the backbones that have stand-ins",
+    )
     whole = registry.entry("fedpcl-table5")
     assert roles(whole, options, looker()) == planning.STAND_INS
     assert len({lookup(name).width for name in planning.STAND_INS.values()}) == 1

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import C, D, difference, federation, gap, go, go_all, small
+from federation import C, D, difference, federation, gap, go, go_all, run, small
 from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.method import ClientOverrides, everywhere
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
@@ -94,8 +94,7 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
     empty = [replace(clients[0], train=np.empty(0, np.int64)), *clients[1:]]
-    with pytest.raises(FedcacheError, match="client 0"):
-        go_all(method, {}, data, empty)
+    refused(lambda: go_all(method, {}, data, empty), "client 0", code=7)
 
 
 def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run():
@@ -128,7 +127,7 @@ def test_what_the_data_lack_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
     refused(
-        lambda: go_all(method, {}, replace(data, text=None), clients),
+        lambda: run(method, method.resolve(), replace(data, text=None), clients, rounds=1),
         need,
         code=Exit.STORE,
     )

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 
-from fedcache.errors import FedcacheError
 from fedcache.federate.engine.sampling import (
     ClientSampler,
     SamplingRule,
+    parse_clusters,
     parse_sampling,
     read_trace,
 )
+from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy
@@ -87,25 +88,37 @@ def test_only_clients_that_are_there_are_drawn(tmp_path):
     }
     found = drawn(parse_sampling("uniform", "0.25", 0.0), 4000, participation=4)
     assert abs(np.mean([len(r) for r in found]) - 1.0) < 5 * (4 * 0.25 * 0.75 / 4000) ** 0.5
-    with pytest.raises(FedcacheError, match="'b'"):
-        ClientSampler(["a"], np.arange(1), 0, None, rule)
+    refused(lambda: ClientSampler(["a"], np.arange(1), 0, None, rule), "'b'")
+
+
+READERS = {
+    "trace": read_trace,
+    "durations": lambda path: parse_timing(None, 1.0, 0.5, str(path)),
+    "clusters": lambda path: parse_clusters(str(path), 1),
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("what", "text", "why"),
     [
-        (b"", "client,first,last"),
-        (b"client,first,last\n", "no client"),
-        (b"client,first,last\na,1,x\n", "line 2"),
-        (b"client,first,last\na,1,2\na,3,2\n", "line 3"),
-        (b"client,first,last\na,0,2\n", "line 2"),
-        (b"client,first,last\n\xff,1,2\n", "CSV"),
+        ("trace", b"", "client,first,last"),
+        ("trace", b"client,first,last\n", "no client"),
+        ("trace", b"client,first,last\na,1,x\n", "line 2"),
+        ("trace", b"client,first,last\na,1,2\na,3,2\n", "line 3"),
+        ("trace", b"client,first,last\na,0,2\n", "line 2"),
+        ("trace", b"client,first,last\n\xff,1,2\n", "CSV"),
+        ("durations", b"client,seconds\n", "client,duration"),
+        ("durations", b"client,duration\na,1\nb,0\n", "line 3"),
+        ("durations", b"client,duration\na,1\na,2\n", "line 3"),
+        ("clusters", b"client,site\n", "client,cluster"),
+        ("clusters", b"client,cluster\na,x\nb, \n", "line 3"),
+        ("clusters", b"client,cluster\na,x\na,y\n", "line 3"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_by_line(tmp_path, text, why):
-    path = tmp_path / "trace.csv"
+def test_a_file_about_clients_that_is_none_is_refused_by_line(tmp_path, what, text, why):
+    path = tmp_path / f"{what}.csv"
     path.write_bytes(text)
-    refused(lambda: read_trace(path), why)
+    refused(lambda: READERS[what](path), why)
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,19 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
 
 
 def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites, tmp_path):
-    with pytest.raises(FedcacheError, match="too few sites"):
-        together(secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path)
+    refused(
+        lambda: together(
+            secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path
+        ),
+        "too few sites",
+        code=Exit.FEDERATED,
+    )
     masking = masking_of(
         {"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0
     )
-    with pytest.raises(FedcacheError, match="--secure-bound 4"):
-        masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0)
+    refused(
+        lambda: masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0), "--secure-bound 4"
+    )
     for bad in (float("nan"), float("inf")):
         with pytest.raises(FedcacheError, match="at most"):
             masking.vector({"gram": torch.tensor([0.0, bad])}, {}, 10.0)

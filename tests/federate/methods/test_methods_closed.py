@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import gap, go_all
+from federation import go_all
 from float64 import far, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
 from pooled_rows import CLIENTS, DATA, TEST, X, Y, parts
+from setting_lines import cases_of
 from sklearn.linear_model import Ridge
 
 from fedcache.federate.methods.fed3r import feature_map
@@ -73,19 +74,30 @@ def test_fourier_features_are_a_gaussian_kernel():
     assert float((phi @ phi.T - kernel).abs().max()) < 0.03
 
 
-def test_a_class_that_nobody_has_is_never_predicted():
-    wider = replace(DATA, classes=8, text=None)
-    for name, words in (
-        ("fedncm", {"metric": "cos"}),
-        ("fedncm", {"metric": "euclid"}),
-        ("fedpft", {"epochs": 1}),
-    ):
-        assert int(go_all(name, words, wider, CLIENTS).predict(-DATA.x).max()) < 6
+NOBODY = cases_of(
+    """
+    fedncm metric=cos
+    fedncm metric=euclid
+    fedpft epochs=1
+    gda alpha=0.0
+    gda alpha=1.0
+    gh-ofl head=nb
+    gh-ofl head=nb variance=pooled
+    gh-ofl head=lda
+    gh-ofl head=qda
+    """
+)
 
 
-def test_weights_by_the_clients_own_class_counts_do_depend_on_the_partition():
-    a, b = (go_all("fed3r", "class_weight=local", DATA, parts(s, 5)).server for s in (0, 1))
-    assert gap(a, b) > 1e-6
+@pytest.mark.parametrize(("name", "settings"), NOBODY, ids=str)
+def test_a_class_that_nobody_has_is_never_predicted(name, settings):
+    wider = replace(DATA, classes=8, text=torch.cat([DATA.text, DATA.text[:2]]))
+    out = go_all(name, settings, wider, CLIENTS)
+    assert int(out.predict(torch.cat([DATA.x, -5.0 * DATA.x])).max()) < 6
+    if name == "gh-ofl":
+        assert torch.equal(
+            out.predict(DATA.x), go_all(name, settings, DATA, CLIENTS).predict(DATA.x)
+        )
 
 
 def test_a_class_of_one_row_has_that_row_as_its_mean():

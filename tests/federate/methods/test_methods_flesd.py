@@ -198,16 +198,6 @@ def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right)
 # -- whole methods
 
 
-@pytest.mark.slow
-def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
-    data, clients = federation(views=4, dtype=torch.float32)
-    a = go("fedavg-simclr", {}, data, clients, dtype=torch.float32)
-    b = go("fedprox-simclr", "mu=0.0", data, clients, dtype=torch.float32)
-    assert difference(a, b) == 0.0
-    c = go("fedprox-simclr", "mu=0.5", data, clients, dtype=torch.float32)
-    assert gap(a.server, c.server) > 0.0
-
-
 def test_what_is_watched_of_clients_does_not_depend_on_the_order_in_which_they_entered():
     losses = [
         torch.tensor([1.0, 1.0, n, 1.0], dtype=torch.float64) for n in (0.1, 0.7, 1e16, -1e16)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import ROUNDS, federation, gap, go, go_all, run
+from federation import federation, gap, go, go_all
 from setting_lines import set_to
 
 from fedcache.federate.engine.context import generator
@@ -134,8 +134,6 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
 
 @pytest.mark.parametrize("agg", ["weighted", "uniform"])
 def test_one_model_of_ifca_is_fedavg(agg):
-    data, clients = federation()
-    method = METHODS["fedavg"]
     how = {**STEP, "opt": "sgd", "agg": agg}
     a = go_all("ifca", {**how, "models": 1})
     # Its weights are drawn from a stream of its own: the same step from the same begin is asked of fedavg.
@@ -145,15 +143,7 @@ def test_one_model_of_ifca_is_fedavg(agg):
     def init(ctx):
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in start.items()}
 
-    b = run(
-        replace(method, init=init),
-        method.resolve("paper", how),
-        data,
-        clients,
-        rounds=ROUNDS,
-        participation=None,
-        dtype=torch.float64,
-    ).server
+    b = go_all(replace(METHODS["fedavg"], init=init), how).server
     assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all
+from federation import federation, gap, go, go_all, keeps
 from float64 import normal
 from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
@@ -155,12 +155,7 @@ def test_who_does_not_move_observes_no_gradient(still):
     assert all(float(t.abs().max()) == 0.0 for s in out.states.values() for t in s.values())
     assert float(out.server["c/W"].abs().max()) == 0.0
     saved = []  # nor does it forget the ones it has
-    moved = go(
-        "scaffold",
-        "head=linear",
-        rounds=2,
-        on_round=lambda _r, _m, _t, snap: saved.append(snap()),
-    )
+    moved = go("scaffold", "head=linear", rounds=2, on_round=keeps(saved))
     rests = go("scaffold", {"head": "linear", **still}, rounds=3, state=saved[-1])
     assert float(moved.server["c/W"].abs().max()) > 0.0
     assert gap(moved.server, rests.server) == 0.0
@@ -205,10 +200,9 @@ def test_the_pull_of_ditto_is_towards_what_was_received():
     # One full batch of plain SGD with lr lambda = 1: v - lr (g(v) + lambda (v - w)) = w - lr g(v).
     data, clients = federation()
     settings = set_to("head=linear opt=sgd lr=0.25 momentum=0.0 wd=0.0 batch=64 lambda=4.0")
-    received, saved = [], []
-    go_all(
-        "ditto", settings, rounds=3, on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors)
-    )
+    snapshots = []
+    go_all("ditto", settings, rounds=3, on_round=keeps(snapshots))
+    saved = [after.tensors for after in snapshots]
     start = {"W": data.text, "b": torch.zeros(data.classes, dtype=torch.float64)}
     received = [start] + [{k: s[f"server/{k}"] for k in start} for s in saved]
     for r in range(3):

@@ -50,13 +50,6 @@ def test_soft_labels_stay_on_the_simplex():  # T-F4
         assert float(q.min()) >= 0.0
 
 
-def test_no_weight_is_self_training_alone_bit_for_bit():  # T-F6
-    a = go("fst-cbdg", "lambda=0.0", dtype=torch.float32)
-    b = go("fst-cbdg", "ablation=ist_only", dtype=torch.float32)
-    assert gap(a.server, b.server) == 0.0
-    assert gap(a.states, b.states) == 0.0
-
-
 def test_noise_has_the_size_that_was_asked_for():
     text = torch.zeros(2, 400, dtype=torch.float64)
     for sigma, norm in (

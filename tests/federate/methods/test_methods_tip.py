@@ -29,15 +29,6 @@ def test_hand_worked_logits():
     assert torch.allclose(logits, doubles([[12.0, 4.0 * np.exp(-3.0)]]))
 
 
-@pytest.mark.parametrize("name", ["tip-local", "fed-tip-proto"])
-def test_without_the_cache_it_is_zero_shot(name):  # T-K13
-    zero_shot = go_all("clip-zs")
-    out = go_all(name, "a=0.0")
-    assert np.array_equal(out.client_accuracy, zero_shot.client_accuracy)
-    cached = go_all(name, "a=500.0")
-    assert not np.array_equal(cached.client_accuracy, zero_shot.client_accuracy)
-
-
 def test_each_client_has_its_own_cache():
     out = go_all("tip-local", "a=20.0 b=2.0")
     assert out.protocol == "personalised"

@@ -124,16 +124,6 @@ def test_the_proximal_term_is_the_squared_distance(half, pull):
     assert all(torch.equal(a, b) for a, b in zip(pulled, plain, strict=True))
 
 
-def test_without_its_distance_fedproto_trains_as_solo():  # T-O1
-    keys = {"participation": None, "dtype": torch.float32}
-    a = go("fedproto", "lambda_proto=0.0 proto_infer=head dim=8", **keys)
-    b = go("solo", "dim=8", **keys)
-    assert max(gap(model_of(a.states[c]), model_of(b.states[c])) for c in a.states) == 0.0
-    assert np.array_equal(a.client_accuracy, b.client_accuracy)
-    c = go("fedproto", "proto_infer=head dim=8", **keys)
-    assert max(gap(model_of(c.states[i]), model_of(b.states[i])) for i in c.states) > 0.0
-
-
 def test_the_distance_to_prototypes():  # T-O2, T-O3
     bar, y = normal(4, 256), torch.tensor([0, 3, 1])
     w, has = torch.full((3,), 1 / 3, dtype=torch.float64), torch.tensor([True, True, False, True])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import with_column
@@ -147,8 +148,10 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value():
     assert with_column("dirichlet", {"by": "ward", "alpha": 0.3}) == ("natural", inside)
     assert with_column(None, {"hold_out": ("x",)}) == ("natural", {"hold_out": ("x",)})
     assert with_column("iid", {"clients": 3, "by": None}) == ("iid", {"clients": 3, "by": None})
-    with pytest.raises(FedcacheError, match="hold_out and tests within"):
-        with_column("iid", {"by": "ward", "hold_out": ("x",), "tests": "within"})
+    refused(
+        lambda: with_column("iid", {"by": "ward", "hold_out": ("x",), "tests": "within"}),
+        "hold_out and tests within",
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,16 +161,14 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value():
         ({"by": "domain", "hold_out": ("sketch", "photo")}, "nobody trains"),
         ({"by": "domain", "hold_out": ("sketch",), "tests": "global"}, "hold_out and tests global"),
         ({"by": "domain", "clients": 3}, "clients"),
-        ({"by": "domain", "clients": 30, "inside": "iid"}, "photo: .*5 rows"),
+        ({"by": "domain", "clients": 30, "inside": "iid"}, "5 rows"),
         ({"by": "domain", "tests": "held-out-clients", "domain": ("photo",)}, "1 client"),
         ({"by": "ward", "min_rows": 13}, "12"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(given, said):
-    with pytest.raises(FedcacheError, match=said):
-        make("natural", columns(["n"] * 12), **given)
-    with pytest.raises(FedcacheError, match="no value of ward"):
-        make("natural", columns(["n", "s"]), by="ward")
+    refused(lambda: make("natural", columns(["n"] * 12), **given), said)
+    refused(lambda: make("natural", columns(["n", "s"]), by="ward"), "no value of ward")
 
 
 @pytest.mark.slow

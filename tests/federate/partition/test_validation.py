@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_rows import any_columns, columns_from, even_columns
+from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
+from refusal import refused
 
 from fedcache.errors import CorruptionError, Exit, FedcacheError, UsageError
 from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, load, make
@@ -104,26 +105,6 @@ def test_a_client_of_one_row_has_none_and_of_two_it_has_one():
     assert [len(t) for t in taken] == [0, 1]
     assert [len(t) for t in left] == [1, 1]
     assert taken[1].tolist() == [1]  # of equal classes the first
-
-
-def attempt(scheme: str, columns, **args) -> Partition | FedcacheError:
-    try:
-        return make(scheme, columns, **args)
-    except FedcacheError as error:
-        return error
-
-
-def some_arguments(draw, scheme):
-    given = {}
-    for argument in scheme.arguments:
-        match argument.kind:
-            case "int":
-                given[argument.name] = draw(st.none() | st.integers(1, 8))
-            case "choice":
-                given[argument.name] = draw(st.none() | st.sampled_from(argument.choices))
-            case "bool":
-                given[argument.name] = draw(st.none() | st.booleans())
-    return given
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
@@ -276,8 +257,7 @@ def test_an_array_that_is_missing_or_does_not_fit_is_refused(lost):
 
 @pytest.mark.parametrize("wrong", [0, 1, True, "half", "1.5", "nan", (0.2,)])
 def test_what_is_no_share_is_refused(wrong):
-    with pytest.raises(UsageError, match="validation"):
-        make("iid", even_columns(30, 9, 3), validation=wrong)
+    refused(lambda: make("iid", even_columns(30, 9, 3), validation=wrong), "validation")
 
 
 def test_nothing_to_take_is_refused_with_what_can_be_done():
@@ -297,8 +277,12 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
     uid = np.zeros((2, 16), np.uint8)
     uid[1] = 1
     # the first gives row 0, which is all of the other
-    with pytest.raises(UsageError, match="1 would have none"):
-        hold_out(RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5)
+    refused(
+        lambda: hold_out(
+            RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5
+        ),
+        "1 would have none",
+    )
 
 
 @given(

@@ -313,8 +313,11 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
     method = METHODS["fedproto"]
     undeclared = replace(method, uploads=None)
     assert difference(go_all(undeclared, rounds=2), go_all(method, rounds=2)) == 0.0
-    with pytest.raises(FedcacheError, match="proto"):
-        go_all(liar(undeclared, "missing", 1, when=1), rounds=2, execution="sequential")
+    refused(
+        lambda: go_all(liar(undeclared, "missing", 1, when=1), rounds=2, execution="sequential"),
+        "proto",
+        code=Exit.FEDERATED,
+    )
 
     def fit(_down, _state, data, _ctx):
         raise ValueError(f"{data.n} rows are too few")
@@ -344,8 +347,13 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
 def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
     trust = parse_policy(on_bad_update="reject", max_update_norm=1e-9)
-    with pytest.raises(FedcacheError, match="all 8 uploads"):
-        go_all("fedavg", "bn=false", data, clients[:8], execution="sequential", trust=trust)
+    refused(
+        lambda: go_all(
+            "fedavg", "bn=false", data, clients[:8], execution="sequential", trust=trust
+        ),
+        "all 8 uploads",
+        code=Exit.FEDERATED,
+    )
 
 
 def one_spoils(method, victim, error):
