@@ -1,11 +1,9 @@
 """Every exit code comes out of the command line with a hint, and no error can be raised without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from command import Done, fedcache, ok, words_of
+from command import fedcache, ok, words_of
 from pictures import folder
 
 from fedcache.errors import Exit
@@ -18,12 +16,12 @@ def images(tmp_path):
     return folder(tmp_path / "shapes", train=6, test=2)
 
 
-def extract(images: Path, *more: object) -> Done:
+def extract(images, *more):
     words = ("extract --backbones random-projection --workers 0", "--dataset", f"folder:{images}")
     return fedcache(*words, *more, "--json")
 
 
-def hint_of(done: Done) -> str:
+def hint_of(done):
     error = done.envelope["error"]
     assert error["code"] == done.code
     assert error["message"]

@@ -1,7 +1,5 @@
 """Class names and seeds keep their meaning in whatever order a file or a run lists them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ LISTED = np.array(["zebra", "ant", "10", "9"])
 GAPS = np.array([9, 2, 40])
 
 
-def columns(kind: str, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def columns(kind, rows):
     """(columns that say the class, its name in every row) of a file."""
     of_four = np.arange(rows) % 4
     if kind == "words in the order that the file lists":

@@ -4,15 +4,12 @@ One deployment serves all tests, because Flower starts a process for every messa
 with nothing but loopback where that is allowed, and every Python in it notes the names and addresses it asks for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import apart
@@ -27,7 +24,7 @@ ROOT = HERE.parents[1]
 LONGEST = 1900  # a third of it on two cores that have nothing else to do
 
 
-def offline() -> list[str]:
+def offline():
     """The words that run a command where only loopback is; none where the system does not allow it."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return []
@@ -89,13 +86,13 @@ def told(tmp_path_factory):
     return found
 
 
-def accuracy(words: dict[str, Any]) -> float:
+def accuracy(words):
     assert "done" in words["last"], words
     (run,) = words["last"]["done"]
     return float(run["result"]["accuracy"]["mean"])
 
 
-def new_package(folder: Path, home: Path) -> Path:
+def new_package(folder, home):
     """A method of a package that ``fedcache new`` writes."""
     done = apart("new method", folder.name, "--out", folder, home=home)
     assert done.code == 0, done.err

@@ -43,7 +43,7 @@ class Started:
     log: Path
 
     @classmethod
-    def of(cls, *words: object, home: Path, log: Path, mark: str) -> Started:
+    def of(cls, *words, home, log, mark):
         with log.open("a") as sink:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "fedcache", *map(str, words)],
@@ -55,12 +55,12 @@ class Started:
             )
         return cls(popen, mark, log)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill the command alone: what it has started has to notice."""
         self.popen.kill()
         self.popen.wait()
 
-    def left(self) -> list[str]:
+    def left(self):
         """Command lines of what it has started and still runs."""
         found, word = [], f"{MARK}={self.mark}".encode()
         for place in Path("/proc").glob("[0-9]*"):
@@ -69,7 +69,7 @@ class Started:
                     found.append((place / "cmdline").read_text().replace("\0", " "))
         return found
 
-    def nothing_left(self) -> None:
+    def nothing_left(self):
         """Assert that all of it ends."""
         last = time.monotonic() + GONE
         while self.left() and time.monotonic() < last:
@@ -87,14 +87,14 @@ class Federation:
     running: list[Started] = field(default_factory=list)
 
     @property
-    def home(self) -> Path:
+    def home(self):
         return self.root / "server"
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"127.0.0.1:{self.port}"
 
-    def start(self, name: str, *words: object, home: Path) -> Started:
+    def start(self, name, *words, home):
         self.started += 1
         log = self.root / "logs" / f"{self.started}-{name}.log"
         log.parent.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ class Federation:
         )
         return self.running[-1]
 
-    def server(self) -> Started:
+    def server(self):
         return self.start(
             "server",
             "flower",
@@ -117,7 +117,7 @@ class Federation:
             home=self.home,
         )
 
-    def site(self, number: int) -> Started:
+    def site(self, number):
         shard = sorted((self.root / "sites").glob("*.zarr"))[number]
         return self.start(
             SITES[number],
@@ -133,7 +133,7 @@ class Federation:
         )
 
     @cached_property
-    def app(self) -> Path:
+    def app(self):
         """What is run again and again."""
         out = self.root / "app"
         done = apart(
@@ -149,7 +149,7 @@ class Federation:
         assert done.code == 0, done.err
         return out
 
-    def run(self) -> Started:
+    def run(self):
         return self.start(
             "run",
             "flower",
@@ -163,7 +163,7 @@ class Federation:
             home=self.home,
         )
 
-    def listens(self) -> bool:
+    def listens(self):
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", self.port), timeout=1.0),
@@ -171,7 +171,7 @@ class Federation:
             return True
         return False
 
-    def wait_for_a_moment(self, run: Started, draw: random.Random) -> None:
+    def wait_for_a_moment(self, run, draw):
         """Until a run has told so many lines of its story, and up to some seconds more."""
         lines, more = draw.randrange(LINES), draw.uniform(0.0, SECONDS)
         while run.popen.poll() is None and len(run.log.read_text().splitlines()) < lines:
@@ -180,7 +180,7 @@ class Federation:
         while run.popen.poll() is None and time.monotonic() < last:
             self.tend()
 
-    def tend(self) -> None:
+    def tend(self):
         """Start the second site again where the server refused it, not having missed the killed one yet (exit 6)."""
         time.sleep(0.05)
         if self.second.popen.poll() == 6:
@@ -188,21 +188,21 @@ class Federation:
             self.site(1)
 
     @property
-    def second(self) -> Started:
+    def second(self):
         return next(one for one in reversed(self.running) if one.log.stem.endswith(SITES[1]))
 
-    def end(self, run: Started) -> int | None:
+    def end(self, run):
         """Wait until a run has ended; its exit code."""
         last = time.monotonic() + 900
         while run.popen.poll() is None and time.monotonic() < last:
             self.tend()
         return run.popen.poll()
 
-    def result(self) -> bytes | None:
+    def result(self):
         found = list((self.home / "runs").glob("*/result.json"))
         return found[0].read_bytes() if found else None
 
-    def finish(self) -> bytes:
+    def finish(self):
         """The result of the app, run to its end; it is put aside, so that the next run makes it again."""
         done = self.run()
         assert self.end(done) == 0, done.log.read_text()
@@ -211,7 +211,7 @@ class Federation:
         (self.home / "runs").rename(self.home / f"runs-{self.started}")
         return found
 
-    def stop(self) -> None:
+    def stop(self):
         for one in self.running:
             if one.popen.poll() is None:
                 one.popen.send_signal(signal.SIGTERM)
@@ -219,11 +219,11 @@ class Federation:
             one.popen.wait(60)
             one.nothing_left()
 
-    def left_files(self) -> set[Path]:
+    def left_files(self):
         """Files of a killed process in any home."""
         return {p for name in ("server", *SITES) for p in (self.root / name).rglob(".*.partial")}
 
-    def named_by_gc(self) -> set[Path]:
+    def named_by_gc(self):
         found = set()
         for name in ("server", *SITES):
             answer = apart("gc --json", home=self.root / name)
@@ -254,7 +254,7 @@ def federation(tmp_path):
         made.stop()
 
 
-def reference(federation: Federation) -> tuple[Started, bytes]:
+def reference(federation):
     """The server, with both sites, and the result of a federation that nothing disturbs."""
     server = federation.server()
     while not federation.listens():

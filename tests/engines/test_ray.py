@@ -5,8 +5,6 @@ Where the system allows it, every command runs where nothing can leave the machi
 looks up is written down.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -55,14 +53,14 @@ def home():
     return os.environ["FEDCACHE_HOME"]
 
 
-def chunks(store: Path) -> int:
+def chunks(store):
     return sum(1 for f in store.glob("features/**/c/**/0") if f.is_file())
 
 
 class Quiet:
     """Commands that cannot reach anything, and what they tried."""
 
-    def __init__(self, tmp_path: Path, home: str, *, apart: bool) -> None:
+    def __init__(self, tmp_path, home, *, apart):
         self.apart = apart
         self.report = tmp_path / "report.json"
         user = tmp_path / "user"  # of a user who has told Ray nothing
@@ -71,7 +69,7 @@ class Quiet:
         for name in [n for n in self.env if n.startswith("RAY_")]:
             del self.env[name]
 
-    def start(self, *command: object, **more: str) -> subprocess.Popen[str]:
+    def start(self, *command, **more):
         """A command in a process group of its own."""
         quiet = (
             [*APART, sys.executable, str(HERE / "quiet.py"), str(self.report)] if self.apart else []
@@ -86,10 +84,10 @@ class Quiet:
             start_new_session=True,
         )
 
-    def fedcache(self, *words: object) -> subprocess.Popen[str]:
+    def fedcache(self, *words):
         return self.start(sys.executable, "-m", "fedcache", *words)
 
-    def end(self, run: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    def end(self, run, code=0):
         """What it said, after it has ended as it should and tried nothing."""
         try:
             out, err = run.communicate(timeout=400)
@@ -132,24 +130,24 @@ def whole(words, tmp_path, home):
     return store
 
 
-def until(reached: int, store: Path, run: subprocess.Popen[str]) -> None:
+def until(reached, store, run):
     while run.poll() is None and chunks(store) < reached:
         time.sleep(0.005)
     assert run.poll() is None, "it ended before anything could be done to it"
 
 
-def family(run: subprocess.Popen[str]) -> list[psutil.Process]:
+def family(run):
     one = psutil.Process(run.pid)
     return [one, *one.children(recursive=True)]
 
 
-def left(processes: list[psutil.Process]) -> list[str]:
+def left(processes):
     """Those that have not ended, a while later."""
     _, alive = psutil.wait_procs(processes, timeout=20)
     return [" ".join(p.cmdline()) for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def folders(processes: list[psutil.Process]) -> list[Path]:
+def folders(processes):
     """Temporary folders of the clusters that one of the processes drives."""
     return [f for p in processes for f in Path(cluster._short()).glob(f"{cluster.PREFIX}{p.pid}-*")]
 

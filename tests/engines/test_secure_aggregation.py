@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +41,7 @@ C, D, ROWS = 4, 6, 240
 class OneProcess:
     """Flower's grid with the ClientApp behind it: every message is copied, answered, and every answer kept."""
 
-    def __init__(self, nodes: Mapping[int, dict[str, Any]]) -> None:
+    def __init__(self, nodes):
         self.run = SimpleNamespace(run_id=1)
         self._contexts = {
             node: Context(1, node, config, RecordDict(), {}) for node, config in nodes.items()
@@ -56,13 +54,13 @@ class OneProcess:
             tuple[int, int], Callable[[RecordDict], None]
         ] = {}  # what is done to such an answer
 
-    def get_node_ids(self) -> Iterable[int]:
+    def get_node_ids(self):
         return list(self._contexts)
 
-    def get_nodes(self) -> list[SimpleNamespace]:
+    def get_nodes(self):
         return [SimpleNamespace(node_id=node, public_key=b"") for node in self._contexts]
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterator[str]:
+    def push_messages(self, messages):
         for message in messages:
             node, number = message.metadata.dst_node_id, f"m{len(self.seen)}-{len(self._answers)}"
             asked = copy.deepcopy(message)
@@ -83,7 +81,7 @@ class OneProcess:
             self._answers[number] = answer
             yield number
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+    def pull_messages(self, message_ids):
         yield from [
             self._answers.pop(number) for number in list(message_ids) if number in self._answers
         ]
@@ -108,7 +106,7 @@ def sites(tmp_path, monkeypatch):
     return tmp_path / "sites"
 
 
-def grid_of(sites: Path, tmp_path: Path, **config: Any) -> OneProcess:
+def grid_of(sites, tmp_path, **config):
     shards = sorted(sites.glob("*.zarr"))
     return OneProcess(
         {
@@ -118,7 +116,7 @@ def grid_of(sites: Path, tmp_path: Path, **config: Any) -> OneProcess:
     )
 
 
-def federation(method: str, grid: OneProcess, tmp_path: Path, **words: Any) -> Any:
+def federation(method, grid, tmp_path, **words):
     config = TrainConfig(method=method, rounds=2, execution="sequential")
     plan = Plan(
         config, sites=5, wait=0.01, secure=True, secure_bound=64.0, runs=str(tmp_path / "runs")
@@ -226,11 +224,11 @@ def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(s
     assert found == pytest.approx([found[0]] * 4)
 
 
-def no_shares(content: RecordDict) -> None:
+def no_shares(content):
     content.config_records["secaggplus_configs"].clear()
 
 
-def other_words(content: RecordDict) -> None:
+def other_words(content):
     for record in content.config_records.values():
         if "words" in record:
             record["words"] = "[" * 5000

@@ -1,7 +1,5 @@
 """Grids as one program: every point is the run alone, a killed grid goes on, and a point that fails ends alone."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,7 @@ SGD = words_of("--set head=linear --set opt=sgd --set batch=8")
 SWEEP = words_of("--sweep lr=0.1,0.02 --sweep wd=0,0.01")
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
     words = words_of("--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0")

@@ -1,7 +1,5 @@
 """The record of a grid: its points and how each ended, and the command that makes the grid again."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from fedcache.ui.index import GridIndex, RunIndex
 IID = words_of("--scheme iid --clients 3")
 
 
-def small_home(place: Path) -> Path:
+def small_home(place):
     return ingested(place)
 
 

@@ -1,10 +1,7 @@
 """Points of a grid as they are asked for, named and ended, without training any."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from heard import Heard
@@ -14,7 +11,7 @@ from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
-from fedcache.grids.request import GridRequest, request_grid
+from fedcache.grids.request import request_grid
 from fedcache.grids.result import ends_one_point
 from fedcache.grids.train_grid import GridRun
 from fedcache.process import Stop
@@ -25,7 +22,7 @@ from fedcache.runs.run import Run
 HOME = Home(Path("/home"))
 
 
-def requested(methods: list[str], sweeps: dict[str, Any], **options: Any) -> GridRequest:
+def requested(methods, sweeps, **options):
     config = options.pop("config", TrainConfig(set={"mu": "1", "lr": "9"}, backbones=("z",)))
     return request_grid(methods, sweeps, config, HOME, **options)
 
@@ -88,7 +85,7 @@ def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run():
         requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]}, config=config)
 
 
-def made(mean: float | None) -> Run:
+def made(mean):
     result = {"method": "fedavg", "digest": "d" * 64, "accuracy": {"mean": mean, "std": None}}
     return Run(Path("nowhere"), result, {})
 

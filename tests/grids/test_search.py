@@ -1,7 +1,5 @@
 """``grid --sampler optuna``: what is searched, that trials are runs like any, and that a killed search goes on."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -9,7 +7,6 @@ import signal
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ import fedcache as fc
 from fedcache.grids import search_space
 from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
-from fedcache.grids.search_space import Range, SearchPlan, search_of
+from fedcache.grids.search_space import Range, search_of
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
@@ -42,7 +39,7 @@ SEARCH = (
 )
 
 
-def searched(**sweeps: str) -> SearchPlan:
+def searched(**sweeps):
     found = search_of(
         Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()}
     )
@@ -50,7 +47,7 @@ def searched(**sweeps: str) -> SearchPlan:
     return found
 
 
-def points(done: dict[str, Any]) -> list[tuple[dict[str, str], float]]:
+def points(done):
     """Swept values of the finished trials in their order, and what they gave on validation rows."""
     return [(p["sweep"], p["validation"]["mean"]) for p in done["points"]]
 
@@ -269,7 +266,7 @@ def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path, own_home):
     assert ok(*words).data["failed"] == done["failed"]
 
 
-def trials_shown(home: Path) -> tuple[dict[str, Any], list[tuple[str, dict[str, str], str]]]:
+def trials_shown(home):
     """The only grid of a home as its page shows it: its line, and every point's method, swept values and state."""
     runs = RunIndex(home / "runs")
     runs.look()

@@ -1,7 +1,5 @@
 """Calibration: what is called a probability says how often a prediction is right, and predictions stay the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,7 +226,7 @@ def test_probabilities_of_a_scikit_learn_classifier_are_calibrated():
     assert np.array_equal(plain.decision_function(rest), found.decision_function(rest))
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=40, test=10, classes=6)
     words = (
         *words_of("--backbones random-projection --workers 0"),

@@ -4,13 +4,11 @@ Good models of several kinds of methods are changed fact by fact and sealed agai
 only what the good model answers.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,7 @@ EACH = {"live encoders": 7, "images": 16}
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
-def resealed(good: Path, path: Path, change: Change) -> Path:
+def resealed(good, path, change):
     """A copy of a model whose facts and tensors were changed, and that is sealed again, as anybody can."""
     held = read_sealed(good, KIND)
     assert held is not None
@@ -59,7 +57,7 @@ def resealed(good: Path, path: Path, change: Change) -> Path:
     return path
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     images = folder(place / "shapes", train=6, test=2)
     for backbones in ("random-projection:16,random-projection:8", "glyph-clip", "pixels"):
         size = ("--size", 16) if backbones == "pixels" else ()
@@ -98,7 +96,7 @@ WRONG = (
 )
 
 
-def changed_facts(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def changed_facts(facts):
     """The facts with one of them, or a part of one, of another type, size, length, or away."""
     for name, value in facts.items():
         yield f"without {name}", {k: v for k, v in facts.items() if k != name}
@@ -119,7 +117,7 @@ def changed_facts(facts: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
                 yield f"{name}.{key}={other!r}", made
 
 
-def changed_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def changed_tensors(tensors):
     """The tensors with one of them of another shape or type, away, or under another name."""
     for name, t in tensors.items():
         yield f"without {name}", {k: v for k, v in tensors.items() if k != name}
@@ -139,7 +137,7 @@ def changed_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, dict[str,
     )
 
 
-def scores_of(path: Path, store: Store) -> tuple[int, Any]:
+def scores_of(path, store):
     """Exit code, and the scores of every row of a store by the first client's model or the one for all."""
     try:
         facts = SavedModel.load(path).facts
@@ -155,12 +153,12 @@ def models(once):
     return once(trained)
 
 
-def shapes_store() -> Store:
+def shapes_store():
     (path,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
     return Store.open(path)
 
 
-def is_another_model(what: str) -> bool:
+def is_another_model(what):
     """A legal value of a hyperparameter, or other words, may make another model, which is nobody's mistake."""
     return what.startswith(("hp.", "names[0]='load'", "classes[0]="))
 
@@ -236,7 +234,7 @@ def test_a_byte_of_a_model_file_that_changes_is_never_an_answer(models, tmp_path
             assert scores_of(path, shapes_store())[0] in (4, 5)
 
 
-def of_number(number: float) -> Change:
+def of_number(number):
     return lambda _facts, tensors: tensors.update(
         {k: torch.full_like(t, number) for k, t in tensors.items() if k.startswith("server/")}
     )

@@ -1,7 +1,5 @@
 """Clients' tensors in few tensors: each client gets back its own, and files of format 1 are read for ever."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A file decides nothing about which code runs: models, stores, runs and settings that name Python code of others."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace
@@ -39,7 +37,7 @@ build = Net
 """
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     images = folder(place / "shapes", train=12, test=4)
     ok(
         "extract",
@@ -64,7 +62,7 @@ def run(once, tmp_path, monkeypatch):
     return made
 
 
-def forget_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_all(monkeypatch):
     """As in a process that has just begun."""
     monkeypatch.setattr(own_names, "_named", set())
     monkeypatch.setattr(own_module, "_BUILT", {})
@@ -72,7 +70,7 @@ def forget_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "stranger", raising=False)
 
 
-def hostile(run: Path, name: str = NAME, **changed: object) -> Path:
+def hostile(run, name=NAME, **changed):
     """The model of a run whose recipe names code, sealed as anybody can seal a file."""
     model = SavedModel.load(model_file(run, 0))
     recipe = replace(
@@ -84,7 +82,7 @@ def hostile(run: Path, name: str = NAME, **changed: object) -> Path:
     return path
 
 
-def nothing_ran() -> bool:
+def nothing_ran():
     return not Path("it_ran").exists() and "stranger" not in sys.modules
 
 

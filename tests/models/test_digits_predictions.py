@@ -6,11 +6,8 @@ would. One backbone is extracted in batches of another size than usual, which ch
 The short draw tries one method of each kind; ``make nightly`` all of them on all backbones.
 """
 
-from __future__ import annotations
-
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +44,7 @@ SCHEMES = {
 TOWERS, IMAGES = {"text", "text tower", "image tower"}, {"pixels"}
 
 
-def backbones_for(name: str) -> list[str]:
+def backbones_for(name):
     """Those that a method can be trained on: where it needs texts the one that has them."""
     needs = METHODS[name].needs
     if needs & TOWERS:
@@ -58,7 +55,7 @@ def backbones_for(name: str) -> list[str]:
 CASES = [(name, backbone) for name in METHODS for backbone in backbones_for(name)]
 
 
-def kind(case: tuple[str, str]) -> tuple[object, ...]:
+def kind(case):
     """What a method reads to train and what it deploys; of models of clients' own on features also the backbone."""
     name, backbone = case
     method = METHODS[name]
@@ -66,7 +63,7 @@ def kind(case: tuple[str, str]) -> tuple[object, ...]:
     return (deploys, frozenset(reads), backbone if deploys == "personalised" else "")
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """A store of some digits, and its test images as files under their names."""
     words = ("--dataset", "digits", "--limit", ROWS, "--views", 2, "--workers", 0, "--recipe")
     ok("extract", *words, "size=32", "--backbones", "efficientnet-lite0", "--batch", 8)
@@ -92,14 +89,14 @@ def files(store, tmp_path_factory):
     return found
 
 
-def predicted(run: Path, out: Path, *words: object) -> dict[str, tuple[str, str]]:
+def predicted(run, out, *words):
     """Name of a row -> its predicted class and the probability, as ``predict RUN ... -o`` writes them."""
     ok("predict", run, *words, "-o", out)
     with out.open(newline="", encoding="utf-8") as file:
         return {row["name"]: (row["class"], row["probability"]) for row in csv.DictReader(file)}
 
 
-def models_of(run: Path, result: dict) -> Iterator[tuple[int, str | None, list[int]]]:
+def models_of(run, result):
     """Seed, client (None: the one for all) and tested rows of every model that a run scored."""
     for seed in result["seeds"]:
         parts = Partition.load(run / f"partition-{seed}.partition").to_payload()

@@ -1,7 +1,5 @@
 """FedClassifier beside scikit-learn: its own checks, its tools, and the same models as the engine's."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ ON_FEATURES = sorted(name for name, m in METHODS.items() if not m.reads(m.resolv
 FAST = {"epochs": 1, "dim": 8}
 
 
-def small(name: str) -> dict[str, int]:
+def small(name):
     declared = {h.name for h in METHODS[name].hparams}
     return {k: v for k, v in FAST.items() if k in declared}
 

@@ -1,7 +1,5 @@
 """What a person asks of a model in error is refused in words that can be followed, and nothing is written over."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path
@@ -26,11 +24,11 @@ def store(once):
     return once(extracted)
 
 
-def fed3r(*words: object) -> Path:
+def fed3r(*words):
     return trained("train --method fed3r", *IID, *words)
 
 
-def embeddings_for(run: Path, path: Path) -> Path:
+def embeddings_for(run, path):
     """Ten rows of features for the model of a run, in a parquet file."""
     width = sum(SavedModel.load(model_file(run, 0)).facts.widths)
     x = np.random.default_rng(0).standard_normal((10, width)).astype(np.float32)
@@ -40,7 +38,7 @@ def embeddings_for(run: Path, path: Path) -> Path:
     return path
 
 
-def contents(place: Path) -> dict[Path, bytes]:
+def contents(place):
     return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 

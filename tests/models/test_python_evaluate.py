@@ -1,7 +1,5 @@
 """``fc.evaluate`` and ``fc.personalise`` give what the commands of the same names give."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from fedcache.models import evaluate, predictor, sources
 from fedcache.runs import evaluate_run
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """A store of two domains, each a client."""
     images = folder(place / "shapes", train=6, test=5, classes=4, domains=("ink", "chalk"))
     return Path(ok("extract -b random-projection --size 8", "-d", f"folder:{images}").data["path"])

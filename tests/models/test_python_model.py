@@ -1,12 +1,9 @@
 """The model of a run in Python: what it says of images, wherever they are, of features, and what it is saved as."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import joblib
 import numpy as np
@@ -26,7 +23,7 @@ from fedcache.progress import Silent
 STORE = "random-projection"
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=12, test=4)
     return fc.extract(f"folder:{images}", backbones=[STORE], workers=0).path
 
@@ -41,7 +38,7 @@ def run(store):
     return fc.train("fed3r", store, fc.partition(store, "iid", clients=3))
 
 
-def pictures(place: Path) -> list[Path]:
+def pictures(place):
     return sorted(p for p in folder(place / "shapes", train=2, test=1).rglob("*.png"))
 
 
@@ -206,7 +203,7 @@ def test_no_rows_have_no_classes_and_no_embeddings(store):
         assert model.predict(X[:0]) == []
 
 
-def halves(model: fc.Model, X: np.ndarray) -> np.ndarray:
+def halves(model, X):
     """Scores of rows in another process, to which the model is sent."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return np.concatenate(list(pool.map(model.scores, np.array_split(X, 2))))

@@ -1,7 +1,5 @@
 """Models of runs on disk: which are kept, that they are whole or refused, and that they say what the run scored."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -31,7 +29,7 @@ FED3R = ("train --method fed3r", *IID)
 FEDPCL = ("train --method fedpcl", *IID, "--rounds", 2, "--set", "dim=4")
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=12, test=4)
     done = ok(
         "extract --backbones random-projection --workers 0",
@@ -46,7 +44,7 @@ def store(once):
     return once(extracted)
 
 
-def trained(*words: object) -> Path:
+def trained(*words):
     return Path(ok(*words).data["path"])
 
 

@@ -1,7 +1,5 @@
 """Rows are predicted and measured block by block: any block size gives the same answer, and a stop leaves nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ from command import fedcache, ok
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from pyarrow import parquet
 
 from fedcache.config import ExtractConfig, Home
@@ -26,7 +23,7 @@ from fedcache.runs import predict_run as running
 ROWS = 300
 
 
-def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
+def columns():
     """Embeddings of two backbones."""
     rng = np.random.default_rng(0)
     label = rng.integers(0, 4, ROWS)
@@ -37,7 +34,7 @@ def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
     return {**{k: v.astype(np.float32) for k, v in made.items()}, "label": label}
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     np.savez(place / "e.npz", **columns())
     ok("ingest --name e", place / "e.npz")
     return Path(ok("train --method fed3r -d e --scheme iid --clients 2").data["path"])

@@ -1,7 +1,5 @@
 """``reproduce frozen-bench``: settings chosen on validation rows, ranks with a critical difference, stored runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -42,14 +40,14 @@ TINY = {
 HERE = Path(__file__).parents[2]
 
 
-def blocks(count: int) -> list[Block]:
+def blocks(count):
     return [
         Block("shapes", "glyph-clip" if i % 2 else "pixels", "iid" if i < 2 else "skewed")
         for i in range(count)
     ]
 
 
-def scores(*table: tuple[str, tuple[float | None, ...]]) -> list[BenchScore]:
+def scores(*table):
     """One seed each; None is a treatment that could not be trained."""
     return [
         BenchScore(block, label, (value,), value, {}, 1, 10.0, 0.5, ("ab",))

@@ -1,7 +1,5 @@
 """FedPCL's protocols that augment: DomainNet's training images, and the noisy images of table 15."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from command import ok, words_of
@@ -11,13 +9,13 @@ from fedcache.config import Home
 from fedcache.extract.augment import canonical, parse_policy
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.planning import RequirementCheck
-from fedcache.reproduce.registry import PaperCell, entry
+from fedcache.reproduce.registry import entry
 from fedcache.store.store import Store
 
 TINY = words_of("--backbones random-projection:16 --seeds 0 --rounds 2")
 
 
-def cells(name: str, *words: str) -> list[PaperCell]:
+def cells(name, *words):
     return [c for c in entry(name).cells if all(any(w in label for label in c.at) for w in words)]
 
 

@@ -1,11 +1,8 @@
 """From a paper's cell to the one that is run, and every sentence of what departs, worked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,14 +36,14 @@ CELL = PaperCell(
 )
 
 
-def table(*cells: PaperCell, **changed: Any) -> PaperTable:
+def table(*cells, **changed):
     made = PaperTable(
         "t", "A title", "A paper", "runs", "", ("m",), ("client_mean",), 3, (), (), cells, ()
     )
     return replace(made, **changed)
 
 
-def looker(*lacking: str) -> Any:
+def looker(*lacking):
     """A home without the weights of some backbones."""
     return SimpleNamespace(
         home=SimpleNamespace(root=None),
@@ -54,7 +51,7 @@ def looker(*lacking: str) -> Any:
     )
 
 
-def planned(cell: PaperCell, options: Options, *lacking: str) -> PlannedCell:
+def planned(cell, options, *lacking):
     (one,) = plan(table(cell), options, looker(*lacking))
     return one
 
@@ -146,7 +143,7 @@ def test_short_batches_are_kept_where_a_proxys_smallest_client_has_no_other(
     assert len(said) == int(short)
 
 
-def line(label: str, *departures: str, why: str = "", **measured: float) -> ReproducedCell:
+def line(label, *departures, why="", **measured):
     cell = replace(CELL, labels={"m": label})
     got = {k: Measurement(v, 3.0, 2) for k, v in measured.items()}
     return ReproducedCell(PlannedCell(cell, cell, ()), got, list(departures), why)
@@ -170,12 +167,10 @@ def test_a_difference_is_of_two_rows_that_have_the_number():
     assert (compared.difference, compared.spread) == (-45.0, "got")
 
 
-def formulas(
-    monkeypatch: pytest.MonkeyPatch, values: dict[str, float | FedcacheError]
-) -> PaperTable:
+def formulas(monkeypatch, values):
     """A table of numbers that are not run: of each row its value, or the error that it ends with."""
 
-    def measured(cell: PaperCell, _bench: object) -> tuple[dict[str, float], list[str]]:
+    def measured(cell, _bench):
         value = values[cell.at[0]]
         if isinstance(value, FedcacheError):
             raise value
@@ -272,7 +267,7 @@ def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy():
     assert (found.domain, said) == (("MNIST_M", "ink"), ["domain: ink instead of sketch"])
 
 
-def dealt_rows(monkeypatch: pytest.MonkeyPatch) -> Any:
+def dealt_rows(monkeypatch):
     """A workbench on whose rows two clients are dealt: ink with 8 and 0 rows of its classes, MNIST_M with 1 and 9."""
     rows = [
         SimpleNamespace(client="ink", counts=(8, 0), classes=1, train=8),

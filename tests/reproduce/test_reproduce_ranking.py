@@ -1,7 +1,5 @@
 """A proxy compares orders, never numbers; and measures nothing twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,9 +15,7 @@ from fedcache.reproduce.render import orders, report_data, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 
-def line(
-    at: tuple[str, str], printed: float | None, measured: Measurement | None, why: str = ""
-) -> ReproducedCell:
+def line(at, printed, measured, why=""):
     labels = dict(zip(("set", "method"), at, strict=True))
     shown = (None if printed is None else Printed(printed, 0.1),)
     cell = PaperCell(labels, "solo", metrics=("client_mean",), printed=shown)
@@ -30,7 +26,7 @@ def line(
     )
 
 
-def proxy(*lines: ReproducedCell) -> Reproduction:
+def proxy(*lines):
     e = replace(
         entry("fedpcl-table11"), labels=("set", "method"), metrics=("client_mean",), differences=()
     )

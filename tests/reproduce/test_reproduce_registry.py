@@ -1,7 +1,5 @@
 """The registry holds what the papers print, and its files say what they mean."""
 
-from __future__ import annotations
-
 import pytest
 from refusal import refused
 from small_entry import SMALL
@@ -25,7 +23,7 @@ NAMES = {
 }
 
 
-def printed(name: str, metric: str, *at: str) -> tuple[float | str | None, float | None]:
+def printed(name, metric, *at):
     """Mean (or text) and std of a cell."""
     e = entry(name)
     cell = next(c for c in e.cells if c.at == at)
@@ -34,7 +32,7 @@ def printed(name: str, metric: str, *at: str) -> tuple[float | str | None, float
     return (found.text if found.mean is None else found.mean), found.std
 
 
-def mean(name: str, metric: str, *at: str) -> float:
+def mean(name, metric, *at):
     value = printed(name, metric, *at)[0]
     assert isinstance(value, float)
     return value

@@ -1,7 +1,5 @@
 """The page of a reproduction, whole: what is printed beside what was got, and all that must be read with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from fedcache.reproduce.runner import ReproducedCell, Reproduction
 METRICS = ("params", "client_mean")
 
 
-def row(method: str, mean: float, measured: Measurement | None, **more: object) -> ReproducedCell:
+def row(method, mean, measured, **more):
     """A row of x: of 2,560 numbers, with a mean that is printed with a std of 0.2."""
     printed = (Printed(2560.0), Printed(mean, 0.2))
     cell = PaperCell({"set": "x", "method": method}, "solo", metrics=METRICS, printed=printed)
@@ -60,7 +58,7 @@ PAPER = Reproduction(TABLE, False, None, ROWS, [])
 # std alone: 1 / (.2 / 2) = 10. A minus B is 52.5 - 41 = 11.5, without a std as B has none; C was not run.
 
 
-def proxy() -> Reproduction:
+def proxy():
     """The same rows on digits, of which B is A measured again."""
     same = replace(ROWS[1], same_as=("x", "A"))
     return Reproduction(TABLE, True, "digits", [ROWS[0], same, ROWS[2]], ["data: digits"])

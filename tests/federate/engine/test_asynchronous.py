@@ -1,7 +1,5 @@
 """Simulated time and asynchronous rounds (FedBuff), as laws: over all methods that take them, and by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -173,7 +171,7 @@ def toy(features, durations, **rule):
     clients = [
         Client(name, np.arange(*start[i : i + 2]), np.array([0])) for i, name in enumerate(names)
     ]
-    steps: list[float] = []
+    steps = []
     timing = TimingRule("by hand", names, durations, **{"buffer": 1, **rule})
     spec = TrainingRun(
         TOY,

@@ -1,7 +1,5 @@
 """Rows to choose by are scored by the models that are scored on test rows, and change nothing of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +22,7 @@ def pytest_generate_tests(metafunc):
     parametrize(metafunc)
 
 
-def tables(clients) -> tuple[ClientTable, ClientTable, ClientTable]:
+def tables(clients):
     """Every client tested on its first test row and with the second to choose by; without that; and the other way."""
     first = [Client(c.name, c.train, c.test[:1]) for c in clients]
     second = [Client(c.name, c.train, c.test[1:]) for c in clients]

@@ -20,7 +20,7 @@ from refusal import refused
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import compute_features as extraction_run
 from fedcache.extract.workers import chunk_tasks
-from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, plan_tasks
+from fedcache.extract.workers.chunk_tasks import ChunkWorker, plan_tasks
 from fedcache.federate.engines.ray import cluster, engine
 from fedcache.store.store import Store
 
@@ -74,29 +74,29 @@ class Clumsy:
 
     slots = 3
 
-    def __init__(self, spec: TaskSpec, seed: int) -> None:
+    def __init__(self, spec, seed):
         self.worker, self.draw = ChunkWorker(spec), random.Random(seed)
         self.ready: list[tuple[Any, dict[str, Any]]] = []
         self.orders: list[Any] = []
 
     @property
-    def waiting(self) -> int:
+    def waiting(self):
         return len(self.ready)
 
-    def submit(self, tag: Any, *args: Any) -> None:
+    def submit(self, tag, *args):
         self.orders.append(args[0])
         for _ in range(self.draw.randint(1, 2)):
             answer = chunk_tasks.compute(self.worker, *args)
         self.ready.insert(self.draw.randint(0, len(self.ready)), (tag, answer))
 
-    def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
+    def wait(self, seconds):
         return [self.ready.pop()]
 
-    def ask(self, *args: Any) -> dict[str, Any]:
+    def ask(self, *args):
         return chunk_tasks.compute(self.worker, *args)
 
 
-def content(store: Path) -> dict[str, bytes]:
+def content(store):
     return {
         str(f.relative_to(store)): f.read_bytes()
         for f in sorted(store.rglob("*"))

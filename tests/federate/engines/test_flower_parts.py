@@ -1,13 +1,10 @@
 """Federations over sites without Flower: the same figures as in one process, and what happens when a site fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,14 +38,13 @@ from fedcache.federate.engines.flower.processes import free_port, start
 from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.methods import METHODS
 from fedcache.runs.loop import train
-from fedcache.runs.run import Run
 from fedcache.store.store import Store
 
 C, D, ROWS = 4, 6, 90
 OVER_SITES = [name for name, method in METHODS.items() if why_not(method, method.resolve()) is None]
 
 
-def store_at(path: Path) -> Store:
+def store_at(path):
     draw = np.random.default_rng(3)
     y = draw.integers(0, C, ROWS)
     centre = draw.standard_normal((C, D))
@@ -58,7 +54,7 @@ def store_at(path: Path) -> Store:
     )
 
 
-def shards(place: Path) -> Path:
+def shards(place):
     """Three shards of one store, of different sizes, the first without one class."""
     store = store_at(place / "whole.zarr")
     made = cut(store, place, 3, "dirichlet", "--alpha", 0.7, "--partition-seed", 4)
@@ -71,7 +67,7 @@ def grid(sites, tmp_path):
     return grid_of(sites, tmp_path / "state")
 
 
-def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
+def alone(method, sites, tmp_path, **words):
     config = TrainConfig(
         method=method, **{"rounds": 2, "execution": "sequential", **words}, clients_from=str(sites)
     )
@@ -160,7 +156,7 @@ def test_a_malformed_message_is_refused_whatever_is_wrong():
             unpack(packed)
 
 
-def changed(packed: PackedMessage, change: Any) -> PackedMessage:
+def changed(packed, change):
     """An answer with another tree in it."""
     message = unpack(packed)
     words = json.loads(json.dumps(message.words))
@@ -169,14 +165,14 @@ def changed(packed: PackedMessage, change: Any) -> PackedMessage:
     return pack(SiteMessage(words, trees))
 
 
-def first(name: str, value: Any) -> Any:
-    def change(_words: Any, trees: Any) -> None:
+def first(name, value):
+    def change(_words, trees):
         trees[0][name] = value(trees[0][name]) if name in trees[0] else value(torch.zeros(1))
 
     return change
 
 
-def late(words: Any, _trees: Any) -> None:
+def late(words, _trees):
     words["jobs"][0]["round"] = 7
 
 
@@ -454,17 +450,17 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
     assert told.words["refused"]["hint"] == "rm y"
 
 
-def told(old: str, new: str) -> PackedMessage:
+def told(old, new):
     """A good message whose words say something else."""
     return PackedMessage(GOOD.words.replace(old, new), GOOD.arrays)
 
 
-def sent(**changed: Any) -> PackedMessage:
+def sent(**changed):
     """A good message whose array is another one."""
     return PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, **changed)})
 
 
-def at_rows(*rows: int) -> PackedMessage:
+def at_rows(*rows):
     """A good message which says at which rows its array belongs."""
     return PackedMessage(
         GOOD.words,

@@ -1,7 +1,5 @@
 """Programs that fedcache starts: they end with the command that started them, killed or not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -34,7 +32,7 @@ time.sleep(280)
 """
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     """Whether a process ends; one that its new parent has not asked about yet has ended."""
     last = time.monotonic() + 200
     while time.monotonic() < last:

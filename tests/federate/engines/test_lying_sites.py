@@ -1,16 +1,11 @@
 """Case -> a rule that withstands one liar of six."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, grid_of, planned, together
+from fake_grid import grid_of, planned, together
 from methods_tried import tried
 from refusal import refused
 from setting_lines import set_to
@@ -18,11 +13,10 @@ from small_sites import Heard, cut, mean_accuracy, missed_by
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import sends_nothing
-from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
+from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.engines.flower.plan import why_not
 from fedcache.federate.methods import METHODS as METHOD_TABLE
 from fedcache.heads.ridge import gram
-from fedcache.runs.run import Run
 from fedcache.store.store import Store
 
 SITES, C, D = 6, 4, 7
@@ -34,20 +28,20 @@ SECOND = ("gram", "class_square", "class_gram", "square", "scale")
 """Names of second moments."""
 
 
-def times(factor: float) -> Callable[[Tree], Tree]:
+def times(factor):
     """Every number that is no count, so many times larger; 16 bits hold no more than their largest."""
     return lambda up: {
         k: t if k == "count" or not t.is_floating_point() else t * factor for k, t in up.items()
     }
 
 
-def turned(up: Tree) -> Tree:
+def turned(up):
     """Second moments with the other sign; sums with the other sign where the method sends none."""
     names = [k for k in up if k in SECOND] or [k for k in up if k != "count"]
     return {k: -t if k in names and t.is_floating_point() else t for k, t in up.items()}
 
 
-def swapped(up: Tree) -> Tree:
+def swapped(up):
     """Two tensors of one shape in each other's place; else classes in the place of the next ones."""
     floats = [k for k in up if k != "count" and up[k].is_floating_point()]
     for a in floats:
@@ -96,7 +90,7 @@ GROWING = {"x 1e3": times(1e3), "x -10": times(-10.0)}
 """Lies that are unremarkable in one round."""
 
 
-def shards(place: Path) -> Path:
+def shards(place):
     """Six sites of one store, which all have rows of every class; the features are not unit and have a mean."""
     draw = np.random.default_rng(5)
     y = np.arange(SITES * 60) % C
@@ -110,10 +104,10 @@ def shards(place: Path) -> Path:
     return place / "sites"
 
 
-def lying(lie: Callable[[Tree], Tree]) -> Callable[[str, int, PackedMessage], PackedMessage]:
+def lying(lie):
     """What a site does to its answers: the words stay, the uploads are lies."""
 
-    def meddle(kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
+    def meddle(kind, _number, packed):
         if kind != "fit":
             return packed
         message = unpack(packed)
@@ -126,18 +120,14 @@ def lying(lie: Callable[[Tree], Tree]) -> Callable[[str, int, PackedMessage], Pa
     return meddle
 
 
-def run_of(
-    case: str, sites: Path, place: Path, lie: Callable[[Tree], Tree] | None = None, **words: Any
-) -> tuple[Run, list[str]]:
-    grid: FakeGrid = grid_of(sites, place / "state")
+def run_of(case, sites, place, lie=None, **words):
+    grid = grid_of(sites, place / "state")
     if lie is not None:
         grid.meddle[LIAR] = lying(lie)
     return run_on(grid, case, place, **words)
 
 
-def run_on(
-    grid: FakeGrid, case: str, place: Path, *, quorum: int = 1, rounds: int = 3, **words: Any
-) -> tuple[Run, list[str]]:
+def run_on(grid, case, place, *, quorum=1, rounds=3, **words):
     own = METHODS.get(case) or TRAINED.get(case, {})
     settings = {"feat_post": "none", **own, **words.pop("set", {})}
     asked = planned(
@@ -254,7 +244,7 @@ def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(case, words, sites
         assert mean_accuracy(run) > mean_accuracy(honest) - 0.03
 
 
-def drowning(up: Tree) -> Tree:
+def drowning(up):
     """Statistics of rows that exist: all are one vector that is a billion times longer than those of the others."""
     n, row = float(up["count"].sum()), torch.full((D,), 1e9, dtype=torch.float64)
     return {

@@ -1,10 +1,7 @@
 """Secure aggregation without Flower: what the vectors of sites add up to, whom it fits, and what a site refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.methods import METHODS
 
 
-def fits(name: str) -> bool:
+def fits(name):
     """Whether a method's uploads are only averaged or added."""
     method = METHODS[name]
     return "stack" not in method.pool(method.resolve()).values()
@@ -36,7 +33,7 @@ BOUNDS = {"lp-plus-plus": 1024.0}
 """Of methods whose uploads have larger numbers: its first multipliers are up to 250."""
 
 
-def secure(method: str, **words: Any) -> Any:
+def secure(method, **words):
     return planned(method, secure=True, **{"secure_bound": 64.0, **words})
 
 
@@ -80,7 +77,9 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
         {"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0
     )
     refused(
-        lambda: masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0), "--secure-bound 4"
+        lambda: masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0),
+        "--secure-bound 4",
+        code=Exit.FEDERATED,
     )
     for bad in (float("nan"), float("inf")):
         with pytest.raises(FedcacheError, match="at most"):
@@ -118,13 +117,13 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(sites, tmp_path):
 
 
 def masking_of(
-    expected: dict[str, UploadTensor],
-    rules: dict[str, Any],
-    down: dict[str, torch.Tensor],
+    expected,
+    rules,
+    down,
     *,
-    scale: float = 10.0,
-    bound: float = 8.0,
-) -> Masking:
+    scale=10.0,
+    bound=8.0,
+):
     method = dataclasses.replace(METHODS["fedavg"], pool=lambda _hp: rules)
     return Masking.of(method, {}, expected, down, scale, bound)
 

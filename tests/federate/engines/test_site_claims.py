@@ -1,13 +1,8 @@
 """What sites say of themselves: what cannot be costs a site its place and nobody else, what can be is bounded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,8 +27,6 @@ from fedcache.federate.engines.flower.messages import (
 from fedcache.federate.engines.flower.server import checked_counts
 from fedcache.federate.engines.flower.server_job import ServerJob
 from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts, Sites, Terms
-from fedcache.progress import Silent
-from fedcache.runs.run import Run
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.store import Store
 
@@ -67,19 +60,19 @@ GOOD = SiteFacts(
 )
 
 
-def shards(place: Path) -> Path:
+def shards(place):
     """Six shards of one store, of about 30 training rows each."""
     return sharded(place, SITES, rows=300, classes=C, width=D)
 
 
-def federated(grid: FakeGrid, place: Path, heard: Silent | None = None, **words: Any) -> Run:
+def federated(grid, place, heard=None, **words):
     settings = set_to("head=linear lr=0.1 opt=sgd epochs=2")
     asked = {"method": "fedavg", "rounds": 3, "set": settings, "sites": SITES, **words}
     (run,) = together(planned(**asked), grid, place, heard)
     return run
 
 
-def node_of(grid: FakeGrid, name: str) -> int:
+def node_of(grid, name):
     """The node of the shard of a client."""
     return next(
         n
@@ -88,11 +81,11 @@ def node_of(grid: FakeGrid, name: str) -> int:
     )
 
 
-def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float = 1.0) -> FakeGrid:
+def claiming(sites, state, claim, factor=1.0):
     """Six sites, of which one says other facts, and sends its uploads times a factor."""
     grid = grid_of(sites, state)
 
-    def meddle(kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
+    def meddle(kind, _number, packed):
         message = unpack(packed)
         words = json.loads(json.dumps(message.words))
         if kind == "facts":
@@ -107,13 +100,13 @@ def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float =
     return grid
 
 
-def without_liar(sites: Path, tmp_path: Path, **words: Any) -> float:
+def without_liar(sites, tmp_path, **words):
     grid = grid_of(sites, tmp_path / "fewer-state")
     del grid.sites[node_of(grid, LIAR)]
     return mean_accuracy(federated(grid, tmp_path / "fewer", sites=SITES - 1, **words))
 
 
-def rows(claim: Any) -> dict[str, Any]:
+def rows(claim):
     """A claim of so many training rows, with a store that is large enough for it."""
     return (
         {"train": claim, "rows": claim, "ok": claim, "test": 0, "owned": 1}

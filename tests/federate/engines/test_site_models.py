@@ -1,7 +1,5 @@
 """Models of a federation: the server's predicts as that of a run in process, and every site keeps its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from fedcache.runs.run_models import load_seed
 from fedcache.store.store import Store
 
 
-def features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def features(path):
     """Rows of a shard, labels, and which of them test."""
     store = Store.open(path)
     (key,) = store.arrays

@@ -1,15 +1,11 @@
 """A name of a site belongs to a key from run to run: another key that claims it is refused, and nobody else."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from command import fedcache, ok
 from draws import examples
-from fake_grid import FakeGrid, grid_of, planned, together
+from fake_grid import grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
@@ -20,7 +16,6 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.network import Address, start_superlink
 from fedcache.federate.engines.flower.processes import Keys
 from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
-from fedcache.runs.run import Run
 
 OWNER, IMPOSTOR = 100, 900
 """Nodes that serve the same shard."""
@@ -31,14 +26,12 @@ def grid(sites, tmp_path):
     return grid_of(sites, tmp_path / "state")
 
 
-def run(
-    grid: FakeGrid, place: Path, names: SiteNames | None, heard: Heard | None = None, **words: Any
-) -> Run:
+def run(grid, place, names, heard=None, **words):
     (made,) = together(planned("fed3r", rounds=1, **words), grid, place, heard, names)
     return made
 
 
-def table(place: Path) -> SiteNames:
+def table(place):
     place.mkdir(exist_ok=True)
     return SiteNames(place / "names.json")
 
@@ -166,5 +159,5 @@ def test_only_a_server_with_keys_tells_its_app_of_a_table(secure, tmp_path, monk
     )
 
 
-def shards(place: Path) -> Path:
+def shards(place):
     return sharded(place, 3, rows=90)

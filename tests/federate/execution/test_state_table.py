@@ -1,11 +1,8 @@
 """What clients keep in a file: what was written is read, a checkpoint outlives what comes after, no row is wasted."""
 
-from __future__ import annotations
-
 import errno
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError, MachineError, StoreError
-from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun, run_points
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.execution import memory_estimate, state_table
@@ -28,7 +25,7 @@ from fedcache.heads.linear import Tree
 CPU = torch.device("cpu")
 
 
-def state(number: int, rows: int = 2) -> Tree:
+def state(number, rows=2):
     """Tensors of many dtypes and shapes that tell who and when."""
     return {
         "W": torch.full((2, 3), float(number)),
@@ -41,13 +38,13 @@ def state(number: int, rows: int = 2) -> Tree:
     }
 
 
-def through_json(table: StateTable) -> Snapshot:
+def through_json(table):
     """What a checkpoint is given back as."""
     tensors, kinds = table.mark()
     return Snapshot(tensors, json.loads(json.dumps({"table": kinds})))
 
 
-def equal(a: Tree, b: Tree) -> bool:
+def equal(a, b):
     return list(a) == list(b) and all(
         a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
     )
@@ -198,13 +195,13 @@ def test_what_clients_keep_is_in_a_file_where_it_is_much():
 
 
 def trained(
-    name: str,
-    execution: str,
-    tables: list[Path],
-    stop: int = 0,
-    saved: Snapshot | None = None,
-    timing: TimingRule | None = None,
-) -> tuple[list[TrainingOutput], list[Snapshot], list[dict[int, Tree]]]:
+    name,
+    execution,
+    tables,
+    stop=0,
+    saved=None,
+    timing=None,
+):
     """A run, its snapshots, and what clients keep at its end; it breaks off after round ``stop``."""
     data, clients = federation()
     method, snapshots, ended = METHODS[name], list[Snapshot](), list[dict[int, Tree]]()

@@ -1,10 +1,7 @@
 """What the refusal of a partition advises works when it is run."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from partition_rows import columns_from
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import with_column
-from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, Partition, make
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
 from fedcache.federate.partition.scheme import FEWER
 from fedcache.runs.partitions import typed_arguments
 
@@ -23,14 +20,14 @@ COMMAND = re.compile(r"fedcache partition --[^\n]*")
 ADVICE = re.compile(r"; ((?:--\S+ \S+ )+)deals what it asks for")
 
 
-def advised(error: FedcacheError) -> list[str]:
+def advised(error):
     """Commands of the hint that deal rows."""
     return [found for found in COMMAND.findall(error.hint) if "--scheme" in found]
 
 
-def words_of(options: list[str]) -> dict[str, Any]:
+def words_of(options):
     """Arguments of options of schemes, as words."""
-    found: dict[str, Any] = {}
+    found = {}
     for option, value in zip(options[::2], options[1::2], strict=True):
         name, word = (
             value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
@@ -39,7 +36,7 @@ def words_of(options: list[str]) -> dict[str, Any]:
     return found
 
 
-def run_command(command: str, columns: Columns) -> None:
+def run_command(command, columns):
     """Deal as a command says that names options of schemes alone."""
     given_words = words_of(shlex.split(command)[2:])
     scheme, seed = given_words.pop("scheme"), int(given_words.pop("partition_seed", 0))
@@ -48,7 +45,7 @@ def run_command(command: str, columns: Columns) -> None:
     make(chosen, columns, seed=seed, **typed_arguments(chosen, arguments))
 
 
-def rows_of_values(sizes: list[list[int]]) -> Columns:
+def rows_of_values(sizes):
     """Rows by value of the domain and class, a fifth of which are test rows."""
     label = [c for counts in sizes for c, count in enumerate(counts) for _ in range(count)]
     domain = [d for d, counts in enumerate(sizes) for count in counts for _ in range(count)]
@@ -107,7 +104,7 @@ def test_what_is_advised_works(scheme, sizes, clients, alpha, more, pool, seed):
     check(scheme, rows_of_values(sizes), {k: v for k, v in asked.items() if k in own}, seed)
 
 
-def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -> None:
+def check(scheme, columns, arguments, seed):
     """What a warning advises gives every client the rows asked for, and what a refusal advises works."""
     try:
         made = make(scheme, columns, seed=seed, **arguments)
@@ -123,7 +120,7 @@ def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -
         make(scheme, columns, seed=seed, **{**arguments, **refused.instead})
 
 
-def check_warnings(made: Partition, columns: Columns, arguments: dict[str, Any]) -> None:
+def check_warnings(made, columns, arguments):
     for note in made.notes:
         advice = ADVICE.search(note)
         if advice is None:

@@ -1,7 +1,5 @@
 """Clients that the data brings: one for each value of a column, and values that are held out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,14 +14,12 @@ from fedcache.tables.groups import Group
 WARDS = ("north", "south", "east")
 
 
-def columns(
-    ward: list[str], *, split: list[int] | None = None, label: list[int] | None = None
-) -> Columns:
+def columns(ward, *, split=None, label=None):
     """Rows with a ward each; half of them of the one domain, half of the other."""
     rows = len(ward)
     group = Group.of(ward)
 
-    def groups(name: str) -> Group:
+    def groups(name):
         assert name == "ward"
         return group
 
@@ -40,7 +36,7 @@ def columns(
     )
 
 
-def held(partition: Partition) -> dict[str, tuple[list[int], list[int]]]:
+def held(partition):
     return {c.name: (c.train.tolist(), c.test.tolist()) for c in partition.clients}
 
 

@@ -1,7 +1,5 @@
 """Partitions: the laws every scheme keeps, and each scheme's own facts (numbers from the papers where printed)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +11,7 @@ from partition_rows import any_columns, attempt, columns_from, even_columns, som
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
 from fedcache.federate.partition.scheme import TEST, TRAIN, MatchedTests, make_pool
 from fedcache.federate.partition.schemes import classes_per_client
 
@@ -22,7 +20,7 @@ DIGIT5 = even_columns(250, 120, 10, domains=5)
 LEAVE_NONE = ("shards", "lda", "iid", "dirichlet")
 
 
-def trained(partition: Partition) -> np.ndarray:
+def trained(partition):
     return np.concatenate([client.train for client in partition.clients])
 
 

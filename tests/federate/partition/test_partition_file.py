@@ -1,7 +1,5 @@
 """The partition file: what is written is read back, and nothing else is read."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -29,13 +27,13 @@ SMALL = even_columns(4, 2, 3, domains=2)
 SOUND = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
 
 
-def signed(payload: dict) -> dict:
+def signed(payload):
     """The payload with a digest that fits, as someone who edits a file on purpose would make it."""
     content = {key: value for key, value in payload.items() if key != "digest"}
     return {**content, "digest": digest_of(content)}
 
 
-def changed(**fields) -> dict:
+def changed(**fields):
     return signed({**SOUND.to_payload(), **fields})
 
 

@@ -1,7 +1,5 @@
 """The Dirichlet search: its counts by hand, its draws against a plain loop, and that it always ends with an answer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -21,11 +19,11 @@ from fedcache.federate.partition.scheme import Streams
 CIFAR10 = even_columns(5000, 1000, 10)
 
 
-def quota(*rows: int) -> np.ndarray:
+def quota(*rows):
     return np.array(rows, np.int64)
 
 
-def counted(rule: Rule, shares: np.ndarray) -> np.ndarray:
+def counted(rule, shares):
     """Rows [B, C, M] by a rule of shares [B, C, M]."""
     return rule.counts(shares.swapaxes(0, 1), len(shares)).rows
 

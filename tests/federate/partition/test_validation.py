@@ -1,7 +1,5 @@
 """Rows to choose by: which they are, that nobody trains or is tested on them, and the files that hold them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -28,13 +26,11 @@ WITH_SPLIT = columns_from([0, 1] * 12, [0] * 24, [0, 0, 1, 2] * 6, [1] * 23 + [0
 SPLIT = make("iid", WITH_SPLIT, clients=3, validation="split")
 
 
-def uids(rows: int) -> np.ndarray:
+def uids(rows):
     return np.random.default_rng(7).integers(0, 256, (rows, 16)).astype(np.uint8)
 
 
-def one_by_one(
-    train: list[list[int]], label: np.ndarray, uid: np.ndarray, share: float
-) -> list[list[int]]:
+def one_by_one(train, label, uid, share):
     """The rule once more, row by row: lists of rows that are taken."""
     taken = []
     for rows in train:
@@ -155,7 +151,7 @@ def test_own_rows_of_the_split_are_everybodys():
 WARDS = ["n", "n", "n", "s", "s", "s", "e", "e", "e", "n", "s", "e"]
 
 
-def wards(**args) -> Partition:
+def wards(**args):
     """Three wards with two training rows, a test row, and a validation row each."""
     split = [0, 0, 1] * 3 + [2, 2, 2]
     plain = columns_from([0, 1, 0] * 4, [0] * 12, split, [1] * 12, 2, 1)
@@ -204,7 +200,7 @@ def test_both_forms_of_the_file_are_read_back(made, tmp_path):
     assert json.loads((tmp_path / "p.json").read_bytes()) == made.to_payload()
 
 
-def forged(made: Partition, change) -> dict:
+def forged(made, change):
     """The payload after a change, signed anew."""
     payload = made.to_payload()
     change(payload)

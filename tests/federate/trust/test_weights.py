@@ -1,7 +1,5 @@
 """What a number of rows may give a client: caps on shares, warnings, and rules that give every client one vote."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -59,7 +57,7 @@ def test_shares_by_hand():
 LIAR = 3
 
 
-def federated(claim: int, **how):
+def federated(claim, **how):
     """Six equal clients, of which one holds many copies of its rows."""
     data, clients = federation(sizes=(30,) * 6, **how)
     client = clients[LIAR]
