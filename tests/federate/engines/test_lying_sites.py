@@ -1,6 +1,7 @@
 """Case -> a rule that withstands one liar of six."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from refusal import refused
 from setting_lines import set_to
 from small_sites import Heard, cut, mean_accuracy, missed_by
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.engines.flower.plan import why_not
@@ -217,10 +218,12 @@ def test_no_site_is_blamed_where_the_model_is_the_cause(sites, tmp_path):
 
     for node in grid.sites:
         grid.meddle[node] = huge_at_first
-    with pytest.raises(FedcacheError, match="no site is to blame") as caught:
-        run_on(grid, "fedprox", tmp_path)
-    assert caught.value.code is Exit.FEDERATED
-    assert "--aggregate median" in caught.value.hint
+    refused(
+        lambda: run_on(grid, "fedprox", tmp_path),
+        "no site is to blame",
+        "--aggregate median",
+        code=Exit.FEDERATED,
+    )
 
 
 @pytest.mark.parametrize("case", ["fed3r", "fedcgs", "gh-ofl qda", "fedncm", "fedproto", "fedavg"])
@@ -278,9 +281,7 @@ def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(site
     grid = grid_of(sites, tmp_path / "state")
     for node in grid.sites:
         grid.meddle[node] = lying(drowning)
-    with pytest.raises(FedcacheError, match="'client-") as caught:
-        run_on(grid, "fed3r with a bias", tmp_path)
-    assert caught.value.code is Exit.FEDERATED
+    refused(lambda: run_on(grid, "fed3r with a bias", tmp_path), "'client-", code=Exit.FEDERATED)
 
 
 def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites, tmp_path):
@@ -298,6 +299,5 @@ def test_where_bad_uploads_end_the_run_the_site_is_named(sites, tmp_path):
         ("scaffold", times(1e9)),
         ("fed3r with a bias", drowning),
     ):
-        with pytest.raises(FedcacheError, match=r"Round 1: .*'client-2'") as caught:
-            run_of(case, sites, tmp_path / case, lie, on_bad_update="fail")
-        assert caught.value.code is Exit.FEDERATED
+        ends = partial(run_of, case, sites, tmp_path / case, lie, on_bad_update="fail")
+        refused(ends, "Round 1: ", "'client-2'", code=Exit.FEDERATED)

@@ -1,10 +1,11 @@
 """Models of a federation: the server's predicts as that of a run in process, and every site keeps its own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import fedcache, ok
 from fake_grid import grid_of
 from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
@@ -77,3 +78,14 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method, sites, tmp_path)
 def test_where_all_sites_have_the_servers_model_none_keeps_one(sites, tmp_path):
     federated(grid_of(sites, tmp_path / "state"), tmp_path, rounds=1)
     assert not list((tmp_path / "state").rglob("models"))
+
+
+def test_a_model_of_a_site_that_was_changed_is_refused(sites, tmp_path):
+    federated(grid_of(sites, tmp_path / "state"), tmp_path, method="fedproto", set={}, rounds=1)
+    file = next((tmp_path / "state").rglob("models/*.safetensors"))
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(bytes(raw))
+    found = fedcache("predict --json", file, "--store", next(sites.glob("*.zarr")))
+    assert found.code == 5
+    assert json.loads(found.out)["error"]["name"] == "CORRUPT"
