@@ -286,7 +286,9 @@ def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(site
 
 def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites, tmp_path):
     refused(
-        lambda: run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES), "5 of 6 sites"
+        lambda: run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES),
+        "5 of 6 sites",
+        code=Exit.FEDERATED,
     )
 
 

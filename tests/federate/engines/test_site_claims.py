@@ -368,6 +368,7 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
     refused(
         lambda: federated(pair(tmp_path / "nobody"), tmp_path / "n", sites=2, like="nobody"),
         "'nobody'",
+        code=Exit.FEDERATED,
     )
 
 

@@ -161,7 +161,10 @@ def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_ar
     def miscounts(_up, _ctx):
         raise KeyError("head")
 
-    method, how = replace(METHODS["fedavg"], sent=miscounts), {"execution": "sequential"}
+    method, how = (
+        replace(METHODS["fedavg"], sent=miscounts),
+        {"rounds": 1, "execution": "sequential"},
+    )
     with pytest.raises(KeyError, match="head"):
         go_all(method, **how)
     judged = go_all(method, trust=parse_policy("median"), **how)
