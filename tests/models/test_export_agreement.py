@@ -3,8 +3,6 @@
 They are a thousand in the full draw.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -142,17 +140,11 @@ def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_p
         if a.dtype == dtype and a.recipe["backbone"] == name
     ]
     run = ok(
-        "train",
+        "train --method fed3r --clients 5 --scheme iid",
         "--store",
         store.path,
         "--backbones",
         ",".join(keys),
-        "--method",
-        "fed3r",
-        "--clients",
-        5,
-        "--scheme",
-        "iid",
         "--set",
         f"feat_post={feat_post}",
     ).data["path"]
