@@ -351,7 +351,7 @@ PROMISES = (
         "An image reaches a page only where it is asked for, as the row it is, as pixels alone, and never of a private run",
         ("tests/report/test_mistakes.py",),
         (
-            "report/galleries.py",
+            "report/page.py",
             "    if private:\n",
             "    if False:\n",
             "tests/report/test_mistakes.py -k private",

@@ -12,8 +12,7 @@ from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
 from fedcache.plugins import find, plugins
-from fedcache.report.methods.catalogue import method_entries
-from fedcache.report.methods.sizes import current_sizes
+from fedcache.report.methods import current_sizes, method_entries, stored_counts
 
 methods = typer.Typer(
     name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True
@@ -33,7 +32,12 @@ def methods_list() -> CommandResult:
     Example: fedcache methods list
     """
     sizes = current_sizes(Home.from_environment())
-    entries = method_entries(sizes)
+    counted = stored_counts(sizes)
+    if counted is None:
+        from fedcache.report.methods.facts import every_method
+
+        counted = every_method(sizes)
+    entries = method_entries(counted, sizes)
     rows = [
         (
             e["name"],

@@ -23,7 +23,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
-from fedcache.report.figures.data import draw
+from fedcache.report.figure_data import draw
 from fedcache.runs.partitions import (
     columns_of,
     given_partition,

@@ -28,9 +28,8 @@ from fedcache.report.drawing import (
     percent,
     short,
 )
-from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.galleries import Gallery, gallery, lost_of
-from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.figure_runs import confusion_matrix
+from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
 from fedcache.store.outputs import write_output
 from fedcache.visible_text import sheet_cell
 

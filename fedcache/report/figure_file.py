@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError, unknown
+from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figures import data, grids, runs
-from fedcache.report.figures.grids import importance_bars, parallel, swept_points
-from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.figure_grids import importance_bars, parallel, swept_points
+from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     RunQuery,
     StoredRun,
@@ -34,7 +34,7 @@ class FigureInput:
     """What a figure can be drawn from: the runs of one setting in the order of a report."""
 
     title: str
-    named: runs.Named
+    named: figure_runs.Named
     score: str
     embed: str
 
@@ -65,7 +65,7 @@ class FigureInput:
 
     def swept(self) -> Any:
         """Points of the first method that has enough."""
-        found = (swept_points(e, self.score) for e in grids.by_method(self.entries).values())
+        found = (swept_points(e, self.score) for e in figure_grids.by_method(self.entries).values())
         return next((p for p in found if p is not None), None)
 
 
@@ -79,7 +79,7 @@ class Kind:
 
 
 def _confusion(i: FigureInput) -> Plot | None:
-    return runs.confusion("figure", *i.named[0])
+    return figure_runs.confusion("figure", *i.named[0])
 
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
@@ -96,35 +96,35 @@ def _confusion_difference(i: FigureInput) -> Plot | None:
 def _ranks(i: FigureInput) -> Plot | None:
     if (found := i.tests) is None:
         return None
-    return runs.ranks("figure", found)
+    return figure_runs.ranks("figure", found)
 
 
 def _differences(i: FigureInput) -> Plot | None:
     if (found := i.tests) is None:
         return None
-    return runs.differences("figure", found, i.keys)
+    return figure_runs.differences("figure", found, i.keys)
 
 
 KINDS = {
     "bytes": Kind(
         "accuracy against bytes sent",
         "two runs, one of which sends something",
-        lambda i: runs.against_bytes("figure", i.named, i.score),
+        lambda i: figure_runs.against_bytes("figure", i.named, i.score),
     ),
     "seconds": Kind(
         "accuracy against seconds of training",
         "two runs whose seconds were measured",
-        lambda i: runs.against_seconds("figure", i.named, i.score),
+        lambda i: figure_runs.against_seconds("figure", i.named, i.score),
     ),
     "curves": Kind(
         "accuracy per round with bands over seeds",
         "runs with --eval-every",
-        lambda i: runs.curves("figure", every_method_first(i.named)),
+        lambda i: figure_runs.curves("figure", every_method_first(i.named)),
     ),
     "clients": Kind(
         "accuracy of every client",
         "clients that are scored on rows of their own",
-        lambda i: runs.spread("figure", every_method_first(i.named)),
+        lambda i: figure_runs.spread("figure", every_method_first(i.named)),
     ),
     "differences": Kind(
         "paired differences from the first run", "two runs of three seeds or clients", _differences
@@ -137,7 +137,7 @@ KINDS = {
     "grid": Kind(
         "accuracy over one or two swept settings",
         "two points of a method",
-        lambda i: next(iter(grids.sweeps("figure", i.entries, i.score)), None),
+        lambda i: next(iter(figure_grids.sweeps("figure", i.entries, i.score)), None),
     ),
     "importance": Kind(
         "how much each setting of a grid mattered",
@@ -160,12 +160,12 @@ KINDS = {
     "partition": Kind(
         "who holds which classes",
         "training rows with labels",
-        lambda i: data.dots("figure", i.source),
+        lambda i: figure_data.dots("figure", i.source),
     ),
     "features": Kind(
         "test rows in two dimensions",
         "three test rows, and --embed other than none",
-        lambda i: data.plane("figure", i.source, i.source.keys[0], i.embed),
+        lambda i: figure_data.plane("figure", i.source, i.source.keys[0], i.embed),
     ),
 }
 ACROSS = "settings"
@@ -215,7 +215,7 @@ def write_figure(
         )
     check_file(out, "-o")
     check_score(score)
-    data.check_embedding(embed)
+    figure_data.check_embedding(embed)
     found = gather(asked, root)
     need_finished(found, root)
     settings = by_setting(merge_seeds(found).entries)
@@ -253,4 +253,4 @@ def _across(
         used = score or score_for(e.result for e in entries)
         firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
         points += [(e.method, title, score_of(e.result, used).mean) for _, e in firsts]
-    return grids.matrix("figure", points, titles)
+    return figure_grids.matrix("figure", points, titles)

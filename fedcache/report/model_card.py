@@ -33,8 +33,8 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
 from fedcache.report.drawing import first_few
+from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
-from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import (
     check_saved,

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
+from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
 from fedcache.report.drawing import Plot, first_few, need_matplotlib, percent, short, size
-from fedcache.report.figures import data, grids, runs
-from fedcache.report.figures.grids import hyperparameters
-from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.figure_grids import hyperparameters
+from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
@@ -34,8 +34,7 @@ from fedcache.report.find_runs import (
     need_finished,
     setting_names,
 )
-from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
-from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
 from fedcache.report.run_groups import (
     HELD_OUT,
     HeldOutGroup,
@@ -137,7 +136,7 @@ def write_report(
             f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}",
         )
     need_matplotlib()
-    data.check_embedding(embed)
+    figure_data.check_embedding(embed)
     check_score(score)
     found = gather(asked, root)
     need_finished(found, root)
@@ -210,7 +209,7 @@ def _page(
     title: str,
 ) -> str:
     accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
-    matrix = grids.matrix("across", accuracy, [s.title for s in sections])
+    matrix = figure_grids.matrix("across", accuracy, [s.title for s in sections])
     return render_page(
         title,
         sections,
@@ -223,6 +222,8 @@ def _page(
     )
 
 
+MOST_GALLERIES = 4
+"""Runs of a section whose mistakes are shown."""
 MOST_SETTINGS = 12
 """Settings that get figures; the others get their table."""
 MOST_PLANES = 3
@@ -233,6 +234,78 @@ MOST_NAMED = 4
 MOST_VALUES = 24
 """Values of a setting up to which rows can be kept by them."""
 PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
+
+
+def refuse_private(entries: Sequence[StoredRun]) -> None:
+    """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
+    private = [e.digest[:8] for e in entries if e.private]
+    if private:
+        raise UsageError(
+            f"{', '.join(private[:5])}{', ...' if len(private) > 5 else ''} promises differential privacy, and its "
+            "epsilon does not cover the rows that images show.",
+            "Leave --with-images out, or name other runs.",
+        )
+
+
+@dataclass
+class ToShow:
+    """What a page was to show, for the terminal."""
+
+    mistakes: int = 0  # of whose rows images were looked for
+    missing: list[str] = field(default_factory=list)  # sentences on those that are not there
+
+
+def galleries_of(
+    ident: str,
+    named: Sequence[tuple[str, StoredRun]],
+    source: RunStore | str,
+    places: ImagePlaces,
+    shown: ToShow,
+) -> tuple[list[Gallery], list[str]]:
+    """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
+
+    Args:
+        ident: of the section.
+        named: label and run; the first ``MOST_GALLERIES`` are shown.
+        source: the store of their rows, or why there is none.
+        places: where images are looked for.
+        shown: is added to.
+    """
+    if isinstance(source, str):
+        shown.missing.append(f"Mistakes are not shown: {source}.")
+        return [], shown.missing[-1:]
+    from fedcache.runs.evaluate_run import mistakes_of_run  # computes with torch
+
+    found: list[Gallery] = []
+    notes: list[str] = []
+    for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
+        try:
+            mistakes = mistakes_of_run(entry.path, source.store, source.partition, places.home)
+            shown.mistakes += len(mistakes.most)
+            own = gallery(
+                f"{ident}-mistakes{i}",
+                label,
+                mistakes,
+                ("its own test rows", "its own rows"),
+                places,
+            )
+            found = found + own
+            shown.missing = shown.missing + lost_of(label, own)
+        except FedcacheError as error:
+            note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
+            shown.missing += [note] if note not in notes else []
+            notes += [note] if note not in notes else []
+        else:
+            notes += (
+                []
+                if mistakes.wrong
+                else [f"{label} made no mistake on its {mistakes.rows:,} test rows."]
+            )
+    if len(named) > MOST_GALLERIES:
+        notes.append(
+            f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs."
+        )
+    return found, notes
 
 
 @dataclass(frozen=True)
@@ -323,14 +396,14 @@ def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[s
     made = []
     for name in names:
         values = sorted(
-            {f[name] for f in map(facts, entries) if name in f}, key=grids.order_of_value
+            {f[name] for f in map(facts, entries) if name in f}, key=figure_grids.order_of_value
         )
         if 1 < len(values) <= MOST_VALUES:
             made.append((name.removeprefix("set."), values))
     return made
 
 
-def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | None:
+def comparison_of(title: str, named: figure_runs.Named, score: str) -> Comparison | None:
     """The paired tests of the first runs with the one that stands first: over seeds and test rows, else over clients.
 
     None where nothing pairs them.
@@ -372,33 +445,35 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
     assert sheet is not None  # nosec B101
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]
     notes: Sequence[str] = c.notes
-    if runs.enough_blocks(c):
+    if figure_runs.enough_blocks(c):
         notes = sentences(c)
     title = f"Paired tests against {c.reference}"
     return title, " ".join([words, *notes]), sheet.columns, sheet.rows
 
 
-def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
+def _first_plots(
+    ident: str, named: figure_runs.Named, score: str, tests: Comparison | None
+) -> list[Plot]:
     """What one asks first: costs, curves, who is left behind, what the swept values did."""
     shown = every_method_first(named)
     entries = [e for _, e in named]
     made = [
-        runs.against_bytes(f"{ident}-bytes", named, score),
-        runs.against_seconds(f"{ident}-seconds", named, score),
-        runs.curves(f"{ident}-curves", shown),
-        runs.spread(f"{ident}-clients", shown),
+        figure_runs.against_bytes(f"{ident}-bytes", named, score),
+        figure_runs.against_seconds(f"{ident}-seconds", named, score),
+        figure_runs.curves(f"{ident}-curves", shown),
+        figure_runs.spread(f"{ident}-clients", shown),
     ]
     if tests is not None:
         keys = {n: e.key for n, e in named}
-        made.append(runs.differences(f"{ident}-differences", tests, keys, len(named)))
-        made.append(runs.ranks(f"{ident}-ranks", tests))
-    made += grids.sweeps(f"{ident}-grid", entries, score)
+        made.append(figure_runs.differences(f"{ident}-differences", tests, keys, len(named)))
+        made.append(figure_runs.ranks(f"{ident}-ranks", tests))
+    made += figure_grids.sweeps(f"{ident}-grid", entries, score)
     made += hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
 
 
 def _detail_plots(
-    ident: str, named: runs.Named, source: RunStore | str, embed: str
+    ident: str, named: figure_runs.Named, source: RunStore | str, embed: str
 ) -> tuple[list[Plot], list[str]]:
     """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
     entries = [e for _, e in named]
@@ -408,7 +483,7 @@ def _detail_plots(
             "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
         )
     first, *others = first_of_each(named)
-    made: list[Plot | None] = [runs.confusion(f"{ident}-confusion0", *first)]
+    made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
         made.append(confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
@@ -417,20 +492,20 @@ def _detail_plots(
         )
     notes += caution_notes(named) + drawn_notes(named)
     notes += merged_notes({label: [e] for label, e in named})
-    made += runs.own_numbers(f"{ident}-own", named)
-    notes += runs.last_numbers(named)
+    made += figure_runs.own_numbers(f"{ident}-own", named)
+    notes += figure_runs.last_numbers(named)
     if isinstance(source, RunStore):
-        made.append(data.dots(f"{ident}-dots", source))
+        made.append(figure_data.dots(f"{ident}-dots", source))
         for i, key in enumerate(source.keys[:MOST_PLANES]):
-            made.append(data.plane(f"{ident}-plane{i}", source, key, embed))
-        made.append(data.agreement(f"{ident}-fusion", source))
-        made.append(data.label_entropy(f"{ident}-entropy", source))
+            made.append(figure_data.plane(f"{ident}-plane{i}", source, key, embed))
+        made.append(figure_data.agreement(f"{ident}-fusion", source))
+        made.append(figure_data.label_entropy(f"{ident}-entropy", source))
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
 
 
-def caution_notes(named: runs.Named) -> list[str]:
+def caution_notes(named: figure_runs.Named) -> list[str]:
     """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
     kinds: dict[str, list[str]] = {}
     for label, entry in named:
@@ -445,7 +520,7 @@ def caution_notes(named: runs.Named) -> list[str]:
     return notes
 
 
-def drawn_notes(named: runs.Named) -> list[str]:
+def drawn_notes(named: figure_runs.Named) -> list[str]:
     """Of which runs only some clients were scored, and how large the standard error of their mean is."""
     labels_of: dict[str, list[str]] = {}
     errors_of: dict[str, list[float]] = {}
@@ -468,7 +543,7 @@ def drawn_notes(named: runs.Named) -> list[str]:
     return notes
 
 
-def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
+def first_of_each(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
     """The run of each method that stands first: the chosen one, or the highest."""
     best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
@@ -476,7 +551,7 @@ def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
     return list(best.values())
 
 
-def every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
+def every_method_first(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
     """The first run of each method, then its variants."""
     firsts = first_of_each(named)
     known = {e.digest for _, e in firsts}

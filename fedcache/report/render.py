@@ -13,16 +13,24 @@ from importlib import metadata
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from PIL import Image
+
 import fedcache
-from fedcache.report.drawing import Plot
-from fedcache.report.galleries import Gallery
+from fedcache.extract.planning.find_images import ImagePlaces, read_images
+from fedcache.report.drawing import Plot, percent
 from fedcache.report.verdict import Verdict
+from fedcache.store.store import Store
 from fedcache.visible_text import sheet_cell, visible
 
 if TYPE_CHECKING:
     import jinja2
 
+    from fedcache.models.evaluate import Mistake, Mistakes  # torch: thumbnails of a store need none
+
 VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
+SIDE = 64
+"""Pixels of the longer side of a thumbnail; a smaller image keeps its size."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,26 @@ class Column(NamedTuple):
     name: str
     numbers: bool = False
     shown: bool = True
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One mistake with its image."""
+
+    uri: str  # data:image/...
+    mistake: Mistake
+    probability: str  # per cent
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The mistakes of one run."""
+
+    ident: str
+    title: str
+    says: str
+    images: tuple[Thumbnail, ...]
+    lost: int = 0  # mistakes whose images are not there any more
 
 
 @dataclass(frozen=True)
@@ -197,3 +225,59 @@ def _csv(plot: Plot) -> str:
     for row in plot.rows:
         writer.writerow([f"{v:.6g}" if isinstance(v, float) else sheet_cell(v) for v in row])
     return out.getvalue()
+
+
+def gallery(
+    ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces
+) -> list[Gallery]:
+    """The mistakes of one run as a gallery, none where it made none.
+
+    Raises StoreError, with the dataset that is needed, where no image is at hand.
+
+    Args:
+        ident: unique in the page.
+        label: of the run.
+        mistakes: of its models.
+        on: in words, the rows of all models and those of each client's.
+        places: where images are looked for.
+    """
+    if not mistakes.most:
+        return []
+    images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
+    shown = tuple(
+        Thumbnail(thumbnail_uri(images[m.row]), m, f"{percent(m.probability)} %")
+        for m in mistakes.most
+        if m.row in images
+    )
+    says = (
+        f"The most confident of {mistakes.wrong:,} mistakes on {on[0]} ({mistakes.rows:,} scored): the class, what it "
+        "was taken for, and the probability of that."
+    )
+    if mistakes.clients:
+        says += f" {mistakes.clients:,} clients' own models were asked, each about {on[1]}; whose it was is named."
+    lost = len(mistakes.most) - len(shown)
+    if lost:
+        says += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
+    return [Gallery(ident, f"What {label} got wrong", says, shown, lost)]
+
+
+def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
+    """A sentence on the images that the galleries of a run lack."""
+    return [
+        f"{g.lost} of {len(g.images) + g.lost} images of {label}'s mistakes are not in the dataset any more."
+        for g in found
+        if g.lost
+    ]
+
+
+def thumbnail_uri(image: Image.Image) -> str:
+    """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
+    # pixels alone: no profile, no words of a camera
+    small = Image.fromarray(np.array(image.convert("RGB")))
+    kind = "jpeg"
+    if max(small.size) <= SIDE:
+        kind = "png"
+    small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    small.save(out, kind, **({"optimize": True} if kind == "png" else {"quality": 85}))
+    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -22,7 +22,7 @@ from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.model import head_of
 from fedcache.heads.projection import embed
-from fedcache.report.figures.data import draw, linear_cka
+from fedcache.report.figure_data import draw, linear_cka
 from fedcache.reproduce.metrics import Value
 from fedcache.reproduce.planning import find_domain
 from fedcache.reproduce.prepare import (

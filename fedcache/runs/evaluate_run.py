@@ -36,7 +36,7 @@ from fedcache.models.saved_model import EvaluateOptions, ModelOptions, SavedMode
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import MODELS, train_table
+from fedcache.runs.directory import MODELS, command_saving, train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
 from fedcache.runs.predict_run import (
@@ -236,6 +236,42 @@ def mistakes_on(
     return find_mistakes(
         rows.source, ((name, replace(first, client=name), rows.rows) for name in clients)
     )
+
+
+MOST_SCORED = 1_000_000
+"""Rows that clients' own models score on a page. With more, only every k-th client is scored."""
+
+
+def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home) -> Mistakes:
+    """The mistakes of a run's first seed on the run's own test rows; each client's model on the rows of its client.
+
+    Args:
+        place: the run's directory.
+        store: of the run's dataset.
+        partition: of the run's first seed.
+        home: where weights are looked for.
+
+    Raises StoreError for a run without models, and UsageError for a method of another package that is not installed.
+    """
+    members = open_members(place, ModelOptions(), Silent())
+    facts = members[0].facts
+    if not facts.personal:
+        predictor = predictor_of(members, ModelOptions(), home, "auto")
+        return find_mistakes(store, [(None, predictor, np.asarray(partition.test, np.int64))])
+    clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
+    if not clients:
+        raise StoreError(
+            f"The run saved no client's model ({facts.clients:,} clients).",
+            command_saving(place, "all"),
+        )
+    first = predictor_of(members, ModelOptions(client=clients[0].name), home, "auto")
+    # Clients may all be tested on the same rows, so the rows are counted once per client.
+    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)
+    deals = (
+        (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64))
+        for c in clients[::step]
+    )
+    return find_mistakes(store, deals)
 
 
 def rows_wanted(

@@ -23,7 +23,7 @@ from fedcache.grids.record import read_record
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.describe_run import DAMAGED, FINISHED, entry_of, figures_of, settings_of
 from fedcache.report.drawing import need_matplotlib
-from fedcache.report.figures.runs import curves
+from fedcache.report.figure_runs import curves
 from fedcache.report.find_runs import StoredRun, is_run, open_run, value_words
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table

@@ -30,7 +30,7 @@ from fedcache.federate.methods import METHODS, NAMES, module_of, wants_encoders
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
-from fedcache.report.methods.sizes import Sizes
+from fedcache.report.methods import Sizes
 from fedcache.runs.spec import with_schedule_rounds
 
 CLIENTS = 3

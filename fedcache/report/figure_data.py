@@ -23,7 +23,7 @@ from fedcache.report.drawing import (
     short,
     write_drawing,
 )
-from fedcache.report.figures.grids import squares
+from fedcache.report.figure_grids import squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
