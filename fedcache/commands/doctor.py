@@ -63,10 +63,12 @@ def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResu
     Example: fedcache config > fedcache.toml
     """
     sections = read_file(config)
+    # Each section of fedcache.toml as a configuration: defaults, overridden by the values of the file.
     merged: dict[str, Any] = {
         name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()
     }
     home = Home.from_environment()
+    # With --json, settings without a value are null; as TOML they would be left out.
     shown = {
         name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)}
         for name, made in merged.items()
@@ -193,11 +195,11 @@ def device() -> Row:
     except Exception as error:
         hint = "pip install --force-reinstall torch torchvision"
         return check("device", "fail", str(error).partition("\n")[0], hint)
-    told = f"{found.kind} ({found.name}): {found.why}"
+    message = f"{found.kind} ({found.name}): {found.why}"
     if found.kind == "cpu" and shutil.which("nvidia-smi"):
         hint = "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org."
-        return check("device", "warn", told, hint)
-    return check("device", "ok", told)
+        return check("device", "warn", message, hint)
+    return check("device", "ok", message)
 
 
 def _existing(folder: Path) -> Path:

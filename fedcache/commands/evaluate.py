@@ -77,9 +77,10 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     with stop_on_signals(stop.ask, observer.note):
         found = evaluate_runs(places, model, wanted, config, home, observer, stop)
     if out is not None:
-        write_evaluations(
-            out, found, ImagePlaces(home, config.data) if wanted.with_images else None, observer
-        )
+        images = None
+        if wanted.with_images:
+            images = ImagePlaces(home, config.data)
+        write_evaluations(out, found, images, observer)
     return evaluation_answer(found, out)
 
 
@@ -109,24 +110,22 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         tables += details(found[0])
     if out is not None:
         lines.append(str(out))
-    data: dict[str, Any] = {
-        "runs": [e.to_dict() for e in found],
-        "out": None if out is None else str(out),
-    }
+    written = None
+    if out is not None:
+        written = str(out)
+    data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": written}
     return CommandResult(data, lines, Exit.OK, tables)
 
 
 def _cells(e: RunEvaluation) -> list[Any]:
     m = e.measures
+    interval = ""
+    # Of clients' own models the spread over clients is shown, of one model the interval over test rows.
     if e.clients is not None:
-        spread = e.clients.std
-        interval = ""
-        if spread is not None:
-            interval = f"std {100 * spread:.2f}"
-    else:
-        interval = ""
-        if m.all.interval is not None:
-            interval = " to ".join(percent(v) for v in m.all.interval)
+        if e.clients.std is not None:
+            interval = f"std {100 * e.clients.std:.2f}"
+    elif m.all.interval is not None:
+        interval = " to ".join(percent(v) for v in m.all.interval)
     best = ""
     if m.temperature is not None:
         best = f"{m.temperature.value:.4g}"

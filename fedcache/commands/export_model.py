@@ -24,7 +24,10 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     model = configured(ModelOptions, given)
     wanted = configured(ExportOptions, given)
     place = find_model(run, model)
-    check_apart(None if wanted.out is None else Path(wanted.out), place, model)
+    out = None
+    if wanted.out is not None:
+        out = Path(wanted.out)
+    check_apart(out, place, model)
     from fedcache.report.model_card import export_model as write_model
 
     done = write_model(place, model, wanted, Home.from_environment(), observer)
@@ -34,25 +37,30 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         "bytes": done.bytes,
         **done.said,
     }
-    lines = [f"{done.kind}, {done.bytes / 1e6:,.2f} MB: {done.path}"]
+    megabytes = done.bytes / 1e6
+    lines = [f"{done.kind}, {megabytes:,.2f} MB: {done.path}"]
     for one in done.said.get("inputs", []):
+        shape = f"[N, {one['width']}]"
         if one["kind"] == "images":
-            shape = f"uint8 [N, 3, {one['height']}, {one['width']}]"
-        else:
-            shape = f"[N, {one['width']}]"
-        lines.append(
-            f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})"
-        )
+            height = one["height"]
+            shape = f"uint8 [N, 3, {height}, {one['width']}]"
+        backbones = ", ".join(one["backbones"]) or "no known backbone"
+        lines.append(f"  reads {one['name']} {shape} ({backbones})")
     if "difference" in done.said:
+        # How far the exported program is from the model that was trained, measured on random rows.
         gap = done.said["difference"]
-        moved = done.said["moved_by_libraries"]
+        scores = f"{gap['scores']:.1g}"
+        probabilities = f"{gap['probabilities']:.1g}"
         lines.append(
-            f"  over drawn rows, scores differ by at most {gap['scores']:.1g} and probabilities by "
-            f"{gap['probabilities']:.1g} from this model's"
+            f"  over drawn rows, scores differ by at most {scores} and probabilities by {probabilities} "
+            "from this model's"
         )
+        moved = done.said["moved_by_libraries"]
         if moved["scores"]:
+            scores = f"{moved['scores']:.1g}"
+            probabilities = f"{moved['probabilities']:.1g}"
             lines.append(
-                f"  features that another library rounds otherwise can move scores by {moved['scores']:.1g} and "
-                f"probabilities by {moved['probabilities']:.1g}"
+                f"  features that another library rounds otherwise can move scores by {scores} and "
+                f"probabilities by {probabilities}"
             )
     return CommandResult(data, lines)

@@ -110,7 +110,9 @@ SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the se
 
 def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
     """The plan of a federation: its run from the options, the points of a sweep, and the terms of its sites."""
-    check_methods([given["method"]] if given["method"] else [])
+    if given["method"]:
+        check_methods([given["method"]])
+    # Sites compute on their CPU, one client each, so the options of a simulation do not apply.
     train = train_config({}, {**given, "execution": "sequential", "device": "cpu"})
     swept = {
         key: tuple(value.strip() for value in values.split(",") if value.strip())
@@ -161,13 +163,8 @@ def app(
     )
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-    return CommandResult(
-        data,
-        [
-            f"{made.path}",
-            f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS",
-        ],
-    )
+    following = f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"
+    return CommandResult(data, [str(made.path), following])
 
 
 @flower.command()
@@ -286,15 +283,16 @@ def names(
     if gone:
         table.forget(gone)
     rows = sorted(table.known().items())
-    if rows:
-        shown = [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])]
-    else:
-        shown = []
+    shown = []
+    lines = []
     if gone:
-        lines = [f"Forgotten: {', '.join(gone)}."]
+        lines.append(f"Forgotten: {', '.join(gone)}.")
+    if rows:
+        # The whole digests are in the JSON; 16 letters tell keys apart on a screen.
+        cells = [(name, key[:16]) for name, key in rows]
+        shown.append(TextTable("", ("site", "key (sha256)"), cells))
     else:
-        lines = []
-    lines += [] if rows else ["No name belongs to a key."]
+        lines.append("No name belongs to a key.")
     return CommandResult(
         {"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True
     )
@@ -411,7 +409,9 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         if mean is not None:
             shown = f"{100 * mean:.2f} % as the sites claim"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
-        lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
+        if run["reused"]:
+            shown += " (stored)"
+        lines.append(f"{what}: {shown}  {run['path']}")
         lines += model_lines(Path(run["path"]), run["result"])
     return CommandResult({"runs": last["done"]}, lines)
 

@@ -93,12 +93,13 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     cannot be written.
     """
     package = package_of(kind, name, taken)
-    folder = (out if out is not None else Path(name)).expanduser().absolute()
+    folder = (out or Path(name)).expanduser().absolute()
     if folder.exists():
         raise StoreError(
             f"{folder} exists already; nothing was written.",
             f"Name another folder: --out {shell_word(name)}-2",
         )
+    # The words that the templates contain in braces.
     words = {
         "name": name,
         "package": package,
@@ -114,6 +115,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         }[kind],
     }
     code = words["place"].partition(":")[0]
+    # File of the package -> its template in commands/templates.
     files = {
         "pyproject.toml": "pyproject.toml",
         "README.md": f"{kind}/README.md",
@@ -121,6 +123,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         f"{package}/{code}.py": f"{kind}/{code}.py",
         f"tests/test_{package}.py": f"{kind}/test_laws.py",
     }
+    # The package is written beside its place and moved there, so that an interrupted command leaves no half of it.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as made:

@@ -31,7 +31,7 @@ from fedcache.store.files import FULL, full_disk
 from fedcache.visible_text import escape_json, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
     from rich.progress import Progress
     from rich.table import Table
 
@@ -54,7 +54,9 @@ class TerminalObserver:
         self.notes: list[str] = []
         self._bar: Progress | None = None
         self._stretch: Stretch | None = None
-        self._life = None if quiet else SignOfLife()
+        self._life = None
+        if not quiet:
+            self._life = SignOfLife()
 
     def note(self, text: str) -> None:
         """One line."""
@@ -100,13 +102,11 @@ class TerminalObserver:
             return
         now = time.monotonic()
         self._stretch.advance(units, now)
+        # Without a terminal there is no bar: a line now and then shows that the work continues.
         if self._bar is None and not self.quiet and now - self._said >= LINE_EVERY:
             self._said = now
-            print(
-                f"{self._stretch.what}: {visible(self._stretch.words(now))}",
-                file=sys.stderr,
-                flush=True,
-            )
+            words = visible(self._stretch.words(now))
+            print(f"{self._stretch.what}: {words}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the bar."""
@@ -149,7 +149,8 @@ class TextTable:
         for row in self.rows:
             for name, cell in zip(self.columns, row, strict=True):
                 if cell is not None and str(cell) != "":
-                    yield Text(f"{name}: {visible(str(cell))}", overflow="fold")
+                    text = visible(str(cell))
+                    yield Text(f"{name}: {text}", overflow="fold")
             yield Text("")
 
     def needs(self) -> tuple[list[int], list[int]]:
@@ -180,9 +181,10 @@ class TextTable:
         widest = max(lines)
         if sum(words) > room:
             return None
-        while (
-            sum(made := [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]) > room
-        ):
+        # The widest column gives up one character at a time; no column is narrower than its longest word.
+        made = lines
+        while sum(made) > room:
+            made = [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]
             widest -= 1
         return made
 
@@ -197,12 +199,10 @@ class TextTable:
             title = Text(visible(self.title), style="table.title")
         made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
         for column, width in zip(self.columns, widths, strict=True):
-            made.add_column(
-                column,
-                justify="right" if column in self.right else "left",
-                overflow="fold",
-                width=width,
-            )
+            side: JustifyMethod = "left"
+            if column in self.right:
+                side = "right"
+            made.add_column(column, justify=side, overflow="fold", width=width)
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
@@ -310,25 +310,30 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
             status = "ok"
         envelope(command, status, {"data": result.data}, warnings)
     elif result.listing and not sys.stdout.isatty():
+        # A listing that is piped: stdout gets the rows alone, for scripts; sentences go to stderr.
         for line in result.lines:
             print(visible(line, lines=True), file=sys.stderr)
-        print(
-            "\n\n".join(table.tsv() for table in result.renderables),
-            end="\n" if result.renderables else "",
-        )
+        tables = "\n\n".join(table.tsv() for table in result.renderables)
+        if tables:
+            print(tables)
     else:
         for line in result.lines:
             print(visible(line, lines=True))
         if result.renderables:
             from rich.console import Console
 
-            class Told(Console):
+            class StrictConsole(Console):
                 def on_broken_pipe(self) -> None:
                     raise BrokenPipeError  # and not exit 1, as rich does
 
-            words = [item.needs()[0] for item in result.renderables if isinstance(item, TextTable)]
-            wide = max([PIPED, *(sum(needed) + BETWEEN * len(needed) for needed in words)])
-            console = Told(width=None if sys.stdout.isatty() else wide)
+            # A table that is piped is as wide as its cells; on a terminal rich takes the window's width.
+            width = None
+            if not sys.stdout.isatty():
+                words = [
+                    item.needs()[0] for item in result.renderables if isinstance(item, TextTable)
+                ]
+                width = max([PIPED, *(sum(needed) + BETWEEN * len(needed) for needed in words)])
+            console = StrictConsole(width=width)
             for item in result.renderables:
                 console.print(item)
     sys.stdout.flush()

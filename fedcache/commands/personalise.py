@@ -42,14 +42,14 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     if found.rounds:
         trained = f" in {found.rounds} rounds"
     lines = [f"{found.client}: a model of {found.method} from {found.rows:,} rows{trained}"]
-    m = found.measures
-    if m is not None:
+    if found.measures is not None:
+        measured = found.measures.all
         interval = ""
-        if m.all.interval is not None:
-            interval = f" ({' to '.join(percent(v) for v in m.all.interval)})"
-        lines.append(
-            f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store"
-        )
+        if measured.interval is not None:
+            bounds = " to ".join(percent(v) for v in measured.interval)
+            interval = f" ({bounds})"
+        accuracy = percent(measured.accuracy)
+        lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
     lines += [
         str(found.path),
         f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg",

@@ -90,15 +90,17 @@ def report(
             images=places,
             observer=observer,
         )
-    lines = [f"{made.path}: {counted(made.runs, 'run')}, {made.bytes / 1e6:.2f} MB."]
+    runs_shown = counted(made.runs, "run")
+    megabytes = made.bytes / 1e6
+    lines = [f"{made.path}: {runs_shown}, {megabytes:.2f} MB."]
     if with_images:
         held = "no image of mistakes"
         if made.mistakes:
             held = f"{made.images} of {made.mistakes} images of mistakes"
-        lines.append(
-            f"It holds {held}"
-            + (": give it to nobody who may not see them." if made.images else ".")
-        )
+        warning = "."
+        if made.images:
+            warning = ": give it to nobody who may not see them."
+        lines.append(f"It holds {held}{warning}")
     if made.left_out:
         lines.append(f"{made.left_out} left out: the page says why and what helps.")
     return CommandResult(made.to_dict(), lines, Exit.OK)

@@ -105,11 +105,9 @@ def reproduce(
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
     if what in ("list", "info"):
-        others = {
-            "engine": None if engine == "local" else engine,
-            "ray_address": ray_address,
-            "runs": runs,
-        }
+        others = {"engine": engine, "ray_address": ray_address, "runs": runs}
+        if engine == "local":
+            del others["engine"]
         refuse_options(what, {**given, **others, "out": out})
     if what == "list":
         if name is not None:
@@ -142,24 +140,26 @@ def reproduce(
         study = frozen_bench.wanted_study(on, only, options)
         return frozen_bench.run_bench(study, options, runs, out, observer)
     if len(on) > 1:
+        dataset = shell_word(on[0])
         raise UsageError(
             f"{what} runs on one dataset, got {len(on)}.",
-            f"fedcache reproduce {shell_word(what)} --on {shell_word(on[0])}",
+            f"fedcache reproduce {shell_word(what)} --on {dataset}",
         )
-    chosen = Options(
-        **{**flags, "on": on[0] if on else None, "only": only, "device": given["device"] or "auto"}
-    )
+    proxy = None
+    if on:
+        proxy = on[0]
+    device = given["device"] or "auto"
+    chosen = Options(**{**flags, "on": proxy, "only": only, "device": device})
     return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
 
 def refuse_options(what: str, given: dict[str, Any]) -> None:
     """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
-    named = [
-        f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [])
-    ]
+    named = [name.replace("_", "-") for name, value in given.items() if value not in (None, [])]
     if named:
+        options = ", ".join(f"--{option}" for option in named)
         raise UsageError(
-            f"{what} takes no {', '.join(named)}: it runs nothing.",
+            f"{what} takes no {options}: it runs nothing.",
             "Leave it out; options are for a run:  fedcache reproduce NAME",
         )
 
@@ -185,9 +185,11 @@ def list_entries() -> CommandResult:
         missing = looker.all_missing(entry)
         status = "ready"
         if missing:
-            status = f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
+            kinds = ", ".join(dict.fromkeys(n.kind for n in missing))
+            status = f"missing {kinds}"
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
+        # Entries may lack the same thing; the second table names each once. Details come after a marker.
         commands |= {
             (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0])
             for n in missing
@@ -233,13 +235,14 @@ def describe_entry(name: str) -> CommandResult:
     data: dict[str, Any] = {**render.entry_data(entry), "missing": [n.to_dict() for n in missing]}
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
     if entry.roles():
-        lines.append(f"Backbones, in the order of --backbones: {', '.join(entry.roles())}.")
-    lines += [f"Not given: {text}." for text in entry.not_given] + [
-        f"Note: {text}" for text in entry.notes
-    ]
-    lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or [
-        "Everything it needs is here."
-    ]
+        roles = ", ".join(entry.roles())
+        lines.append(f"Backbones, in the order of --backbones: {roles}.")
+    lines += [f"Not given: {text}." for text in entry.not_given]
+    lines += [f"Note: {text}" for text in entry.notes]
+    for need in missing:
+        lines.append(f"Missing {need.kind} {need.name}:  {need.command}")
+    if not missing:
+        lines.append("Everything it needs is here.")
     printed = [
         (*cell.at, metrics.name(m), metrics.show_printed(p, m))
         for cell in entry.cells
@@ -299,5 +302,7 @@ def run_entry(
     shown = TextTable(
         render.title(report), columns, render.rows(report), right=columns[columns.index("got") :]
     )
-    below = [*render.sentences(report), *([str(out)] if out is not None else [])]
+    below = render.sentences(report)
+    if out is not None:
+        below = [*below, str(out)]
     return CommandResult(render.report_data(report), renderables=[shown, *map(plain_line, below)])

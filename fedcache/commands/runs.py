@@ -140,6 +140,14 @@ def list_answer(
     for lost in found.tags_lost:
         observer.warn(lost)
     entries = found.entries
+    claimed = []
+    sizes = []
+    for e in entries:
+        claimed.append("sites claim" if e["claimed"] else "measured")
+        megabytes = None
+        if e["model_bytes"] is not None:
+            megabytes = f"{e['model_bytes'] / 1e6:,.2f}"
+        sizes.append(megabytes)
     columns: dict[str, list[Any]] = {
         "run": [e["name"] for e in entries],
         "state": [e["state"] for e in entries],
@@ -151,16 +159,14 @@ def list_answer(
         "rounds": [e["rounds"] for e in entries],
         "seeds": [len(e["seeds"]) or None for e in entries],
         "accuracy %": [percent(e["accuracy"]) for e in entries],
-        "accuracy is": ["sites claim" if e["claimed"] else "measured" for e in entries],
-        "model MB": [
-            None if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}" for e in entries
-        ],
+        "accuracy is": claimed,
+        "model MB": sizes,
         "tags": [" ".join(e["tags"]) for e in entries],
     }
     # Columns that say the same of all runs are left out for a person; a script finds the same ones every time.
-    said = {"state": "finished", "differs in": "", "accuracy is": "measured", "tags": ""}
+    usual = {"state": "finished", "differs in": "", "accuracy is": "measured", "tags": ""}
     if sys.stdout.isatty():
-        columns = {name: cells for name, cells in columns.items() if set(cells) != {said.get(name)}}
+        columns = {k: cells for k, cells in columns.items() if set(cells) != {usual.get(k)}}
     right = ("rounds", "seeds", "accuracy %", "model MB")
     shown = []
     lines = []
@@ -228,18 +234,22 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     files = files_of(entry.path)
     tags = tags_of(entry.path)
     again = shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")])
+    dataset, _, partition = setting_name(entry).partition(", ")
+    clients = r["partition"]["clients"]
+    preset = r["preset"]
+    execution = r["execution"]
     facts = {
         "run": entry.digest,
         "state": state_of(entry),
         "tags": " ".join(tags) or "none",
         "begun": begun(entry.path),
-        "method": f"{entry.method} ({r['preset']}, {r['fidelity']})",
-        "dataset": setting_name(entry).partition(", ")[0],
+        "method": f"{entry.method} ({preset}, {r['fidelity']})",
+        "dataset": dataset,
         "backbones": " + ".join(r["arrays"]),
-        "partition": f"{setting_name(entry).partition(', ')[2]}: {r['partition']['clients']} clients",
+        "partition": f"{partition}: {clients} clients",
         "rounds": f"{r['rounds']}, {r['participation']} clients a round",
         "seeds": " ".join(map(str, r["seeds"])),
-        "computed": f"{r['execution']}, {r['dtype']}, {r['device']}",
+        "computed": f"{execution}, {r['dtype']}, {r['device']}",
         "directory": str(entry.path),
         "again": again,
     }
@@ -290,7 +300,10 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     data: dict[str, Any] = {"runs": digests}
     for what, found in (("settings", settings), ("figures", figures)):
         data[what] = {k: dict(zip(digests, values, strict=True)) for k, values in found.items()}
-    heads = [f"{e.digest[:8]} {e.method}" for e in entries]
+    heads = []
+    for e in entries:
+        short = e.digest[:8]
+        heads.append(f"{short} {e.method}")
     tables = []
     lines = []
     if settings:
@@ -308,9 +321,12 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
         tables.append(TextTable("figures", columns, rows, right=columns[1:]))
     else:
         lines.append("No figure differs.")
+    # Totals grow with the seeds, so a difference between runs of different seeds is explained.
     counts = [len(e.result["seeds"]) for e in entries]
-    if len(set(counts)) > 1 and (sums := [name for name in TOTALS if name in figures]):
-        lines.append(f"{', '.join(sums)}: sums over {' and '.join(map(str, counts))} seeds.")
+    sums = [name for name in TOTALS if name in figures]
+    if len(set(counts)) > 1 and sums:
+        seeds = " and ".join(map(str, counts))
+        lines.append(f"{', '.join(sums)}: sums over {seeds} seeds.")
     return CommandResult(data, lines, renderables=tables, listing=True)
 
 
@@ -330,24 +346,26 @@ def runs_rm(
     found = {one.path: one for one in every_run(names, folder)}
     planned = [plan_removal(path) for path in found]
     size = sum(one.bytes for one in planned)
-    what = f"{counted(len(planned), 'run')}, {size / 1e6:,.2f} MB"
+    megabytes = size / 1e6
+    what = f"{counted(len(planned), 'run')}, {megabytes:,.2f} MB"
     for one in planned:
         entry = found[one.path]
+        name = one.path.name
         words = state_of(entry)
         if isinstance(entry, StoredRun):
             accuracy = percent(entry.result["accuracy"]["mean"])
             words = f"{entry.method}, {accuracy} %"
-        observer.note(f"{one.path.name}  {words}  {one.bytes / 1e6:,.2f} MB")
+        megabytes = one.bytes / 1e6
+        observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if one.kept:
-            observer.warn(f"{one.path.name}: {', '.join(one.kept)} is not of the run, and stays.")
+            observer.warn(f"{name}: {', '.join(one.kept)} is not of the run, and stays.")
         if users := partitions_named(one.path, found):
             observer.warn(
-                f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition "
-                f"of {one.path.name}."
+                f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition of {name}."
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(
-                f"What {one.path.name} spent of privacy stays in the ledger (fedcache ls --privacy)."
+                f"What {name} spent of privacy stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
     if not yes and not _asked(f"Remove {what}? [y/N] ", names, as_json):
@@ -396,18 +414,19 @@ def runs_tag(
         raise UsageError(
             f"No run was named to have the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN"
         )
-    asked = names or [f"tag:{tag}"]
-    paths = [one.path for one in every_run(asked, folder)]
+    # With --remove and without names, the runs that have the tag.
+    paths = [one.path for one in every_run(names or [f"tag:{tag}"], folder)]
     for path in paths:
-        write_tags(path, {*tags_of(path)} - {tag} if remove else {*tags_of(path), tag})
-    done = f"{'No longer' if remove else 'Now'} {tag}: {', '.join(path.name for path in paths)}"
+        tags = {*tags_of(path), tag}
+        if remove:
+            tags.remove(tag)
+        write_tags(path, tags)
+    listed = ", ".join(path.name for path in paths)
     if remove:
-        more = []
+        lines = [f"No longer {tag}: {listed}"]
     else:
-        more = [f"fedcache compare tag:{shell_word(tag)}"]
-    return CommandResult(
-        {"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more]
-    )
+        lines = [f"Now {tag}: {listed}", f"fedcache compare tag:{shell_word(tag)}"]
+    return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, lines)
 
 
 def _tags_answer(folder: Path) -> CommandResult:
@@ -420,15 +439,12 @@ def _tags_answer(folder: Path) -> CommandResult:
         (tag, len(names), " ".join(name[:8] for name in names))
         for tag, names in sorted(found.items())
     ]
-    if rows:
-        shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
-    else:
-        shown = []
-    if rows:
-        lines = []
-    else:
-        lines = ["No run has a tag.", "fedcache runs tag baseline RUN"]
-    return CommandResult({"tags": found}, lines, renderables=shown, listing=True)
+    if not rows:
+        return CommandResult(
+            {"tags": found}, ["No run has a tag.", "fedcache runs tag baseline RUN"], listing=True
+        )
+    shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
+    return CommandResult({"tags": found}, renderables=shown, listing=True)
 
 
 def _over(name: str, seeds: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from fedcache.runs.privacy_ledger import (
 )
 from fedcache.store.manifest import QUARANTINE, VANISHED
 from fedcache.store.store import Store
+from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
 from fedcache.visible_text import visible
@@ -62,11 +63,13 @@ def ls(
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
-    if home.stores.is_dir():
+    listed = []
+    if dataset is not None:
+        listed = [need_path(home, dataset=dataset)]
+    elif home.stores.is_dir():
         listed = sorted(home.stores.glob("*.zarr"))
-    else:
-        listed = []
-    for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
+    for path in listed:
+        # A store that cannot be opened is listed with its problem; the others are still shown.
         try:
             store = Store.open(path)
         except FedcacheError as error:
@@ -140,6 +143,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
                 f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
                 "another home. More was spent than is shown."
             )
+    # One row for each partition, then one for each dataset whose rows are in several partitions.
     spent = totals(releases)
     of_datasets = totals_of_datasets(releases)
     several = [t for t in of_datasets if t.partitions > 1]
@@ -246,16 +250,20 @@ def inspect(
         more = " ..."
     of_splits = ", ".join(f"{count:,} {name}" for name, count in splits.items() if count)
     rows = opened.rows - vanished
+    slug = opened.dataset["slug"]
     lines = [
-        f"{opened.path}",
-        f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
+        str(opened.path),
+        f"dataset     {slug}  {opened.dataset['digest']}",
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
     if bad:
-        lines.append(f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}")
+        quarantine = opened.path / QUARANTINE
+        lines.append(f"unreadable  {len(bad):,}: {quarantine}")
     for entry in bad[:FIRST]:
+        row = entry["row"]
         name = visible(entry["name"])
-        lines.append(f"            row {entry['row']:,} ({name}): {visible(entry['reason'])}")
+        reason = visible(entry["reason"])
+        lines.append(f"            row {row:,} ({name}): {reason}")
     if len(bad) > FIRST:
         others = len(bad) - FIRST
         lines.append(f"            and {others:,} more, which {QUARANTINE} and --json list")
@@ -263,18 +271,20 @@ def inspect(
         lines.append(f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset")
     if "held_out" in opened.dataset:
         lines.append(f"test set    {opened.dataset['held_out']}")
+    shown_classes = ", ".join(classes)
+    domains = ", ".join(map(visible, samples.domains))
+    partitions = ", ".join(sorted(opened.partitions)) or "none"
     lines += [
-        f"classes     {len(samples.classes)}: {', '.join(classes)}{more}",
-        f"domains     {', '.join(map(visible, samples.domains))}",
+        f"classes     {len(samples.classes)}: {shown_classes}{more}",
+        f"domains     {domains}",
     ]
     if counts:
         lines.append(f"groups      {_value_counts(counts)}")
     lines += text_of(opened) or ["text        none"]
-    lines.append(f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}")
-    lines += [
-        f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
-        for u in unfinished
-    ]
+    lines.append(f"partitions  {partitions}")
+    for array in unfinished:
+        kept = f"{array['kept']} of {array['chunks']} chunks"
+        lines.append(f"unfinished  {array['name']}: {kept}; the same extract command goes on")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
@@ -291,18 +301,21 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     rows = []
     for a in arrays:
         recipe = a["recipe"]
-        side = a["recipe"].get("size")
-        prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
-        if side is not None and (kind := held_by([recipe])) != IMAGES:
-            prepared = f"{kind} as they are"
-            if side:
-                prepared = f"{kind}, {side} tokens"
-        prepared += views_of(recipe)
+        side = recipe.get("size")
+        if side is None:
+            prepared = "as given"
+        elif (kind := held_by([recipe])) == IMAGES:
+            resize = recipe.get("resize")
+            interpolation = recipe.get("interpolation")
+            activation = recipe.get("activation")
+            prepared = f"{resize} {side}, {interpolation}, {activation}" + views_of(recipe)
+        elif side:
+            prepared = f"{kind}, {side} tokens" + views_of(recipe)
+        else:
+            prepared = f"{kind} as they are" + views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))
         weights = str(recipe.get("weights", ""))[:12]
-        if side is None:
-            prepared = "as given"
         rows.append((a["name"], shape, a["dtype"], prepared, weights, computed))
     return TextTable(
         "", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows
@@ -310,11 +323,12 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def views_of(recipe: Mapping[str, Any]) -> str:
-    """What an array's views are drawn by, as the end of a phrase; "" where the plain image is the only one."""
-    # without a decoder somebody's own embeddings
+    """The number of an array's views and the augmentation, as the end of a phrase; "" for the plain image alone."""
+    # Embeddings that were ingested have no decoder, and no views that fedcache drew.
     if recipe.get("views", 1) == 1 or "decoder" not in recipe:
         return ""
-    return f", {recipe['views']} views by {described(str(recipe.get('augment', '')))}"
+    augmentation = described(str(recipe.get("augment", "")))
+    return f", {recipe['views']} views by {augmentation}"
 
 
 def text_of(store: Store) -> list[str]:
@@ -349,8 +363,14 @@ def verify(
         for file, what in check_partitions(Store.open(path)).items():
             report.add(file, what)
     data = report.to_dict()
-    lines = report.lines()
-    return CommandResult(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
+    return CommandResult(data, report.lines(), _exit_of(report))
+
+
+def _exit_of(report: VerifyReport) -> Exit:
+    """The exit code of a check: 0, or 5 for a store with damaged files."""
+    if report.ok:
+        return Exit.OK
+    return Exit.CORRUPT
 
 
 @command("repair")
@@ -367,9 +387,7 @@ def repair(
     done = repair_store(path)
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]
-    return CommandResult(
-        {"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT
-    )
+    return CommandResult({"repaired": done, **report.to_dict()}, lines, _exit_of(report))
 
 
 @command("gc")
@@ -406,7 +424,7 @@ def gc(
             raise unknown("--kind", name, KINDS)
     found = find_garbage(Home.from_environment(), chosen, idle_days=days)
     total = sum(g.bytes for g in found)
-    things = f"{len(found):,} thing{'' if len(found) == 1 else 's'}"
+    things = counted(len(found), "thing")
     data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
     shown = TextTable(
         "",
@@ -421,10 +439,10 @@ def gc(
         return CommandResult(
             data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown]
         )
-    if tuple(chosen) == tuple(DEFAULT):
-        words = []
-    else:
-        words = ["--kind", ",".join(chosen)]
-    command = shlex.join(["fedcache", "gc", *words, "--delete"])
+    # The command that deletes exactly what is listed.
+    words = ["fedcache", "gc"]
+    if tuple(chosen) != tuple(DEFAULT):
+        words += ["--kind", ",".join(chosen)]
+    command = shlex.join([*words, "--delete"])
     lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  {command}"]
     return CommandResult(data, lines, renderables=[shown], listing=True)

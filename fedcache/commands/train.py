@@ -121,10 +121,10 @@ def train_run(
     from fedcache.runs.loop import train as run
 
     stop = Stop()
-    if given["runs"]:
-        runs = Path(given["runs"])
-    else:
-        runs = home.runs
+    runs = Path(given["runs"] or home.runs)
+    models = "all"
+    if given["no_model"]:
+        models = "none"
     keep_freed_memory()
     with ExitStack() as opened:
         if cluster is not None:
@@ -144,7 +144,7 @@ def train_run(
             observer=observer,
             hooks=hooks,
             stop=stop,
-            save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
+            save=SaveModels(models, given["save_clients"]),
         )
 
 
@@ -204,19 +204,18 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    methods = split_list([*(names or ()), *(method or ())], "--method") or (
-        preset.methods if preset else ()
-    )
-    methods = methods or ((resolved.method,) if resolved.method else ())
+    # Methods of the command line come before those of a ready grid, and these before that of fedcache.toml.
+    methods = split_list([*(names or ()), *(method or ())], "--method")
+    if not methods and preset is not None:
+        methods = preset.methods
+    if not methods and resolved.method:
+        methods = (resolved.method,)
     if not methods:
         raise UsageError(
             "No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
-    if given["runs"]:
-        runs = Path(given["runs"])
-    else:
-        runs = home.runs
+    runs = Path(given["runs"] or home.runs)
     jobs = given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
@@ -235,7 +234,7 @@ def grid(
         fresh=given["fresh"],
         sampler=sampling,
         exact=exact,
-        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
+        save=SaveModels(save_models, given["save_clients"]),
         retrain=given["retrain"],
         score=given["score"],
     )
@@ -331,13 +330,15 @@ def swept_values(
 
     Raises UsageError, for a key that ``--set`` fixes too.
     """
-    asked = {
+    swept = {
         key: tuple(part.strip() for part in values.split(",") if part.strip())
         for key, values in pairs(sweep, "--sweep", once=True).items()
     }
-    both = sorted(
-        {key.removeprefix("set.") for key in asked} & pairs(given["set"], "--set", once=True).keys()
-    )
+    # A hyperparameter may be swept as lr or as set.lr.
+    names = {key.removeprefix("set.") for key in swept}
+    both = sorted(names & pairs(given["set"], "--set", once=True).keys())
     if both:
         raise UsageError(f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
-    return {**(preset.sweep if preset is not None else {}), **asked}
+    if preset is not None:
+        swept = {**preset.sweep, **swept}
+    return swept

@@ -37,11 +37,9 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
         if p["points"] > 1:
             points = f" {p['points']} points"
             together = f", {p['points_at_once']} points at once"
-        clients = p["clients_at_once"]
-        lines.append(
-            f"{p['method']}{points}: {p['execution']}, {clients} clients at once{together}"
-        )
-        lines.append(f"  {p['words']}")
+        clients = f"{p['clients_at_once']} clients at once"
+        method = p["method"]
+        lines += [f"{method}{points}: {p['execution']}, {clients}{together}", f"  {p['words']}"]
     return CommandResult(data, lines)
 
 
@@ -73,12 +71,16 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         if v is not None and k != VALIDATION_ACCURACY
     }
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
-    name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
+    method = result["method"]
+    rounds = result["rounds"]
+    name = f"{method} ({result['preset']}, {result['fidelity']})"
     buffer = result.get("timing", {}).get("asynchronous")
-    how = f"a round, {counted(result['rounds'], 'round')}"
-    if buffer is not None:
-        how = f"at a time, {counted(result['rounds'], 'step')} of {buffer} updates"
-    setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
+    if buffer is None:
+        how = f"a round, {counted(rounds, 'round')}"
+    else:
+        how = f"at a time, {counted(rounds, 'step')} of {buffer} updates"
+    scheme = part["scheme"]
+    setting = f"{scheme}, {part['clients']} clients, {result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = ""
     if zero is not None:
@@ -91,7 +93,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         who, errors = drawn
         error = "no standard error"
         if errors:
-            error = f"standard error {', '.join(map(percent, errors))} points"
+            points = ", ".join(map(percent, errors))
+            error = f"standard error {points} points"
         lines.append(f"  {who}; {error}")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
@@ -130,18 +133,19 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     if differs is not None and not same_for_all:
         parts = [f"mean {percent(fair['mean'])}", f"std {differs:.2f} points"]
         few = []
+        # Means over tails of the clients need some clients in the tail.
         for key, (name, least) in TAILS.items():
             if fair[key] is None:
                 few.append(f"{name} at least {least}")
             else:
-                parts.append(f"{name} {percent(fair[key])}")
+                tail = percent(fair[key])
+                parts.append(f"{name} {tail}")
         lines.append(f"  over clients {', '.join(parts)}")
         if few:
             lines.append(f"  left out for want of scored clients: {', '.join(few)}")
-    lines.append(
-        f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
-        f"receives {exact['down']:,.0f}"
-    )
+    sent = f"{exact['up']:,.0f} scalars per client and round"
+    counted_in_paper = f"{paper['up']:,.0f}"
+    lines.append(f"  sends {sent} (paper counts {counted_in_paper}), receives {exact['down']:,.0f}")
     lines += [f"  {line}" for line in describe_trust(result.get("trust", {}))]
     if watched:
         lines.append(f"  at the end {watched}")
@@ -156,7 +160,8 @@ def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
         return ""
     if len(set(accuracy.get("per_seed", ()))) == 1:
         return f" with each of {seeds} seeds"
-    return f" +- {percent(accuracy['std'])} over {seeds} seeds"
+    deviation = percent(accuracy["std"])
+    return f" +- {deviation} over {seeds} seeds"
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:
@@ -166,14 +171,13 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     if mean is not None and pooled is not None:
         shown = result["accuracy"]["mean"] or 0.0
         if not all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
-            lines.append(
-                f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %"
-            )
+            of_clients = percent(mean)
+            lines.append(f"  client mean {of_clients} %, pooled over test rows {percent(pooled)} %")
     if (found := rows_interval(result)) is not None:
         rows, low, high = found
-        lines.append(
-            f"  {100 * LEVEL:g} % interval over the {rows:,} test rows (Wilson) {percent(low)} to {percent(high)} %"
-        )
+        level = 100 * LEVEL
+        bounds = f"{percent(low)} to {percent(high)} %"
+        lines.append(f"  {level:g} % interval over the {rows:,} test rows (Wilson) {bounds}")
     return lines
 
 
@@ -247,7 +251,8 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         if done.by_validation:
             what = "Chosen by mean validation accuracy"
         mean = percent(rows[0].mean)
-        lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {mean} %")
+        count = len(values)
+        lines.append(f"{what} over {count} held-out values: {rows[0].words}  {mean} %")
         if done.tie:
             lines.append(done.tie)
         lines += weight_lines(counts)
@@ -269,9 +274,10 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
     few = [f"{value} {n:,}" for value, n in counts.items() if n is not None and n < FEW_ROWS]
     if not few:
         return []
+    names = ", ".join(few)
     return [
         f"{len(few)} of {len(counts)} values have less than {FEW_ROWS} rows and weigh as much as the others in the "
-        f"mean: {', '.join(few)}.",
+        f"mean: {names}.",
         f"  --hold-out each --min-rows {FEW_ROWS} neither holds them out nor trains on them.",
     ]
 
@@ -290,11 +296,13 @@ def search_lines(done: Grid) -> list[str]:
     """How a search went; [] for a grid that is none."""
     if (search := done.search) is None:
         return []
-    how = f"{search['sampler']}, seed {search['seed']}"
+    sampler = search["sampler"]
+    how = f"{sampler}, seed {search['seed']}"
     if search["pruner"] != "none":
         how += f", {search['pruner']}"
     counts = ", ".join(f"{search[state]} {state}" for state in ("finished", "pruned", "failed"))
-    return [f"{search['trials']} trials ({how}): {counts}; {search['study']}"]
+    trials = search["trials"]
+    return [f"{trials} trials ({how}): {counts}; {search['study']}"]
 
 
 def _unlike_seeds(done: Grid) -> str | None:
@@ -311,16 +319,19 @@ def _unlike_seeds(done: Grid) -> str | None:
 
 def points_line(done: Grid) -> str:
     """How many points there are, and how many of them were there before."""
-    points = f"{len(done.points)} point{'' if len(done.points) == 1 else 's'}"
-    there = (
-        f"{points}, {done.reused} of them {'was' if done.reused == 1 else 'were'} there already."
-    )
+    points = counted(len(done.points), "point")
+    verb = "were"
+    if done.reused == 1:
+        verb = "was"
+    sentence = f"{points}, {done.reused} of them {verb} there already."
+    # Runs of which some seeds were stored: only the other seeds were trained.
     grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
     counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
     if not counts:
-        return there
+        return sentence
     seeds = " or ".join(f"{before} of {now}" for before, now in sorted(counts))
-    return f"{there} In {counted(len(grown), 'point')}, {seeds} seeds were there already."
+    points = counted(len(grown), "point")
+    return f"{sentence} In {points}, {seeds} seeds were there already."
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
@@ -346,29 +357,36 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         "sends per round",
         "seconds",
     )
-    rows = [
-        (
-            p.method,
-            *(p.sweep.get(k) for k in sweeps),
-            *(percent(done.figure(p)) for _ in validation),
-            percent(done.score_of(p).mean),
-            percent(done.std_of(p)),
-            *(percent(p.run.fairness.get("worst10")) for _ in worst),
-            f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
-            f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
+    rows = []
+    for p in done.ranked():
+        sends = p.run.traffic["exact"]["per_client_round"]["up"]
+        seconds = "-"
+        if p.run.measured:
+            seconds = f"{p.run.measured['seconds']['train']:.2f}"
+        rows.append(
+            (
+                p.method,
+                *(p.sweep.get(k) for k in sweeps),
+                *(percent(done.figure(p)) for _ in validation),
+                percent(done.score_of(p).mean),
+                percent(done.std_of(p)),
+                *(percent(p.run.fairness.get("worst10")) for _ in worst),
+                f"{sends:,.0f}",
+                seconds,
+            )
         )
-        for p in done.ranked()
-    ]
     blank = ("",) * (len(columns) - len(sweeps) - 2)
     lost_rows = [
         (f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed
     ]
     shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
-    figures = f"{percent(done.score_of(best).mean)} %{by}"
+    accuracy = percent(done.score_of(best).mean)
+    figures = f"{accuracy} %{by}"
     if done.by_validation:
-        figures = f"{percent(done.figure(best))} %, on test rows {figures}"
-    chosen_by = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}"
+        chosen_on = percent(done.figure(best))
+        figures = f"{chosen_on} %, on test rows {figures}"
+    chosen_by = done.chosen_by[:1].upper() + done.chosen_by[1:]
     lines = [
         points_line(done),
         *search_lines(done),
