@@ -222,6 +222,8 @@ def grid(
     from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
+    if given["no_model"]:
+        save_models = "none"
     request = grids.request_grid(
         methods,
         sweeps,

@@ -104,7 +104,8 @@ class Comparisons:
     def __repr__(self) -> str:
         if len(self.tables) == 1:
             return f"Comparisons({self.tables[0]!r})"
-        return f"Comparisons({len(self.tables)} settings, {sum(len(c.treatments) for c in self.tables)} treatments)"
+        treatments = sum(len(c.treatments) for c in self.tables)
+        return f"Comparisons({len(self.tables)} settings, {treatments} treatments)"
 
 
 def compare_entries(
@@ -119,14 +120,17 @@ def compare_entries(
 ) -> Comparisons:
     """``compare`` of runs that are found already."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    found = merge_seeds(measured_alone(found) if over == "settings" else found)
+    if over == "settings":
+        found = measured_alone(found)
+    found = merge_seeds(found)
     entries = found.entries
     if len(entries) < 2:
         what = "there is none"
-        if entries:
-            what = f"there is one ({entries[0].method}, {entries[0].digest})"
-        if entries and isinstance(entries[0], MergedRun):
-            what = f"these {len(entries[0].members)} have equal settings, so they are one"
+        for only in entries:
+            what = f"there is one ({only.method}, {only.digest})"
+            if isinstance(only, MergedRun):
+                members = len(only.members)
+                what = f"these {members} have equal settings, so they are one"
         lost = ""
         if found.left_out:
             lost = f"; {len(found.left_out)} could not be read"
@@ -149,10 +153,10 @@ def compare_entries(
     tables: list[Comparison] = []
     said: list[str] = []
     refused: list[FedcacheError] = []
+    # Runs that hold out a value each are compared over these values first; the others setting by setting.
+    held: list[HeldOutGroup] = []
     if over == "seeds":
         held = held_out_groups(entries)
-    else:
-        held = []
     grouped: set[str] = set()
     for leave_one_out in held:
         try:
@@ -181,21 +185,23 @@ def compare_entries(
     groups = by_setting([e for e in entries if e.digest not in grouped])
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
-            said.append(
-                f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with."
-            )
+            only = group[0]
+            digest = only.digest[:8]
+            said.append(f"{where}: {only.method} ({digest}) alone, nothing to compare it with.")
             continue
         try:
             what = scored_by(group, metric, over)
             tables.append(one(within(group, where, what, over), what))
         except FedcacheError as error:
             refused.append(error)
-            said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
+            reason = error.message.removeprefix(f"{where}: ")
+            said.append(f"{where}: not compared. {reason}")
     if not tables and refused:
-        alike = len({error.message for error in refused}) == 1 and (
-            len(refused) > 1 or len(groups) == 1
-        )
-        raise refused[0] if alike else UsageError(" ".join(said), refused[0].hint)
+        # One reason for all settings is the answer; several are listed.
+        alike = len({error.message for error in refused}) == 1
+        if alike and (len(refused) > 1 or len(groups) == 1):
+            raise refused[0]
+        raise UsageError(" ".join(said), refused[0].hint)
     if not tables and not held:
         raise UsageError(
             f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
@@ -223,7 +229,8 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
         mean = mean_over_values(accuracy)
         of = "no mean"
         if mean is not None:
-            of = f"mean {percent(mean)} % over {len(accuracy)} held-out values"
+            count = len(accuracy)
+            of = f"mean {percent(mean)} % over {count} held-out values"
         lines.append(f"{group.title}: {name}, {of} ({each}).")
     return lines
 
@@ -277,8 +284,9 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     if not meant:
         raise unknown("--against", against, blocks.names)
     if len(meant) > 1:
+        listed = ", ".join(meant[:5])
         raise UsageError(
-            f"--against {against} fits {len(meant)} runs: {', '.join(meant[:5])}.",
+            f"--against {against} fits {len(meant)} runs: {listed}.",
             "Give one of these names, or the first letters of its digest (fedcache runs list).",
         )
     return meant[0]

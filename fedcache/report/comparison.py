@@ -61,7 +61,7 @@ from fedcache.runs.score import (
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
 differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
-SCORE_WORDS = {f"{name.replace('-', '_')}": f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
+SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
-        what = f"{len(self.treatments)} treatments over {len(self.blocks)} {self.over}"
-        return (
-            f"Comparison({self.setting}: {what}, {self.chosen_by}: {first.name} {first.mean:.4f})"
-        )
+        blocks = len(self.blocks)
+        what = f"{len(self.treatments)} treatments over {blocks} {self.over}"
+        best = f"{first.name} {first.mean:.4f}"
+        return f"Comparison({self.setting}: {what}, {self.chosen_by}: {best})"
 
 
 def compared(
@@ -291,13 +291,13 @@ def compared(
     notes = list(found.notes)
     for i, j in wanted:
         if (i, j) not in paired:
-            notes.append(
-                f"{names[i]} and {names[j]} have no seed in common, so they are not compared."
-            )
+            one = names[i]
+            notes.append(f"{one} and {names[j]} have no seed in common, so they are not compared.")
     if picked is not None:
         falling = sorted(validation.values(), reverse=True)
         tie = tie_sentence(falling, picked, "runs", "a validation accuracy of ")
-        notes += [tie] if tie is not None else []
+        if tie is not None:
+            notes.append(tie)
     chose = against is None and pairs == "best" and picked is None
     return replace(done, notes=(*notes, *_notes(done, chose=chose)))
 
@@ -434,14 +434,16 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             f"No test of ranks: each of the {c.over} would count the order of runs without a spread again."
         )
     if c.ranking is not None and c.ranking.blocks < count:
-        notes.append(f"Ranks are over the {c.ranking.blocks} {c.over} that all runs have.")
+        blocks = c.ranking.blocks
+        notes.append(f"Ranks are over the {blocks} {c.over} that all runs have.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
         times = ""
         if tested > 1:
             times = f", {tested} times that after Holm"
+        least = c.lowest / tested
         notes.append(
-            f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {c.lowest / tested:.3g}{times}, "
+            f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {least:.3g}{times}, "
             f"and it would have to be below {alpha:.2g}."
         )
     if chose and tested:
@@ -471,7 +473,8 @@ def _one_block(c: Comparison) -> str:
     untested = "no test"
     if any(p.rows for p in c.pairs):
         untested = f"no test over {c.over}"
-    return f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}. {more}"
+    block = f"{c.over[:-1]} only ({c.blocks[0]})"
+    return f"One {block}: {lacks} and {untested}. {more}"
 
 
 def _spreadless(c: Comparison) -> list[str]:
@@ -498,25 +501,23 @@ def _spreadless(c: Comparison) -> list[str]:
         notes.append(f"Without an interval, because its value {why}: {', '.join(without)}.")
     if by_rows:
         counts = ", ".join(dict.fromkeys(f"{rows:,}" for rows in by_rows.values()))
-        notes.append(
-            f"The value {why}, and the interval is over {counts} test rows: {', '.join(by_rows)}."
-        )
+        named = ", ".join(by_rows)
+        notes.append(f"The value {why}, and the interval is over {counts} test rows: {named}.")
     among = []
     others = []
     for pair in c.pairs:
         words = f"{pair.one} and {pair.other}"
+        both_same = {pair.one, pair.other} <= {*same}
         if len(pair.blocks) == 1:
-            notes.append(
-                f"{words} share one of the {c.over} ({pair.blocks[0]}): no test over {c.over}."
-            )
-        elif (
-            pair.p is None and c.over in ("seeds", "clients") and {pair.one, pair.other} <= {*same}
-        ):
+            block = pair.blocks[0]
+            notes.append(f"{words} share one of the {c.over} ({block}): no test over {c.over}.")
+        elif pair.p is None and c.over in ("seeds", "clients") and both_same:
             among.append(words)
         elif pair.p is None:
             others.append(words)
     if among:
-        notes.append(f"{'; '.join(among)} not tested: neither of the two varies over {c.over}.")
+        named = "; ".join(among)
+        notes.append(f"{named} not tested: neither of the two varies over {c.over}.")
     if others:
         notes.append(
             f"{'; '.join(others)} not tested: the differences are all equal, without a spread to test by."
@@ -589,10 +590,12 @@ def check_metric(metric: str, over: str) -> None:
     if metric not in _PER_RUN:
         raise unknown("score", metric, _PER_RUN)
     if metric not in METRICS[over]:
+        block = over.removesuffix("s")
+        known = ", ".join(METRICS[over])
         raise UsageError(
             f"The score {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
-            f"{over.removesuffix('s')}s' own values.",
-            f"--over settings takes it; over {over} there is {', '.join(METRICS[over])}.",
+            f"{block}s' own values.",
+            f"--over settings takes it; over {over} there is {known}.",
         )
 
 
@@ -656,14 +659,16 @@ def within(
         common = known.any(0)
         notes += merged_notes(kept)
     if not shared.any():
-        held = [
-            f"{name}: {_some(_names_at(blocks, row))}"
-            for name, row in zip(kept, known, strict=True)
-        ]
+        held = []
+        for name, row in zip(kept, known, strict=True):
+            blocks_of_run = _some(_names_at(blocks, row))
+            held.append(f"{name}: {blocks_of_run}")
         if len(held) > MOST_NAMED:
             held[MOST_NAMED:] = [".."]
+        block = over.removesuffix("s")
+        listed = "; ".join(held)
         raise UsageError(
-            f"{where}: the runs have no {over.removesuffix('s')} in common ({'; '.join(held)}).",
+            f"{where}: the runs have no {block} in common ({listed}).",
             "Train all of them with the same --seeds, or name runs that share some.",
         )
     return PairedBlocks(
@@ -721,8 +726,9 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
                 continue
             seeds = compact(run.result["seeds"])
             which = _some([digest[:8] for digest in run.digests])
+            members = len(run.members)
             notes.append(
-                f"{name}: {len(run.members)} runs of equal settings with the seeds {seeds} ({which})."
+                f"{name}: {members} runs of equal settings with the seeds {seeds} ({which})."
             )
             if not run.exact:
                 notes.append(
@@ -783,19 +789,21 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
             label = label_of(entry, facts)
             before = taken.setdefault(label, {}).setdefault(where, entry)
             if before is not entry:
-                both = [
-                    f"{e.digest[:8]} (seeds {','.join(map(str, e.result['seeds']))})"
-                    for e in (before, entry)
-                ]
+                both = []
+                for one in (before, entry):
+                    seeds = ",".join(map(str, one.result["seeds"]))
+                    digest = one.digest[:8]
+                    both.append(f"{digest} (seeds {seeds})")
                 raise UsageError(
                     f"{label} is there twice on {where}: {' and '.join(both)}.",
                     "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
                 )
     runs, blocks, lost = _without_holes(taken, wheres, metric)
     if len(runs) < 2 or len(blocks) < 2:
+        methods = _count(len(taken), "method")
+        settings = _count(len(wheres), "setting")
         raise UsageError(
-            f"Of {_count(len(taken), 'method')} in {_count(len(wheres), 'setting')}, no two have {metric} in the same "
-            "two settings.",
+            f"Of {methods} in {settings}, no two have {metric} in the same two settings.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",
         )
     kept = [e for row in runs.values() for e in row]
@@ -811,7 +819,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         )
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
-    where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
+    count = len(blocks)
+    where = f"{count} settings of {_count(sets, 'dataset')}"
     if sets < len(blocks):
         notes.append(f"{where} are not independent: p is too small.")
     return _one_value_each(where, runs, blocks, metric, notes)
@@ -929,13 +938,16 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
             rough.append(name)
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
-        parts = [
-            f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual
-        ]
+        parts = []
+        for kind, names in kinds.items():
+            if kind != usual:
+                words = _PROTOCOL.get(kind, kind)
+                parts.append(f"{_some(names)}: {words}")
         head = "Not scored alike"
         if metric in ("client_mean", "pooled"):
             head = "Models of different kinds"
-        notes.append(f"{head}. {'; '.join(parts)}; all others: {_PROTOCOL.get(usual, usual)}.")
+        others = _PROTOCOL.get(usual, usual)
+        notes.append(f"{head}. {'; '.join(parts)}; all others: {others}.")
     notes += _drawn_apart({name: row[0].result["accuracy"] for name, row in runs.items()})
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
@@ -951,7 +963,8 @@ def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, accuracy in accuracies.items():
         kind = "all"
         if accuracy.get("eval_clients"):
-            kind = f"{accuracy['eval_clients'][0]['scored']:,} drawn"
+            scored = accuracy["eval_clients"][0]["scored"]
+            kind = f"{scored:,} drawn"
         kinds.setdefault(kind, []).append(name)
     if len(kinds) < 2:
         return []

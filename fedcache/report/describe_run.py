@@ -118,13 +118,16 @@ def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
         "tags": _tags(one.path),
     }
     if isinstance(one, LeftOut):
-        asked = train_table(one.path)
-        backbones = list(asked.get("backbones", ()))
-        store = str(asked.get("store", ""))
+        # Of a run without a result only its configuration is known.
+        config = train_table(one.path)
+        backbones = list(config.get("backbones", ()))
+        dataset = config.get("dataset", "")
+        if config.get("store"):
+            dataset = Path(str(config["store"])).name.rpartition("-")[0]
         return {
             **common,
-            "method": asked.get("method", ""),
-            "dataset": Path(store).name.rpartition("-")[0] if store else asked.get("dataset", ""),
+            "method": config.get("method", ""),
+            "dataset": dataset,
             "backbones": backbones,
             **dict.fromkeys(("partition", "rounds", "accuracy", "model_bytes")),
             "seeds": [],
@@ -223,15 +226,16 @@ def _largest_error(result: Mapping[str, Any]) -> float | None:
 def settings_of(entry: StoredRun) -> dict[str, str]:
     """Everything that was asked of a run, as words."""
     r = entry.result
-    asked = train_table(entry.path)
+    config = train_table(entry.path)
+    dataset = r["dataset"]
+    partition = setting_name(entry).partition(", ")[2]
+    digest = r["partition"]["digest"][:8]
     made = {
-        "dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}",
+        "dataset": f"{dataset['slug']} {dataset['digest'][:8]}",
         "features": " ".join(r["arrays"]),
+        "partition": f"{partition} {digest}",
     }
-    made |= {
-        "partition": f"{setting_name(entry).partition(', ')[2]} {r['partition']['digest'][:8]}"
-    }
-    made |= {key: _said(value) for key, value in asked.items() if key not in NO_SETTING}
+    made |= {key: _said(value) for key, value in config.items() if key not in NO_SETTING}
     return {
         **made,
         "seeds": " ".join(map(str, r["seeds"])),

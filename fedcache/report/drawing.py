@@ -245,9 +245,12 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
         made = [_middle(name, longest) for name in tried]
         if len(set(made)) == len(set(names)):
             return made
-    return [
-        f"{i + 1}: {_middle(name, longest - 2 - len(str(i + 1)))}" for i, name in enumerate(without)
-    ]
+    # Numbers make names different whose ends are alike.
+    numbered = []
+    for number, name in enumerate(without, 1):
+        prefix = f"{number}: "
+        numbered.append(prefix + _middle(name, longest - len(prefix)))
+    return numbered
 
 
 def settings_of(names: Sequence[str], longest: int) -> str:
@@ -283,7 +286,8 @@ def _middle(name: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     tail = (longest - 1) // 2
-    return f"{text[: longest - 1 - tail]}…{text[len(text) - tail :]}"
+    start = text[: longest - 1 - tail]
+    return start + "…" + text[len(text) - tail :]
 
 
 def short(name: object, longest: int = LONGEST) -> str:
@@ -353,9 +357,11 @@ def check_file(path: Path, option: str = "--plot") -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         near = closest(kind, FORMATS) or FORMATS[0]
+        ending = path.suffix or "(none)"
+        other = path.with_suffix("." + near)
         raise UsageError(
-            f"Cannot draw {path.name!r}: its ending is {path.suffix or '(none)'!r}, expected .png, .svg or .pdf.",
-            f"{option} {path.with_suffix('.' + near)}",
+            f"Cannot draw {path.name!r}: its ending is {ending!r}, expected .png, .svg or .pdf.",
+            f"{option} {other}",
         )
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")

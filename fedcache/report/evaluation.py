@@ -125,16 +125,18 @@ def _table(found: Sequence[RunEvaluation]) -> str:
     writer.writeheader()
     for e in found:
         for line in _lines(e):
-            writer.writerow(
-                {k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()}
-            )
+            # A name that a spreadsheet would run as a formula is quoted.
+            cells = {k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()}
+            writer.writerow(cells)
     return out.getvalue()
 
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
     whose = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
     m = e.measures
-    best = e.measures.temperature
+    best = None
+    if m.temperature is not None:
+        best = m.temperature.value
     yield {
         **whose,
         "scope": "all",
@@ -142,7 +144,7 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
         "f1": m.macro_f1,
         "ece": m.ece,
         "nll": m.nll,
-        "best_temperature": None if best is None else best.value,
+        "best_temperature": best,
     }
     for name, d in m.by_domain.items():
         yield {**whose, "scope": "domain", "name": name, **_right(d)}
@@ -155,7 +157,9 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
             "f1": c.f1,
         }
         yield {**whose, "scope": "class", "name": c.name, **own}
-    for name, accuracy in () if e.clients is None else e.clients.clients.items():
+    if e.clients is None:
+        return
+    for name, accuracy in e.clients.clients.items():
         yield {**whose, "scope": "client", "name": name, "accuracy": accuracy}
 
 
@@ -197,7 +201,8 @@ def evaluation_page(
             try:
                 own = gallery(place, e.label, e.mistakes, (rows, "all of them"), images)
             except FedcacheError as error:
-                notes.append(f"Mistakes of {e.label} are not shown: {error.message} {error.hint}")
+                reason = f"{error.message} {error.hint}"
+                notes.append(f"Mistakes of {e.label} are not shown: {reason}")
                 observer.warn(notes[-1])
                 continue
             galleries += own
@@ -221,7 +226,8 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
         m = e.measures
         interval = "-"
         if e.clients is not None and e.clients.std is not None:
-            interval = f"std over clients {percent(e.clients.std)}"
+            spread = percent(e.clients.std)
+            interval = f"std over clients {spread}"
         elif m.all.interval is not None:
             interval = " to ".join(map(percent, m.all.interval))
         cells = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
@@ -279,7 +285,10 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
         says += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
 
     def fill(axes: Any, marks: Marks) -> None:
-        words = [f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {percent(c.f1)} %" for c in shown]
+        words = []
+        for c in shown:
+            right = f"{c.right:,} of {c.rows:,} right"
+            words.append(f"{c.name}: {right}, F1 {percent(c.f1)} %")
         shares = [100 * (c.recall or 0.0) for c in shown]
         bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
         axes.set(xlabel="% right", xlim=(0, 100))

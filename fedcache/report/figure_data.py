@@ -84,7 +84,8 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     across, down = shown.shape
     says = "Training rows of each client and class; the area of a dot is their number."
     if shown.shape != counts.shape:
-        says += f" The first {across} of {of} clients, {down} of {counts.shape[1]} classes."
+        every = counts.shape[1]
+        says += f" The first {across} of {of} clients, {down} of {every} classes."
     if of > len(clients):
         says += f" The data hold {len(clients):,} clients."
 
@@ -96,8 +97,11 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         made = axes.scatter(
             client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0
         )
-        each = zip(client, label, strict=True)
-        marks(made, [f"{names[i]}, {classes[j]}: {shown[i, j]} rows" for i, j in each])
+        words = []
+        for i, j in zip(client, label, strict=True):
+            name = f"{names[i]}, {classes[j]}"
+            words.append(f"{name}: {shown[i, j]} rows")
+        marks(made, words)
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])
         axes.set(xlim=(-0.7, across - 0.3), ylim=(down - 0.3, -0.7))
@@ -117,7 +121,10 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
         size = max(1.0, 0.95 * cell * (n / most) ** 0.5)
         style: dict[str, Any] = {"linestyle": "", "marker": "o", "color": SERIES[0], "alpha": 0.8}
         handles.append(Line2D([], [], markersize=size, **style))
-        names.append("1 row" if n == 1 else f"{n:,} rows")
+        noun = "rows"
+        if n == 1:
+            noun = "row"
+        names.append(f"{n:,} {noun}")
     axes.figure.legend(
         handles, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2
     )
@@ -235,7 +242,8 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         if own and len(chunks) > most_chunks(source, key):
             break  # their rows lie all over a large store
         for c, mine in _by_class(source, key, client.train):
-            own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
+            name = columns.classes[c]
+            own.append((f"{client.name}: {name}", mine.mean(0)))
     rows = table.train.rows
     if not averaged_whole(source, key, rows):
         dealt = np.zeros(len(columns.label), bool)
@@ -345,7 +353,8 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         for k, part in enumerate(unit):
             value = linear_cka(part, whole)
             if np.isfinite(value):
-                cells.append((i, k, value, f"{names[k]}, {client.name}: {value:.3f}"))
+                name = names[k]
+                cells.append((i, k, value, f"{name}, {client.name}: {value:.3f}"))
     if not cells:
         return None
     says = "Linear CKA between each backbone's features and all of them together, on each client's training rows: 1 is "
@@ -353,9 +362,9 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
 
     def fill(axes: Any, marks: Marks) -> None:
         squares(axes, marks, cells, small=len(clients) > 8, form="{:.2f}")
-        name_places(
-            axes.set_xticks, [c.name for c in clients], rotation=90 if len(clients) > 8 else 0
-        )
+        # Many names fit only if they are turned.
+        rotation = 90 * (len(clients) > 8)
+        name_places(axes.set_xticks, [c.name for c in clients], rotation=rotation)
         name_places(axes.set_yticks, names)
         axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
 
@@ -440,14 +449,23 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
     of_client = client_domains(partition, columns)
     scale = dot_scale(counts)
     domains = sorted({d for d in of_client if d is not None})
-    for domain in domains if None not in of_client else [None]:
+    # Colours tell domains apart where each client has rows of one only.
+    coloured: list[int | None] = [*domains]
+    if None in of_client:
+        coloured = [None]
+    for domain in coloured:
         chosen = np.array([domain is None or of_client[i] == domain for i in client], bool)
+        colour = "C0"
+        name = None
+        if domain is not None:
+            colour = f"C{domain % 10}"
+            name = plain(columns.domains[domain])
         axes.scatter(
             client[chosen],
             label[chosen],
             s=counts[client[chosen], label[chosen]] * scale,
-            color="C0" if domain is None else f"C{domain % 10}",
-            label=None if domain is None else plain(columns.domains[domain]),
+            color=colour,
+            label=name,
             linewidths=0,
             alpha=0.85,
         )

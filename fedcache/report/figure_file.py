@@ -56,7 +56,9 @@ class FigureInput:
     @property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError where it is not at hand, or must not be shown."""
-        found = PRIVATE if any(e.private for e in self.entries) else store_of_run(self.entries)
+        found: RunStore | str = PRIVATE
+        if not any(e.private for e in self.entries):
+            found = store_of_run(self.entries)
         if isinstance(found, str):
             raise UsageError(
                 f"Partition and features cannot be drawn: {found}.", "fedcache figure curves"
@@ -206,9 +208,8 @@ def write_figure(
         StoreError where there is no finished run; MachineError without matplotlib.
     """
     if kind not in LISTED:
-        raise UsageError(
-            unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}."
-        )
+        kinds = "; ".join(kind_lines())
+        raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {kinds}.")
     if columns not in COLUMNS:
         raise UsageError(
             f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text"
@@ -223,8 +224,9 @@ def write_figure(
     if kind == ACROSS:
         plot = _across(settings, titles, score)
     elif len(settings) > 1:
+        listed = "; ".join(titles[:4])
         raise UsageError(
-            f"The runs are of {len(settings)} settings, and a figure shows one: {'; '.join(titles[:4])}.",
+            f"The runs are of {len(settings)} settings, and a figure shows one: {listed}.",
             "Name the runs of one of them (fedcache runs list), or draw the kind `settings`.",
         )
     else:
@@ -236,8 +238,9 @@ def write_figure(
         takes = "two methods in two settings"
         if kind != ACROSS:
             takes = KINDS[kind].takes
+        runs = len(found.entries)
         raise UsageError(
-            f"The {len(found.entries)} runs have no figure {kind}: it takes {takes}.",
+            f"The {runs} runs have no figure {kind}: it takes {takes}.",
             "Other kinds: " + ", ".join(name for name in LISTED if name != kind),
         )
     write_plot(out, plot, columns)

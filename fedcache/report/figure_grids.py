@@ -89,7 +89,8 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     over = ""
     if rest:
         over = f" Of {', '.join(rest)} the highest value is taken."
-    says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(found.runs)} points; "
+    capital = what[:1].upper() + what[1:]
+    says = f"{capital} in percent of {name} over {len(found.runs)} points; "
     title = f"{name}: {' and '.join(names)}"
     columns = [*found.names, what]
     if len(drawn) == 1:
@@ -139,7 +140,8 @@ def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best
         cells = []
         for x, y, at in places:
             v = 100 * best[at][0]
-            cells.append((x, y, v, f"{names[0]}={at[0]}, {names[1]}={at[1]}: {v:.2f} %"))
+            where = f"{names[0]}={at[0]}, {names[1]}={at[1]}"
+            cells.append((x, y, v, f"{where}: {v:.2f} %"))
         keys = [best[at][1].key for *_, at in places]
         squares(axes, marks, cells, small=len(across) > 7, runs=keys)
         corner = (across.index(top[0]) - 0.48, down.index(top[1]) - 0.48)
@@ -371,9 +373,12 @@ def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own"
 def importance_bars(ident: str, points: SweptPoints) -> Plot:
     """How much each setting mattered."""
     found = importances(points)
-    rest = max(0.0, 1.0 - sum(v for _, v in found))
-    says = f"Share of the variance of the {points.what} over {len(points.runs)} points that each setting's marginal "
-    says += f"means explain (epsilon squared); {100 * rest:.0f} % is what settings do together, and chance."
+    rest = 100 * max(0.0, 1.0 - sum(v for _, v in found))
+    count = len(points.runs)
+    says = f"Share of the variance of the {points.what} over {count} points that each setting's marginal "
+    says += (
+        f"means explain (epsilon squared); {rest:.0f} % is what settings do together, and chance."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         shares = [100 * v for _, v in found]
@@ -401,23 +406,23 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     low = float(points.scores.min())
     high = float(points.scores.max())
     top = int(points.scores.argmax())
-    told = labels(points.runs)
+    run_labels = labels(points.runs)
+    count = len(points.runs)
     says = (
-        f"Each line is one of {len(points.runs)} points; the last axis is its "
-        f"{points.what} in percent, deeper lines "
-    )
-    says += (
-        f"are higher, the thick one is the {points.highest}. The menus above the table keep some."
+        f"Each line is one of {count} points; the last axis is its {points.what} in percent, deeper lines are higher, "
+        f"the thick one is the {points.highest}. The menus above the table keep some."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.collections import LineCollection
 
+        # The best point is drawn last, on top of the others.
         order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
         if high > low:
             share = (points.scores - low) / (high - low)
         else:
             share = np.ones(len(order))
+        # Each axis goes from 0 to 1: where each value stands on its axis.
         height = [
             {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
         ]
@@ -432,8 +437,11 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         lines = LineCollection(
             paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6]
         )
-        said = [f"{told[i]}: {100 * points.scores[i]:.2f} %" for i in order]
-        marks(axes.add_collection(lines), said, [points.runs[i].key for i in order])
+        words = []
+        for i in order:
+            score = 100 * points.scores[i]
+            words.append(f"{run_labels[i]}: {score:.2f} %")
+        marks(axes.add_collection(lines), words, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
         beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "bbox": ground}
         for x, values in enumerate(axes_values):
@@ -443,12 +451,12 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
                 at = (x, k / max(1, len(values) - 1))
                 axes.annotate(short(values[k], 8), at, **beside)
         axes.axvline(len(places), color=INK, linewidth=0.6)
-        for end in (0.0, 1.0):
-            axes.annotate(f"{100 * (low + end * (high - low)):.1f}", (len(places), end), **beside)
-        axes.set_xticks(
-            range(len(places) + 1),
-            [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])],
-        )
+        for end, score in ((0.0, low), (1.0, high)):
+            axes.annotate(f"{100 * score:.1f}", (len(places), end), **beside)
+        # Every second name is a line lower, so that neighbours do not overlap.
+        ticks = [short(n, 12) for n in [*names, "result"]]
+        ticks[1::2] = [f"\n{n}" for n in ticks[1::2]]
+        axes.set_xticks(range(len(places) + 1), ticks)
         axes.set_yticks([])
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)

@@ -85,7 +85,8 @@ def curves(ident: str, runs: Named) -> Plot | None:
                 marks(line, [f"{label}: round {r}, {m:.2f} %" for r, m in each], key)
             else:
                 (line,) = axes.plot(rounds, mean, **style)
-                marks(line, [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key)
+                last = f"{mean[-1]:.2f} % after round {rounds[-1]}"
+                marks(line, [f"{label}: {last}"], key)
             if len(values) > 1:
                 span = (values.min(0), values.max(0))
                 band = axes.fill_between(rounds, *span, color=SERIES[i], alpha=0.18, linewidth=0)
@@ -165,8 +166,11 @@ def spread(ident: str, runs: Named) -> Plot | None:
                     values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0
                 )
                 scored = np.flatnonzero(~np.isnan(columns.accuracy)).tolist()
-                each = zip(scored, values, strict=True)
-                marks(dots, [f"{label}: {columns.names[i]} {a:.2f} %" for i, a in each], e.key)
+                hovers = []
+                for i, accuracy in zip(scored, values, strict=True):
+                    name = columns.names[i]
+                    hovers.append(f"{label}: {name} {accuracy:.2f} %")
+                marks(dots, hovers, e.key)
             mean = values.mean()
             (bar,) = axes.plot([mean], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
             marks(bar, [f"{label}: mean of clients {mean:.2f} %"], e.key)
@@ -193,10 +197,12 @@ def _left_behind(label: str, columns: ClientColumns) -> str:
         return ""
     lowest = []
     for i in order[:2]:
+        name = short(columns.names[i], 20)
         accuracy = percent(float(columns.accuracy[i]))
-        lowest.append(f"{short(columns.names[i], 20)} {accuracy}")
+        lowest.append(f"{name} {accuracy}")
     median = percent(float(np.median(columns.scored)))
-    return f" Lowest with {label}: {', '.join(lowest)}; the median client has {median}."
+    clients = ", ".join(lowest)
+    return f" Lowest with {label}: {clients}; the median client has {median}."
 
 
 MOST_DRAWN = 30
@@ -236,11 +242,12 @@ def confusion_matrix(
         says = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
 
         def fill_bars(axes: Any, marks: Marks) -> None:
-            words = [
-                f"{names[i]} taken for {names[j]}: {table[i, j]} rows, {share[i, j]:.1f} %"
-                for i, j in most
-            ]
-            pairs = [f"{short(names[i], 14)} as {short(names[j], 14)}" for i, j in most]
+            words = []
+            pairs = []
+            for i, j in most:
+                mistake = f"{names[i]} taken for {names[j]}"
+                words.append(f"{mistake}: {table[i, j]} rows, {share[i, j]:.1f} %")
+                pairs.append(short(names[i], 14) + " as " + short(names[j], 14))
             bars(axes, marks, [share[i, j] for i, j in most], words, pairs)
             axes.set_xlabel("% of the true class")
 
@@ -250,7 +257,9 @@ def confusion_matrix(
     def fill(axes: Any, marks: Marks) -> None:
         cells = []
         for i, j in np.argwhere(table).tolist():
-            words = f"{names[i]} taken for {names[j]}: {table[i, j]} of {int(total[i, 0])}"
+            mistake = f"{names[i]} taken for {names[j]}"
+            rows_of_class = int(total[i, 0])
+            words = f"{mistake}: {table[i, j]} of {rows_of_class}"
             cells.append((j, i, float(share[i, j]), words))
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         _class_axes(axes, names)
@@ -355,15 +364,17 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     if not most:
         return None
     names = one[1].result.get("class_names") or [str(i) for i in range(len(gap))]
-    title = f"Confusion of {one[0]} minus {other[0]}"
+    label = one[0]
+    title = f"Confusion of {label} minus {other[0]}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
     rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
-    says = f"Points of a true class (a row) that {one[0]} takes for each class (a column) more often (blue) or less "
+    says = f"Points of a true class (a row) that {label} takes for each class (a column) more often (blue) or less "
     says += f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
 
     def words_of(i: int, j: int) -> str:
-        return f"{names[i]} taken for {names[j]}: {gap[i, j]:+.1f} points"
+        mistake = f"{names[i]} taken for {names[j]}"
+        return f"{mistake}: {gap[i, j]:+.1f} points"
 
     def colour_of(value: float) -> str:
         if value > 0:
@@ -373,7 +384,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     def fill_bars(axes: Any, marks: Marks) -> None:
         pairs = _largest(np.abs(gap))[:MOST_PAIRS]
         values = [float(gap[i, j]) for i, j in pairs]
-        labels = [f"{short(names[i], 9)} as {short(names[j], 9)}" for i, j in pairs]
+        labels = [short(names[i], 9) + " as " + short(names[j], 9) for i, j in pairs]
         words = [words_of(*pair) for pair in pairs]
         bars(axes, marks, values, words, labels, colours=[colour_of(v) for v in values])
         axes.set_xlabel("points of the true class")
@@ -442,6 +453,7 @@ def _pareto(
     score: str,
 ) -> Plot | None:
     """Runs as points of cost and accuracy; what is no federation or costs nothing as a line, at no invented cost."""
+    # Runs whose cost and accuracy are both known: label, run, cost, accuracy.
     priced = [
         (label, e, c, a)
         for label, e in runs
@@ -469,9 +481,11 @@ def _pareto(
         x = np.array([c for _, _, c, _ in points])
         y = np.array([100 * a for *_, a in points])
         on = np.array([e.key in front for _, e, _, _ in points])
-        words = np.array(
-            [f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object
-        )
+        hovers = []
+        for label, _, c, a in points:
+            price = word(c)
+            hovers.append(f"{label}: {100 * a:.2f} %, {price}")
+        words = np.array(hovers, object)
         keys = np.array([e.key for _, e, _, _ in points], object)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
@@ -480,6 +494,7 @@ def _pareto(
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
         axes.minorticks_off()
+        # The front as stairs: between two of its points nothing is known to be better than the cheaper one.
         order = np.flatnonzero(on)[np.argsort(x[on], kind="stable")]
         stairs = {"linewidth": 1, "drawstyle": "steps-post", "alpha": 0.6}
         axes.plot(x[order], y[order], color=SERIES[0], **stairs)
@@ -614,7 +629,8 @@ def differences(
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
     shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
     shown = [(p, p.interval, p.holm) for p in pairs]
-    over = f"{len(c.blocks)} {c.over}"
+    blocks = len(c.blocks)
+    over = f"{blocks} {c.over}"
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"the {c.over} that both runs have"
@@ -628,13 +644,18 @@ def differences(
     if not any(reach for _, reach, _ in shown):
         return None
     alpha = 1.0 - c.level
-    says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
+    level = 100 * c.level
+    says = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
     says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     if own_seeds:
-        named = [f"{p.one}: {compact(p.blocks)}" for p in pairs]
+        named = []
+        for p in pairs:
+            seeds = compact(p.blocks)
+            named.append(f"{p.one}: {seeds}")
         if len(named) > MOST_NAMED:
             named[MOST_NAMED:] = ["..."]
-        says += f" Shared {c.over}: {'; '.join(named)}."
+        listed = "; ".join(named)
+        says += f" Shared {c.over}: {listed}."
     if not all(reach for _, reach, _ in shown):
         says += " A hollow dot without an interval could not be tested."
     of = max(len(c.pairs), runs - 1)
@@ -642,13 +663,17 @@ def differences(
         says += f" Of {of} runs the first {len(pairs)}, in the order of the table."
 
     def words_of(pair: Pair, reach: tuple[float, float] | None, holm: float | None) -> str:
-        words = f"{pair.one}: {100 * pair.difference:+.2f} points"
+        difference = 100 * pair.difference
+        words = f"{pair.one}: {difference:+.2f} points"
         if reach is not None:
-            words += f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}"
+            low, high = reach
+            words += f", {100 * low:+.2f} to {100 * high:+.2f}"
         if holm is not None:
             words += f", p {show_p(holm)} (Holm)"
         if own_seeds:
-            words += f", over {c.over} {compact(pair.blocks)}"
+            seeds = compact(pair.blocks)
+            words += f", over {c.over} {seeds}"
+        return words
         return words
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -662,6 +687,7 @@ def differences(
         lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
         marks(lines, [words[y] for y, _ in long], [of_run[y] for y, _ in long])
         values = [100 * p.difference for p in pairs]
+        # A difference that is significant has a filled dot.
         faces = [SERIES[0] if h is not None and h < alpha else "none" for *_, h in shown]
         dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
         marks(dots, words, of_run)
@@ -694,7 +720,8 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
     if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
-    says = f"Mean ranks over {c.ranking.blocks} {c.over}, best left; a bar joins what is not told apart. "
+    blocks = c.ranking.blocks
+    says = f"Mean ranks over {blocks} {c.over}, best left; a bar joins what is not told apart. "
     says += ranking_words(c) or ""
     return Plot(
         ident,

@@ -97,15 +97,18 @@ class StoredRun:
         """See the function ``facts``; pages ask for those of every run many times."""
         r = self.result
         made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
-        asked = train_table(self.path)
+        config = train_table(self.path)
         made |= {
-            k: value_words(asked[k])
+            k: value_words(config[k])
             for k, usual in USUAL.items()
-            if asked.get(k) not in (None, usual)
+            if config.get(k) not in (None, usual)
         }
         made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+        # How often a run was scored is seen in its result: a run of one round is scored at its end only.
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
-        made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
+        made["eval_every"] = "0"
+        if len(scored) > 1:
+            made["eval_every"] = str(scored[0])
         made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
         made |= {
             f"trust.{k}": value_words(v)
@@ -192,7 +195,8 @@ class LeftOut:
     @property
     def sentence(self) -> str:
         """The run's name, and why it is left out."""
-        return f"{self.path.name} {self.why.strip('/ ').rstrip('.')}."
+        reason = self.why.strip("/ ").rstrip(".")
+        return f"{self.path.name} {reason}."
 
 
 @dataclass(frozen=True)
@@ -331,13 +335,14 @@ def several(runs: object) -> list[RunQuery]:
     """
     if runs is None:
         return []
-    one = isinstance(runs, str | Path) or not isinstance(runs, Iterable)
-    asked: list[Any] = [runs] if one else list(runs)  # type: ignore[call-overload]
-    if not asked:
+    given: list[Any] = [runs]
+    if not isinstance(runs, str | Path) and isinstance(runs, Iterable):
+        given = list(runs)
+    if not given:
         raise UsageError(
             "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME."
         )
-    return asked
+    return given
 
 
 def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
@@ -371,9 +376,9 @@ def _named(
         tag = str(name).removeprefix(OF_TAG)
         if found := [p for p in _inside(root) if tag in tags_of(p)]:
             return found
-        known = sorted({tag for p in _inside(root) for tag in tags_of(p)})
+        known = ", ".join(sorted({tag for p in _inside(root) for tag in tags_of(p)}))
         raise StoreError(
-            f"No run under {root} has the tag {tag!r}; there are {', '.join(known) or 'no tags'}.",
+            f"No run under {root} has the tag {tag!r}; there are {known or 'no tags'}.",
             f"fedcache runs tag {shell_word(check_tag(tag))} RUN   gives it",
         )
     if (takes := selector(str(name))) is not None:
@@ -390,21 +395,22 @@ def _named(
         return _inside(path)
     if path.name in ("result.json", "config.toml") and path.exists():
         return [path.parent]
-    if str(name):
-        matches = [p for p in _inside(root) if p.name.startswith(str(name))]
-    else:
-        matches = []
+    matches = [p for p in _inside(root) if p.name.startswith(str(name))]
     if len(matches) == 1:
         return matches
     if matches:
         shown = ", ".join(p.name for p in matches[:5])
-        raise UsageError(f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+        letters = str(name)
+        raise UsageError(f"{letters!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    # A method, dataset or partition of that name takes a prefix.
     kinds = [
         kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))
     ]
+    if kinds:
+        hint = f"{kinds[0]}:{name}   names the runs of that {kinds[0]}"
     raise UsageError(
         f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
-        f"{kinds[0]}:{name}   names the runs of that {kinds[0]}" if kinds else hint,
+        hint,
     )
 
 
@@ -456,7 +462,8 @@ def open_run(path: Path) -> StoredRun | LeftOut:
             )
         why = "is not finished"
         if pruned is not None:
-            why += f": a search stopped it after round {pruned['round']} of {pruned['rounds']}"
+            rounds = pruned["rounds"]
+            why += f": a search stopped it after round {pruned['round']} of {rounds}"
         if config_changed(path):
             why += "; its config.toml is not what was written when it began"
         return LeftOut(
@@ -494,10 +501,11 @@ def partition_name(result: Mapping[str, Any]) -> str:
     """The name of a saved partition, or the one that its scheme and arguments would give it."""
     part = result["partition"]
     scheme = SCHEMES.get(part["scheme"])
-    return str(
-        part["name"]
-        or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
-    )
+    if part["name"]:
+        return str(part["name"])
+    if scheme is None:
+        return str(part["scheme"])
+    return scheme.default_name(part["args"], part["seed"])
 
 
 def name_without_hold_out(result: Mapping[str, Any]) -> str:
@@ -511,7 +519,8 @@ def partition_words(result: Mapping[str, Any]) -> str:
     """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
     held = values_held_out(result)
     if held:
-        return f"{name_without_hold_out(result)}, hold_out={','.join(held)}"
+        values = ",".join(held)
+        return f"{name_without_hold_out(result)}, hold_out={values}"
     return partition_name(result)
 
 
@@ -546,21 +555,25 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
-    drawn = ""
+    words = f"{entry.result['dataset']['slug']}, {partition_words(entry.result)}"
     if len(set(entry.result["partition"]["digests"])) > 1:
-        drawn = ", redrawn for every seed"
-    name = partition_words(entry.result)
-    return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
+        words += ", redrawn for every seed"
+    if entry.claimed:
+        words += AS_CLAIMED
+    return words
 
 
 def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     """A name for each setting; equal words of different content are told apart by digests."""
     words = [setting_name(g[0]) for g in groups]
     twice = {w for w, count in Counter(words).items() if count > 1}
-    return [
-        f"{w} (dataset {g[0].setting[0][:8]}, partition {g[0].setting[1][:8]})" if w in twice else w
-        for w, g in zip(words, groups, strict=True)
-    ]
+    names = []
+    for w, group in zip(words, groups, strict=True):
+        if w in twice:
+            dataset, partition, *_ = map(str, group[0].setting)
+            w = f"{w} (dataset {dataset[:8]}, partition {partition[:8]})"
+        names.append(w)
+    return names
 
 
 def differing(entries: Sequence[StoredRun]) -> list[str]:
@@ -586,13 +599,19 @@ def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
 
 def label_of(entry: StoredRun, names: Sequence[str]) -> str:
     """The method and the facts of these names, in words."""
-    told = facts(entry)
-    rest = [
-        told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}"
-        for n in names
-        if n in told
-    ]
-    return " ".join(rest if "method" in names else [told["method"], *rest])
+    known = facts(entry)
+    words = []
+    if "method" not in names:
+        words.append(known["method"])
+    for name in names:
+        if name not in known:
+            continue
+        word = known[name]
+        if name not in _ALWAYS:
+            short = name.removeprefix("set.")
+            word = f"{short}={word}"
+        words.append(word)
+    return " ".join(words)
 
 
 def labels(entries: Sequence[StoredRun]) -> list[str]:
@@ -609,6 +628,7 @@ def labels(entries: Sequence[StoredRun]) -> list[str]:
 
 
 def _within(entries: Sequence[StoredRun]) -> list[str]:
+    """Labels of runs of one setting: facts are added while they tell more runs apart, and last the digest."""
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):
@@ -617,6 +637,10 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
             used = [*used, name]
             made = tried
     counts = Counter(made)
-    return [
-        f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)
-    ]
+    unique = []
+    for label, entry in zip(made, entries, strict=True):
+        if counts[label] > 1:
+            digest = entry.digest[:8]
+            label = f"{label} ({digest})"
+        unique.append(label)
+    return unique

@@ -84,18 +84,24 @@ def model_card(
     }
     personal = predictor.deployed[0].personal
     if client is not None and personal:
-        own = ", ".join(f"{k} [{', '.join(map(str, t.shape))}]" for k, t in personal.items())
+        tensors = []
+        for name, tensor in personal.items():
+            shape = ", ".join(map(str, tensor.shape))
+            tensors.append(f"{name} [{shape}]")
+        own = ", ".join(tensors)
         parts["What it tells of a client"] = [
             f"It holds tensors of {client} alone ({own}), made of that client's rows. Give it to nobody who "
             "may not know them.",
             *_held_rows(predictor),
         ]
+    run = facts.run[:16]
+    listed = first_few(facts.classes, SHOWN)
     lines = [
         "# Model card",
         "",
-        f"Method {facts.method}, {whose}; seed {facts.seed} of run {facts.run[:16]}, {facts.rounds} rounds over "
+        f"Method {facts.method}, {whose}; seed {facts.seed} of run {run}, {facts.rounds} rounds over "
         f"{facts.clients:,} clients.",
-        f"{len(facts.classes):,} classes: {first_few(facts.classes, SHOWN)}.",
+        f"{len(facts.classes):,} classes: {listed}.",
     ]
     for title, sentences in parts.items():
         lines += ["", f"## {title}", "", *sentences]
@@ -127,8 +133,9 @@ def _held_rows(predictor: Predictor) -> list[str]:
     verb = "hold"
     if len(held) == 1:
         verb = "holds"
+    names = " and ".join(held)
     return [
-        f"{' and '.join(held)} {verb} every training row of {predictor.client} one by one: "
+        f"{names} {verb} every training row of {predictor.client} one by one: "
         "features and class of each, not a sum over them. Whoever has this file has that client's features."
     ]
 
@@ -147,11 +154,14 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
         )
     holds = data.get("holds", IMAGES)
     args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
+    rows = data["ok"]
+    clients = part["clients"]
+    dropped = part["dropped"]
     return [
         *lines,
-        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {holds}.",
-        f"Partition {part['scheme']} ({args}), seed {part['seed']}: {part['clients']:,} clients, "
-        f"{part['dropped']:,} rows left out; digest {part['digest']}.",
+        f"Dataset {data['slug']}, digest {data['digest']}, {rows:,} {holds}.",
+        f"Partition {part['scheme']} ({args}), seed {part['seed']}: {clients:,} clients, {dropped:,} rows left out; "
+        f"digest {part['digest']}.",
     ]
 
 
@@ -180,9 +190,11 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
             side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
         elif recipe.size:
             side = f"{recipe.size} tokens of a text"
+        weights = recipe.weights or "not known"
+        digest = recipe.digest[:16]
         lines.append(
-            f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
-            f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
+            f"Backbone {recipe.backbone}, weights {weights}, {side}, recipe {digest}; licence of the weights: "
+            f"{licence or 'not known'}."
         )
     return lines
 
@@ -206,12 +218,16 @@ def accuracy_lines(
         if rows is not None and abs(value * rows - round(value * rows)) <= 1e-6:
             right = scipy.stats.binomtest(round(value * rows), rows)
             ci = right.proportion_ci(LEVEL, method="wilson")
-            line += f" ({rows:,}); 95 % Wilson interval {100 * ci.low:.2f} to {100 * ci.high:.2f} %"
+            low = 100 * ci.low
+            high = 100 * ci.high
+            line += f" ({rows:,}); 95 % Wilson interval {low:.2f} to {high:.2f} %"
         lines.append(f"{line}.")
     if len(a["per_seed"]) > 1 and a["mean"] is not None:
         deviation = 100 * (a["std"] or 0.0)
+        mean = 100 * a["mean"]
+        seeds = len(a["per_seed"])
         lines.append(
-            f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation {deviation:.2f} points."
+            f"Mean of {seeds} seeds: {mean:.2f} %, standard deviation {deviation:.2f} points."
         )
     if client is not None and clients is not None:
         own = clients.accuracy_of(client)
@@ -238,9 +254,11 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
     if result is not None:
         exact = result["traffic"]["exact"]
         each = exact["per_client_round"]
+        up = exact["up_bytes"]
+        down = exact["down_bytes"]
         lines.append(
             f"A client sent {each['up']:,.0f} scalars a round and received {each['down']:,.0f}; all together "
-            f"{exact['up_bytes']:,} bytes up and {exact['down_bytes']:,} down over the run."
+            f"{up:,} bytes up and {down:,} down over the run."
         )
     facts = saved.facts
     method = METHODS.get(facts.method)
@@ -351,12 +369,13 @@ def named(saved: SavedModel, asked: ModelOptions) -> ModelOptions:
 def agreement(program: ModelProgram) -> str:
     """The section of a card on how far another library's answers may lie from these."""
     dtypes = sorted({recipe.dtype for recipe in program.module.saved.recipes})
+    kinds = " and ".join(dtypes)
     moved = program.libraries
     lines = [
         "",
         "## Agreement with predict",
         "",
-        f"Features are rounded to {' and '.join(dtypes)}, as the store of the run keeps them. Libraries sum in "
+        f"Features are rounded to {kinds}, as the store of the run keeps them. Libraries sum in "
         "different orders, so a feature near the middle between two such numbers is rounded up by one and down by "
         f"another. With every feature of {BATCH} drawn images moved {DRAWS} times, each by up to {LIBRARIES:.0e} of "
         f"itself, scores changed by at most {moved.scores:.1g} and probabilities by {moved.probabilities:.1g}.",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
@@ -85,8 +86,9 @@ class Report:
     mistakes: int = 0
 
     def __repr__(self) -> str:
-        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
-        return f"Report({self.path}, {runs}, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
+        megabytes = self.bytes / 1e6
+        runs = counted(self.runs, "run")
+        return f"Report({self.path}, {runs}, {self.left_out} left out, {megabytes:.2f} MB)"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -131,10 +133,10 @@ def write_report(
     if not os.access(out.parent, os.W_OK):
         raise MachineError(f"{out.parent} cannot be written to.", "-o another/place/report.html")
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(
-            f"{out} is no HTML file.",
-            f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}",
-        )
+        example = out.with_suffix(".html")
+        if out.is_dir():
+            example = out / "report.html"
+        raise UsageError(f"{out} is no HTML file.", f"-o {example}")
     need_matplotlib()
     figure_data.check_embedding(embed)
     check_score(score)
@@ -157,16 +159,18 @@ def write_report(
         verdicts: list[Verdict] = []
         recipes: dict[str, str] = {}
         for number, group in enumerate(groups):
-            said, made = held_out_section(number, group, score)
-            verdicts.append(said)
+            words, made = held_out_section(number, group, score)
+            verdicts.append(words)
             sections.append(made)
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
-            source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
-            said, made = section_of(
-                number, name, entries, source, Shown(embed, score, images, shown)
-            )
+            # Rows of a private run are not shown, whatever other runs there are.
+            source: RunStore | str = PRIVATE
+            if not any(e.private for e in entries):
+                source = store_of_run(entries)
+            request = Shown(embed, score, images, shown)
+            words, made = section_of(number, name, entries, source, request)
             if entries[0].digest not in in_groups:
-                verdicts.append(said)
+                verdicts.append(words)
             sections.append(made)
             recipes |= recipes_of(source)
             observer.advance(1)
@@ -210,11 +214,14 @@ def _page(
 ) -> str:
     accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
     matrix = figure_grids.matrix("across", accuracy, [s.title for s in sections])
+    across = []
+    if matrix is not None:
+        across.append(matrix)
     return render_page(
         title,
         sections,
         len(found.entries),
-        across=[] if matrix is None else [matrix],
+        across=across,
         verdicts=verdicts,
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         recipes=recipes,
@@ -240,9 +247,11 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
     """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
     private = [e.digest[:8] for e in entries if e.private]
     if private:
+        listed = ", ".join(private[:5])
+        if len(private) > 5:
+            listed += ", ..."
         raise UsageError(
-            f"{', '.join(private[:5])}{', ...' if len(private) > 5 else ''} promises differential privacy, and its "
-            "epsilon does not cover the rows that images show.",
+            f"{listed} promises differential privacy, and its epsilon does not cover the rows that images show.",
             "Leave --with-images out, or name other runs.",
         )
 
@@ -282,25 +291,17 @@ def galleries_of(
         try:
             mistakes = mistakes_of_run(entry.path, source.store, source.partition, places.home)
             shown.mistakes += len(mistakes.most)
-            own = gallery(
-                f"{ident}-mistakes{i}",
-                label,
-                mistakes,
-                ("its own test rows", "its own rows"),
-                places,
-            )
+            on = ("its own test rows", "its own rows")
+            own = gallery(f"{ident}-mistakes{i}", label, mistakes, on, places)
             found = found + own
             shown.missing = shown.missing + lost_of(label, own)
+            if not mistakes.wrong:
+                notes.append(f"{label} made no mistake on its {mistakes.rows:,} test rows.")
         except FedcacheError as error:
             note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
-            shown.missing += [note] if note not in notes else []
-            notes += [note] if note not in notes else []
-        else:
-            notes += (
-                []
-                if mistakes.wrong
-                else [f"{label} made no mistake on its {mistakes.rows:,} test rows."]
-            )
+            if note not in notes:
+                shown.missing.append(note)
+                notes.append(note)
     if len(named) > MOST_GALLERIES:
         notes.append(
             f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs."
@@ -319,14 +320,14 @@ class Shown:
 
 
 def section_of(
-    number: int, title: str, entries: list[StoredRun], source: RunStore | str, asked: Shown
+    number: int, title: str, entries: list[StoredRun], source: RunStore | str, request: Shown
 ) -> tuple[Verdict, Section]:
     """What is to be said of a setting first, and all there is to see of it."""
-    score = asked.score or score_for(e.result for e in entries)
+    score = request.score or score_for(e.result for e in entries)
     entries = ranked(entries, score)
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
-    said = verdict(title, named, score)
+    first_words = verdict(title, named, score)
     ident = f"s{number}"
     plots: list[Plot] = []
     details: list[Plot] = []
@@ -336,22 +337,23 @@ def section_of(
     if number < MOST_SETTINGS:
         tests = comparison_of(title, named, score)
         plots = _first_plots(ident, named, score, tests)
-        tables += [] if tests is None else [_tests_table(tests)]
-        details, notes = _detail_plots(ident, named, source, asked.embed)
-        if asked.images is not None:
-            galleries, told = galleries_of(
-                ident, every_method_first(named), source, asked.images, asked.found
+        if tests is not None:
+            tables.append(_tests_table(tests))
+        details, notes = _detail_plots(ident, named, source, request.embed)
+        if request.images is not None:
+            galleries, sentences_on_images = galleries_of(
+                ident, every_method_first(named), source, request.images, request.found
             )
-            notes += told
+            notes += sentences_on_images
     else:
         notes.append(
             f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
         )
-    columns, rows = table_of(entries, names, score, said.digest)
+    columns, rows = table_of(entries, names, score, first_words.digest)
     store = ""
     if isinstance(source, RunStore):
         store = source.store.path.name
-    return said, Section(
+    return first_words, Section(
         ident,
         title,
         _says(entries, score),
@@ -363,7 +365,7 @@ def section_of(
         points=[(e.method, score_of(e.result, score).mean) for e in entries],
         galleries=galleries,
         runs=[(e.key, label) for label, e in named],
-        chosen=next((i for i, e in enumerate(entries) if e.digest == said.digest), None),
+        chosen=next((i for i, e in enumerate(entries) if e.digest == first_words.digest), None),
         details=details,
         tables=tables,
         filters=_filters(entries, names),
@@ -375,8 +377,9 @@ def _says(entries: Sequence[StoredRun], score: str) -> str:
     data_of = entries[0].result["dataset"]
     part = entries[0].result["partition"]
     holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
-    says = f"Dataset {str(data_of['digest'])[:16]}, {data_of['ok']:,} readable {holds}; partition "
-    says += f"{str(part['digest'])[:16]}, {part['clients']} clients"
+    dataset = str(data_of["digest"])[:16]
+    digest = str(part["digest"])[:16]
+    says = f"Dataset {dataset}, {data_of['ok']:,} readable {holds}; partition {digest}, {part['clients']} clients"
     if len(set(part["digests"])) > 1:
         says += "; every seed has its own, the first is drawn"
     says += "."
@@ -515,7 +518,8 @@ def caution_notes(named: figure_runs.Named) -> list[str]:
     notes = []
     for each in kinds.values():
         if len(each) > MOST_NAMED:
-            each = [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+            lowest = each[-1]
+            each = [f"{len(each)} runs; the lowest of them is {lowest}"]
         notes += each
     return notes
 
@@ -639,7 +643,9 @@ def _interval(entry: StoredRun, score: str) -> HtmlCell:
     if found is None:
         return HtmlCell("", "")
     over = found.over.replace(" test rows", " rows")
-    return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
+    low = 100 * found.low
+    high = 100 * found.high
+    return HtmlCell(f"{low:.2f}–{high:.2f}", repr(found.low), note=over)
 
 
 def _sent(entry: StoredRun) -> HtmlCell:
@@ -751,23 +757,18 @@ def _verdict(
     if others and mean is not None:
         second = max(others, key=lambda name: others[name])
         gap = 100 * (mean - others[second])
-        headline += (
-            f", {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the second, {second}"
-        )
+        side = "below"
+        if gap >= 0:
+            side = "above"
+        headline += f", {abs(gap):.2f} points {side} the second, {second}"
     word, sure = _sure(group, found)
     if not chosen and others:
         sure += " No rows were kept to choose by, so this is the highest of "
         sure += f"{len(others) + 1} on the test rows themselves (`--validation 0.2` keeps some)."
     cost = price(entry)
+    capital = cost[:1].upper() + cost[1:]
     return Verdict(
-        group.title,
-        best,
-        entry.digest,
-        chosen,
-        f"{headline}.",
-        word,
-        sure,
-        f"{cost[:1].upper()}{cost[1:]}.",
+        group.title, best, entry.digest, chosen, f"{headline}.", word, sure, f"{capital}."
     )
 
 

@@ -210,11 +210,10 @@ def _code(text: str) -> Any:
     """Words between backticks as code; everything is escaped."""
     import markupsafe
 
+    # Every second part was between two backticks.
     parts = [markupsafe.escape(part) for part in visible(text, lines=True).split("`")]
-    return markupsafe.Markup("").join(
-        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part
-        for i, part in enumerate(parts)
-    )
+    parts[1::2] = [markupsafe.Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    return markupsafe.Markup("").join(parts)
 
 
 def _csv(plot: Plot) -> str:
@@ -249,12 +248,14 @@ def gallery(
         for m in mistakes.most
         if m.row in images
     )
+    rows, rows_of_client = on
     says = (
-        f"The most confident of {mistakes.wrong:,} mistakes on {on[0]} ({mistakes.rows:,} scored): the class, what it "
+        f"The most confident of {mistakes.wrong:,} mistakes on {rows} ({mistakes.rows:,} scored): the class, what it "
         "was taken for, and the probability of that."
     )
     if mistakes.clients:
-        says += f" {mistakes.clients:,} clients' own models were asked, each about {on[1]}; whose it was is named."
+        says += f" {mistakes.clients:,} clients' own models were asked, each about {rows_of_client}; whose it was "
+        says += "is named."
     lost = len(mistakes.most) - len(shown)
     if lost:
         says += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
@@ -263,11 +264,14 @@ def gallery(
 
 def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
     """A sentence on the images that the galleries of a run lack."""
-    return [
-        f"{g.lost} of {len(g.images) + g.lost} images of {label}'s mistakes are not in the dataset any more."
-        for g in found
-        if g.lost
-    ]
+    sentences = []
+    for g in found:
+        every = len(g.images) + g.lost
+        if g.lost:
+            sentences.append(
+                f"{g.lost} of {every} images of {label}'s mistakes are not in the dataset any more."
+            )
+    return sentences
 
 
 def thumbnail_uri(image: Image.Image) -> str:
@@ -275,9 +279,12 @@ def thumbnail_uri(image: Image.Image) -> str:
     # pixels alone: no profile, no words of a camera
     small = Image.fromarray(np.array(image.convert("RGB")))
     kind = "jpeg"
+    options: dict[str, Any] = {"quality": 85}
     if max(small.size) <= SIDE:
         kind = "png"
+        options = {"optimize": True}
     small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    small.save(out, kind, **({"optimize": True} if kind == "png" else {"quality": 85}))
-    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
+    small.save(out, kind, **options)
+    data = base64.b64encode(out.getvalue()).decode()
+    return f"data:image/{kind};base64,{data}"

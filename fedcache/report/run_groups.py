@@ -79,12 +79,15 @@ class MergedRun(StoredRun):
         weights = [len(new) for new in self.added]
         columns = [run.clients for run in self.members]
         held = [c.validation for c in columns if c.validation is not None]
+        validation = None
+        if len(held) == len(columns):
+            validation = _mean_array(held, weights)
         return ClientColumns(
             columns[0].names,
             _mean_array([c.accuracy for c in columns], weights),
             _mean_array([c.classes_owned for c in columns], weights),
             np.empty((0, len(columns[0].names))),
-            _mean_array(held, weights) if len(held) == len(columns) else None,
+            validation,
         )
 
     @cached_property
@@ -269,12 +272,12 @@ def _mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
     """Weighted means of the numbers in equal structures; what is no number is that of the first."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {
-            key: _mean_of([value[key] for value in values], weights)
-            if all(key in value for value in values)
-            else one
-            for key, one in first.items()
-        }
+        means = dict(first)
+        for key in first:
+            # What not all have stays as the first has it.
+            if all(key in value for value in values):
+                means[key] = _mean_of([value[key] for value in values], weights)
+        return means
     if isinstance(first, list) and all(
         isinstance(value, list) and len(value) == len(first) for value in values
     ):
@@ -349,10 +352,12 @@ class HeldOutGroup:
     def accuracies(self, score: str | None = None) -> dict[str, dict[str, float | None]]:
         """The accuracy of each row on each value; None for a value that it lacks."""
         used = score or self.score
-        return {
-            name: {v: score_of(row[v].result, used).mean if v in row else None for v in self.values}
-            for name, row in self.rows().items()
-        }
+        found: dict[str, dict[str, float | None]] = {}
+        for name, row in self.rows().items():
+            found[name] = dict.fromkeys(self.values)
+            for value, run in row.items():
+                found[name][value] = score_of(run.result, used).mean
+        return found
 
 
 def value_of(entry: StoredRun) -> str:
@@ -381,12 +386,11 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
             continue
         first = group[0].result
         column = str(first["partition"]["args"].get("by") or "domain")
-        title = f"{first['dataset']['slug']}, {name_without_hold_out(first)}, each {column} held out in turn"
-        made.append(
-            HeldOutGroup(
-                f"{title}{AS_CLAIMED if group[0].claimed else ''}", column, values, tuple(group)
-            )
-        )
+        dataset = first["dataset"]["slug"]
+        title = f"{dataset}, {name_without_hold_out(first)}, each {column} held out in turn"
+        if group[0].claimed:
+            title += AS_CLAIMED
+        made.append(HeldOutGroup(title, column, values, tuple(group)))
     return made
 
 

@@ -238,7 +238,8 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     headline = _headline(best, rivals, gap, label, score, chosen)
     if equals:
         names = first_few([label[e.digest] for e in equals], 2)
-        headline += f" {_others(len(equals))} ({names}) reached the very same figures."
+        count = _others(len(equals))
+        headline += f" {count} ({names}) reached the very same figures."
     return Verdict(
         title,
         label[best.digest],
@@ -273,10 +274,13 @@ def _headline(
     chosen: bool,
 ) -> str:
     accuracy = score_of(best.result, score).mean or 0.0
-    words = f"{label[best.digest]} has the highest test accuracy, {percent(accuracy)} %"
+    name = label[best.digest]
+    words = f"{name} has the highest test accuracy, {percent(accuracy)} %"
     if chosen:
         held = percent(validation_value(best.result, score))
-        words = f"{label[best.digest]} is best by validation accuracy ({held} %) and reaches {percent(accuracy)} %"
+        words = (
+            f"{name} is best by validation accuracy ({held} %) and reaches {percent(accuracy)} %"
+        )
         words += " on the test rows"
     if best.claimed:
         words += " as its sites claim"
@@ -287,7 +291,8 @@ def _headline(
             how = "level with"
         elif difference > 0:
             how = f"{difference:.2f} points above"
-        words += f", {how} the second, {label[rivals[0].digest]}"
+        second = label[rivals[0].digest]
+        words += f", {how} the second, {second}"
         if gap is not None:
             # Seeds that only one of them has are in its own accuracy, and in no difference.
             if abs(100 * gap.value - difference) >= 0.005:

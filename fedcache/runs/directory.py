@@ -140,7 +140,9 @@ class RunDirectory:
         make_private(self.path)
         for name, parts in partitions.items():
             write_atomic(self.path / name, *parts)
-        self._note = f"# {note}\n" if note else ""
+        self._note = ""
+        if note:
+            self._note = f"# {note}\n"
         self._config = self._config_text(config)
         if not (self.path / "result.json").exists():
             self._write_config(self._config, self.path.glob("partition-*.partition"))
@@ -421,7 +423,11 @@ def check_config(path: Path | None) -> None:
         found = read_sealed(folder / WRITTEN, {"kind": FILES})
     except CorruptionError:  # the result has digests of its own
         found = None
-    digests, digest = (found.content, _raw_digest) if found is not None else ({}, file_digest)
+    digests: Mapping[str, str] = {}
+    digest: Callable[[str, bytes], str] = file_digest
+    if found is not None:
+        digests = found.content
+        digest = _raw_digest
     if found is None and finished:
         with suppress(DamagedRunError):  # who opens the run will say so
             digests = read_result(folder / "result.json").get("files", {})
@@ -490,7 +496,10 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
         listed = read_sealed(index, what_of_models(str(result["digest"])))
     except CorruptionError as error:
         raise DamagedRunError(index) from error
-    for name, written in ({} if listed is None else listed.content["files"]).items():
+    files: Mapping[str, Any] = {}
+    if listed is not None:
+        files = listed.content["files"]
+    for name, written in files.items():
         file = index.with_name(name)
         with suppress(FileNotFoundError):
             if file.is_file() and file_sha256(file) == written["sha256"]:
@@ -595,8 +604,11 @@ def owning(
             )
 
     # The same order in every process, so that two grids with common private runs never wait for each other.
-    locked = sorted(folders) if private else folders[:1]
-    why = ": a private run that is trained twice at once spends privacy twice" if private else ""
+    locked = folders[:1]
+    why = ""
+    if private:
+        locked = sorted(folders)
+        why = ": a private run that is trained twice at once spends privacy twice"
     with ExitStack() as held:
         for folder in folders:
             make_private(folder.parent)
@@ -663,17 +675,13 @@ def tags_of(run: Path) -> tuple[str, ...]:
     except CorruptionError as error:
         plain = _plain_words(path)
         if plain:
+            # The plain tags can still be read: removing the file and giving them again seals them.
+            run_word = shell_word(run.name)
+            commands = [f"rm {shell_word(path)}"]
+            commands += [f"fedcache runs tag {shell_word(tag)} {run_word}" for tag in plain]
             raise CorruptionError(
                 f"{path} has no seal: an earlier release of fedcache wrote it, or an editor.",
-                " && ".join(
-                    [
-                        f"rm {shell_word(path)}",
-                        *(
-                            f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}"
-                            for tag in plain
-                        ),
-                    ]
-                ),
+                " && ".join(commands),
             ) from error
         raise CorruptionError(
             error.message,

@@ -46,6 +46,7 @@ from fedcache.runs.predict_run import (
     open_members,
     predictor_of,
     result_of,
+    run_folder,
     weights_of,
 )
 from fedcache.runs.privacy_ledger import is_private
@@ -86,16 +87,14 @@ def evaluate_runs(
             with named_in_errors(place, places):
                 facts.append(open_members(place, asked, Silent())[0].facts)
         check_weights(asked, [one.backbones for one in facts])
+        personal = any(other.personal for other in facts)
         for i, one in enumerate(facts):
-            if (
-                asked.client is not None
-                and not one.personal
-                and any(other.personal for other in facts)
-            ):
+            # One model for all clients is also the model of the client that was named.
+            if asked.client is not None and personal and not one.personal:
                 each[i] = replace(asked, client=None)
+                name = places[i].name
                 observer.note(
-                    f"{places[i].name}: {one.method} trained one model for all clients: it is what {asked.client} "
-                    "uses too."
+                    f"{name}: {one.method} trained one model for all clients: it is what {asked.client} uses too."
                 )
     found = []
     for place, own in zip(places, each, strict=True):
@@ -130,7 +129,9 @@ def evaluate_run(
     members = open_members(place, asked, observer)
     facts = members[0].facts
     each = facts.personal and asked.client is None and not asked.one_for_all
-    names = members[0].clients if each else [asked.client]
+    names: Sequence[str | None] = [asked.client]
+    if each:
+        names = members[0].clients
     check_saved(place, members[0], asked)
     if not names:  # of a file apart from its run
         raise StoreError(
@@ -144,6 +145,7 @@ def evaluate_run(
     rows = rows_wanted(first, asked, wanted, config, home, observer, stop)
     label = label_of(place)
 
+    # Each client's model is checked when its turn comes, so that only one is in memory at a time.
     def models() -> Iterator[tuple[str, Predictor]]:
         observer.start("evaluating", len(names), "clients")
         try:
@@ -159,26 +161,28 @@ def evaluate_run(
 
     mistakes = None
     if wanted.with_images:
-        mistakes = mistakes_on(
-            place, facts.run, first, rows, [str(name) for name in names] if each else []
-        )
+        clients = []
+        if each:
+            clients = [str(name) for name in names]
+        mistakes = mistakes_on(place, facts.run, first, rows, clients)
     if each:
         figures, spread = measure_clients(models(), rows)
     else:
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
             figures = measure(first, rows, done=done)
             spread = None
-    some = ""
-    if len(names) < facts.clients:
-        some = f" of {facts.clients:,}"
+    # Which model was measured, in words for the answer.
     if each:
+        some = ""
+        if len(names) < facts.clients:
+            some = f" of {facts.clients:,}"
         which = f"{len(names)}{some} clients' own, each on all rows"
-    else:
+    elif asked.client is not None:
         which = f"of client {asked.client}"
-    if not each and asked.client is None:
+    elif facts.personal:
+        which = "the server's"
+    else:
         which = "one for all"
-        if facts.personal:
-            which = "the server's"
     if len(members) > 1:
         which += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
@@ -205,7 +209,8 @@ def label_of(place: Path) -> str:
     """The name of a run's directory or of a model file, the latter after that of its run where it lies in one."""
     place = place.resolve()
     if place.is_file() and place.parent.name == MODELS:
-        return f"{place.parents[1].name}/{place.name}"
+        run = place.parents[1].name
+        return f"{run}/{place.name}"
     return place.name
 
 
@@ -380,9 +385,11 @@ def warning_of_trained_rows(
     """
     run = None
     digest = members[0].facts.run
-    for folder in (place if place.is_dir() else place.parent.parent, home.runs / digest[:16]):
-        with suppress(FedcacheError):  # of a damaged run nothing is known
-            run = run or (None if (found := result_of(folder, digest)) is None else (folder, found))
+    for folder in (run_folder(place), home.runs / digest[:16]):
+        with suppress(FedcacheError):  # a damaged run: its training rows are not known
+            found = result_of(folder, digest)
+            if run is None and found is not None:
+                run = folder, found
     if run is None:
         return None
     with suppress(FedcacheError, OSError):
@@ -409,6 +416,7 @@ def _warning(
     if trained is not None:
         was = "was"
     of_all = f"of {len(rows.rows):,} rows"
+    # Rows of the same dataset, or of a client's store that was cut from it, are compared by their numbers.
     if given is not None and (
         itself or given.dataset.get("shard", {}).get("parent") == data["digest"]
     ):
@@ -427,20 +435,22 @@ def _warning(
         advice = ": --split test leaves them out."
         if (seen & (split == TEST)).any():
             advice = "."
-        return f"{label} {was} trained on {same:,} {of_all} of {given.path.name}{advice}"
+        store = given.path.name
+        return f"{label} {was} trained on {same:,} {of_all} of {store}{advice}"
     if own is None:
         return None
     if trained is None:
         trained = np.flatnonzero((own.column("split") == TRAIN) & (own.column("ok") == 1))
+    # Rows of another dataset are compared by the digests of their content.
     if given is not None:
-        same = int(
-            np.isin(_keys(given.column("uid")[rows.rows]), _keys(own.column("uid")[trained])).sum()
-        )
+        digests = _keys(given.column("uid")[rows.rows])
+        same = int(np.isin(digests, _keys(own.column("uid")[trained])).sum())
     else:
         same = _same_features(own, trained, members[0], rows)
     if not same:
         return None
-    return f"{same:,} {of_all} have the same content as rows of {data['slug']} that {label} {was} trained on."
+    dataset = data["slug"]
+    return f"{same:,} {of_all} have the same content as rows of {dataset} that {label} {was} trained on."
 
 
 def rows_of_clients(

@@ -101,13 +101,16 @@ def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) ->
     plans = []
     for inputs, spec, points in programs:
         execution, found = forecast_run(inputs, spec, points)
+        points_at_once = execution.points
+        if execution.name == "sequential":
+            points_at_once = 1
         plans.append(
             {
                 "method": inputs.method.name,
                 "points": points,
                 "execution": execution.name,
                 "clients_at_once": execution.chunk,
-                "points_at_once": execution.points if execution.name != "sequential" else 1,
+                "points_at_once": points_at_once,
                 "memory": found.to_dict(),
                 "words": found.words(),
             }

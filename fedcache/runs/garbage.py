@@ -92,8 +92,9 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
             else:
                 one.path.unlink(missing_ok=True)
         except OSError as error:
+            gone = f"{len(done)} of {len(garbage)} are gone"
             raise MachineError(
-                f"{one.path} cannot be deleted: {error.strerror}. {len(done)} of {len(garbage)} are gone.",
+                f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
                 "Look at its owner and mode, then run the same command again.",
             ) from error
         done.append(one)
@@ -201,17 +202,18 @@ def plan_removal(folder: Path) -> Removal:
     if folder.is_symlink():
         return Removal(folder, (folder,), (), 0)
     inside = sorted(folder.iterdir())
+    # Files that the user put into the directory stay, and then so does the directory.
     other = [
         p
         for p in inside
         if p.name != MODELS and not is_of_run(p.name) and not p.name.endswith(".partial")
     ]
     board = folder.parent / BOARDS / folder.name
-    if not other:
-        parts = [folder]
-    else:
+    parts = [folder]
+    if other:
         parts = [p for p in inside if p not in other]
-    parts += [board] if board.is_dir() else []
+    if board.is_dir():
+        parts.append(board)
     return Removal(folder, tuple(parts), tuple(p.name for p in other), sum(map(size_of, parts)))
 
 
@@ -228,8 +230,9 @@ def remove_runs(removals: Sequence[Removal]) -> None:
             for part in sorted(one.parts, key=lambda p: p.name != "result.json"):
                 _delete(part)
         except OSError as error:
+            gone = f"{done} of {len(removals)} runs are gone"
             raise MachineError(
-                f"{one.path} cannot be deleted: {error.strerror}. {done} of {len(removals)} runs are gone.",
+                f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
                 "Look at its owner and mode, then run the same command again.",
             ) from error
 
@@ -250,6 +253,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     # `gc` finds it when this process is dead
-    away = path.with_name(f".{path.name}.{os.getpid()}-removed.partial")
+    process = os.getpid()
+    away = path.with_name(f".{path.name}.{process}-removed.partial")
     path.rename(away)
     shutil.rmtree(away)

@@ -190,16 +190,17 @@ def _train_opened(
 
 
 def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
-    """A result that is there already, told as if it were trained now."""
+    """A result that is stored already; observers get its rounds as if it were trained now."""
     note_stored(stored, observer)
     more = set(run.earlier) - set(run.spec.seeds)
     if more:
+        seeds = len(run.earlier)
         observer.note(
-            f"This run also has seeds {seeds_text(more)}; the result is over all {len(run.earlier)} seeds."
+            f"This run also has seeds {seeds_text(more)}; the result is over all {seeds} seeds."
         )
-    said = run.kept.says_of_stored(stored.path)
-    if said is not None and (position is ALONE or run.kept.which == "all"):
-        observer.note(said)
+    note = run.kept.says_of_stored(stored.path)
+    if note is not None and (position is ALONE or run.kept.which == "all"):
+        observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
     return stored
 
@@ -234,10 +235,12 @@ def prepare_run(
     if "feat_post" in settings:
         settings = {**settings, "feat_post": feat_post}
     features = source.read(method, settings, arrays, feat_post)
-    if features.data.text is not None and isinstance(source, StoreRows | ShardRows):
-        check_text(
-            source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0]
-        )
+    if features.data.text is not None:
+        # Text features must come from the same weights as the image features.
+        if isinstance(source, StoreRows):
+            check_text(source.store, features.arrays[0])
+        elif isinstance(source, ShardRows):
+            check_text(source.stores[0], features.arrays[0])
     domains, classes = source.names()
     return RunInputs(
         method=method,
@@ -281,14 +284,18 @@ def resolve_inputs(
     Raises UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable GPU.
     """
     spec = inputs.resolve(config)
-    if cost := spec.privacy_cost(len(inputs.clients)):
+    clients = len(inputs.clients)
+    if cost := spec.privacy_cost(clients):
         observer.note(describe_privacy(cost))  # before anything is trained
-        if cost["noise"] and cost["delta"] * len(inputs.clients) >= 1:
+        # Publishing all rows of one client drawn at random has a delta of 1 / clients.
+        delta = cost["delta"]
+        least = 1 / clients
+        if cost["noise"] and delta >= least:
             observer.warn(
-                f"A delta of {cost['delta']:g} is also kept by telling everything of 1 of {len(inputs.clients):,} "
-                f"clients: choose one far below {1 / len(inputs.clients):g} (--dp-delta)."
+                f"A delta of {delta:g} is also kept by telling everything of 1 of {clients:,} "
+                f"clients: choose one far below {least:g} (--dp-delta)."
             )
-    check_participation(config, len(inputs.clients))
+    check_participation(config, clients)
     note_paper_choices(inputs, spec, observer)
     device = training_device(config.device, observer, live=inputs.data.towers is not None)
     return on_device(inputs, device), replace(spec, device=device)
@@ -348,9 +355,8 @@ def open_run(
         code_with_plugins(code_of(inputs.method), spec.plugins),
     )
     for plugin in spec.plugins:
-        observer.note(
-            f"{plugin.kind.removesuffix('s').capitalize()} {plugin.name}: from {plugin.origin}."
-        )
+        kind = plugin.kind.removesuffix("s").capitalize()
+        observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
     directory = RunDirectory(runs, identity)
     facts = {
         "method": spec.method,
@@ -406,10 +412,12 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 
 def note_earlier(run: OpenRun, observer: Observer) -> None:
     """Say which seeds of a run are stored already, where others are missing."""
-    missing = set(run.spec.seeds) - set(run.earlier)
+    missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
+    every = seeds_text({*run.spec.seeds, *run.earlier})
+    name = run.directory.path.name
     observer.note(
-        f"{run.directory.path.name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds "
-        f"{seeds_text(missing)}; the result covers seeds {seeds_text({*missing, *run.earlier})}."
+        f"{name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds {missing}; the result "
+        f"covers seeds {every}."
     )
 
 
@@ -503,31 +511,32 @@ class OpenRun:
 
     def _forget_seeds(self) -> None:
         """Forget checkpoints and models of the seeds of this command; a damaged run loses all of its models."""
-        damaged = False
+        seeds: Sequence[int] | None = self.spec.seeds
         try:
             self.directory.stored()
         except DamagedRunError:
-            damaged = True
+            seeds = None
             (self.directory.path / "result.json").unlink(missing_ok=True)
         self.directory.restart(self.spec.seeds)
-        drop(self.directory.path, None if damaged else self.spec.seeds)
+        drop(self.directory.path, seeds)
 
     def round_drawn(self, seed: int, number: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Keep a round of a private run before it is told, and before the first write down that noise is drawn.
+        """Keep a round of a private run before it is reported, and before the first round record that noise is drawn.
 
         Raises CorruptionError for a ledger that is damaged.
         """
+        name = self.directory.path.name
         if number == 1:
             known = {(r.run, r.seed) for r in read_releases(self._ledger)}
-            if not self.fresh and (self.directory.path.name, seed) in known:
+            if not self.fresh and (name, seed) in known:
                 self.events.observer.warn(
-                    f"Noise was drawn for seed {seed} of {self.directory.path.name} before, and no whole result or "
-                    "state of it is left: the seed begins again, and spends privacy again."
+                    f"Noise was drawn for seed {seed} of {name} before, and no whole result or state of it is left: "
+                    "the seed begins again, and spends privacy again."
                 )
             self._record_release(seed)
-            keep_told_rounds(self._ledger, self.directory.path.name, seed, 0)
+            keep_told_rounds(self._ledger, name, seed, 0)
         self.save_checkpoint(seed, snapshot())
-        keep_told_rounds(self._ledger, self.directory.path.name, seed, number)
+        keep_told_rounds(self._ledger, name, seed, number)
 
     def _check_told(self, seed: int, rounds: int) -> None:
         """Write down another release where rounds after ``rounds``, of which noise is drawn again, may have been told.
@@ -565,7 +574,10 @@ class OpenRun:
         if privacy is None:
             raise InternalError("A run without noise spends no privacy.", "Please report this.")
         clients = len(inputs.clients)
-        share = clients_per_round(self.spec.participation, clients) / clients
+        # Sampling amplifies privacy only while nobody knows who took part.
+        share = 1.0
+        if privacy.keeps_participants_secret:
+            share = clients_per_round(self.spec.participation, clients) / clients
         release = Release(
             run=self.directory.path.name,
             method=self.spec.method,
@@ -576,7 +588,7 @@ class OpenRun:
             clients=clients,
             clip=privacy.bound,
             noise=privacy.noise,
-            share=share if privacy.keeps_participants_secret else 1.0,
+            share=share,
             rounds=self.spec.rounds,
             delta=privacy.delta,
             time=time.time(),
@@ -700,9 +712,11 @@ class OpenRun:
                     found[seed] = SeedResult.from_dict(kept)
         lost = set(self.earlier) - found.keys()
         if lost:
+            seeds = seeds_text(lost)
+            name = self.directory.path.name
             self.events.observer.warn(
-                f"The files of seeds {seeds_text(lost)} of {self.directory.path.name} are missing or damaged, so its "
-                f"result is without them. Train them again: --seeds {seeds_text(lost)}"
+                f"The files of seeds {seeds} of {name} are missing or damaged, so its result is without them. "
+                f"Train them again: --seeds {seeds}"
             )
         return [found[seed] for seed in sorted(found)]
 
@@ -841,7 +855,8 @@ class CheckpointPolicy:
     def check(self) -> None:
         """Raise if the training may stop here, inside a round."""
         if self.stop.requested and self.kept == self.done:
-            raise stopped(f"in round {self.done + 1} of {self.story}; what came before it is kept")
+            number = self.done + 1
+            raise stopped(f"in round {number} of {self.story}; what came before it is kept")
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -866,12 +881,14 @@ class CheckpointPolicy:
 
     def round_ended(self, number: int) -> bool:
         """All runs have ended a round; whether they stop here, with every state kept."""
-        written, self._writes = bool(self._writes), None
+        written = bool(self._writes)
+        self._writes = None
         self.done = number
         if written:
             self.kept = number
             self._last = time.monotonic()
-            self._cost, self._writing = self._writing, 0.0
+            self._cost = self._writing
+            self._writing = 0.0
         return written and self.stop.requested
 
 
@@ -1021,7 +1038,7 @@ def train_together(
     """
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
-        # what is chosen is the same for all
+        # All points choose alike, so only the first says what was chosen.
         notes = observer
         if opened:
             notes = Silent()
@@ -1055,6 +1072,7 @@ def train_together(
     if kept is not None and kept.clients is not None:
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
+    # Other processes may have finished some of the points while this one waited for the directories.
     with _training(list(opened.values()), observer, stop):
         for number, run in list(opened.items()):
             if fresh:
@@ -1074,7 +1092,10 @@ def train_together(
             run.begin(fresh=fresh)
         failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
-            on_end(number, failed[place] if place in failed else run.finish(observer))
+            if place in failed:
+                on_end(number, failed[place])
+            else:
+                on_end(number, run.finish(observer))
 
 
 def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:

@@ -26,10 +26,10 @@ def usual_run(method: str) -> dict[str, Any]:
 
     def read() -> dict[str, Any]:
         usual = find_method(method).defaults
-        return {
-            "rounds": usual.rounds,
-            "participation": "all" if usual.participation is None else usual.participation,
-        }
+        participation: str | float = "all"
+        if usual.participation is not None:
+            participation = usual.participation
+        return {"rounds": usual.rounds, "participation": participation}
 
     return _of_method(method, ["run", method], read)
 

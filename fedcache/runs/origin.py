@@ -20,12 +20,11 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
     digest = str(result["dataset"]["digest"])
     named = train_table(run).get("store")
     beside = run.parent.parent / "stores"
-    slug = f"*-{digest[:8]}.zarr"
-    for path in (
-        *([Path(named)] if named else []),
-        *sorted(beside.glob(slug)),
-        *sorted(beside.glob("*.zarr")),
-    ):
+    # Stores of this dataset by name first: opening every store of a large home takes time.
+    candidates = [*sorted(beside.glob(f"*-{digest[:8]}.zarr")), *sorted(beside.glob("*.zarr"))]
+    if named:
+        candidates.insert(0, Path(named))
+    for path in candidates:
         try:
             store = Store.open(path)
         except (FedcacheError, OSError):

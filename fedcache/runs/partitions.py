@@ -66,7 +66,8 @@ def command_of(store: Store, name: str) -> str:
         words = words_of(check_words(read_content(raw), name))
         if words["scheme"] in SCHEMES:
             made = SCHEMES[words["scheme"]].command(words["args"])
-            made += f" --partition-seed {words['seed']}" if words["seed"] else ""
+            if words["seed"]:
+                made += f" --partition-seed {words['seed']}"
     command = f"{made} --name {shell_word(name)}"
     if "SCHEME" in made:
         return f"{command} --replace"
@@ -157,9 +158,8 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
     """Scheme and arguments as ``with_column`` understands them. Raises UsageError where they name no scheme."""
     chosen, given = with_column(scheme, arguments)
     if chosen is None:
-        raise UsageError(
-            "No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN"
-        )
+        schemes = " | ".join(parts.SCHEMES)
+        raise UsageError("No scheme was named.", f"--scheme {schemes}, or --by COLUMN")
     return chosen, given
 
 
@@ -183,7 +183,10 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
 def report_notes(made: Partition, observer: Observer) -> None:
     """The notes of a partition; clients with fewer rows than were asked for are warned of."""
     for note in made.notes:
-        (observer.warn if FEWER in note else observer.note)(note)
+        if FEWER in note:
+            observer.warn(note)
+        else:
+            observer.note(note)
 
 
 def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
@@ -209,19 +212,20 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     lacking = int((label < 0).sum())
     if not lacking or (rows is None and lacking < len(label)):
         return
-    raise UsageError(
-        f"{method.name} needs labels, and {lacking:,} of the {len(label):,} rows of {store.path.name} have none.",
-        (
-            ""
-            if lacking == len(label)
-            else "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so "
-            "with --option unlabelled=drop.\n"
+    hint = ""
+    if lacking < len(label):
+        hint = (
+            "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so with "
+            "--option unlabelled=drop.\n"
         )
-        + (
-            f"Add labels to the file, then:  {ingest_command(store)}"
-            if is_ingested(store)
-            else "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
-        ),
+    if is_ingested(store):
+        hint += f"Add labels to the file, then:  {ingest_command(store)}"
+    else:
+        hint += "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
+    rows_in_all = len(label)
+    raise UsageError(
+        f"{method.name} needs labels, and {lacking:,} of the {rows_in_all:,} rows of {store.path.name} have none.",
+        hint,
     )
 
 
@@ -263,9 +267,10 @@ def default_partition(
     if config.clients is not None:
         arguments["clients"] = config.clients
     elif known.get("clients") is not None and "clients" not in arguments:
-        arguments["clients"] = method.defaults.clients
+        clients = method.defaults.clients
+        arguments["clients"] = clients
         observer.note(
-            f"Clients {method.defaults.clients}: the setting of {method.name}'s paper (--clients chooses)."
+            f"Clients {clients}: the setting of {method.name}'s paper (--clients chooses)."
         )
     if domain and "domain" in known:
         arguments["domain"] = tuple(domain)
@@ -291,18 +296,19 @@ def partition_seeds(
             )
         loaded = load_partition(store, train.partition)
         # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
-        name = train.partition.partition("@")[0]
-        return dict.fromkeys(seeds, loaded), name if name in store.partitions else None
+        name: str | None = train.partition.partition("@")[0]
+        if name not in store.partitions:
+            name = None
+        return dict.fromkeys(seeds, loaded), name
     scheme, arguments = default_partition(method, store, config, train.domain, observer)
     made: dict[int, Partition] = {}
     for seed in seeds:
-        if repartition:
-            own = seed
-        else:
-            own = config.seed
         if not repartition and made:
             made[seed] = next(iter(made.values()))
             continue
+        own = config.seed
+        if repartition:
+            own = seed
         try:
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
         except InfeasibleError as error:
@@ -312,9 +318,8 @@ def partition_seeds(
             )
             if chosen_by_user or not error.instead:
                 raise
-            observer.note(
-                f"{error.message} Scaled down: {', '.join(f'{k} {v}' for k, v in error.instead.items())}."
-            )
+            scaled = ", ".join(f"{k} {v}" for k, v in error.instead.items())
+            observer.note(f"{error.message} Scaled down: {scaled}.")
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
@@ -334,14 +339,16 @@ def load_partition(store: Store, name: str) -> Partition:
     Raises UsageError for an unknown name; StoreError for one of another dataset, or that was made again with other rows
     where ``NAME@DIGEST`` names those it had; CorruptionError for a damaged one.
     """
-    name, _, pinned = (
-        name.partition("@") if "@" in name and not Path(name).exists() else (name, "", "")
-    )
+    pinned = ""
+    # A file may have an @ in its path.
+    if not Path(name).exists():
+        name, _, pinned = name.partition("@")
     loaded = _load_partition(store, name)
     if not loaded.digest.startswith(pinned):
+        digest = loaded.digest[:16]
         raise StoreError(
-            f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest "
-            f"{loaded.digest[:16]}, not {pinned}.",
+            f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest {digest}, "
+            f"not {pinned}.",
             f"To train on it as it is now: --partition {shell_word(name)}",
         )
     return loaded
@@ -405,7 +412,8 @@ def write_shards(
     if out:
         target = Path(out)
     else:
-        target = store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
+        name = name or partition.default_name()
+        target = store.path.with_name(f"{store.path.stem}-{name}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
     rows = [(c.name, c.train, c.test) for c in clients]
@@ -460,6 +468,7 @@ def given_partition(
     split = None
     if isinstance(clients, str | Path):
         clients, split = read_clients(Path(clients), store)
+    # A mapping and a CSV with splits say which rows are for tests; values of a column do not.
     rows_are_given = isinstance(clients, Mapping) or split is not None
     validation = None
     if rows_are_given:
@@ -476,12 +485,14 @@ def given_partition(
         made = of_splits(columns, clients, split, validation)
     else:
         named = _by_name(clients, store)
-        made = of_ids(columns, clients if named is None else named, seed=seed, **typed)
-        if named is None and not all(
-            word.rpartition("/")[2].isdigit() for word in store.samples.name
-        ):
-            said = f"clients are given in the order of the rows by name: the first is {store.samples.name[0]!r}"
-            made = _with_note(made, said)
+        if named is not None:
+            clients = named
+        made = of_ids(columns, clients, seed=seed, **typed)
+        numbered = all(word.rpartition("/")[2].isdigit() for word in store.samples.name)
+        if named is None and not numbered:
+            first = store.samples.name[0]
+            note = f"clients are given in the order of the rows by name: the first is {first!r}"
+            made = _with_note(made, note)
     save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
     return made
 
@@ -499,7 +510,8 @@ def _free_name(store: Store, made: Partition, replace: bool) -> str:
         or store.partition(name).get("digest") == made.digest
     ):
         return name
-    return f"{name}-{made.digest[:8]}"
+    digest = made.digest[:8]
+    return f"{name}-{digest}"
 
 
 def _by_name(clients: Any, store: Store) -> Group | None:
@@ -520,17 +532,17 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     place = {name: row for row, name in enumerate(store.samples.name)}
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
-        wrong = "twice"
-        if unknown_names:
-            wrong = f"which no row is called ({len(unknown_names):,} such)"
         if unknown_names:
             first = unknown_names[0]
+            wrong = f"which no row is called ({len(unknown_names):,} such)"
         else:
             first = Counter(names).most_common(1)[0][0]
+            wrong = "twice"
+        example = store.samples.name[0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
-            f"Names are those of the store, for example {store.samples.name[0]!r}; clients.to_numpy() is taken in the "
-            "order of Store.samples.name.",
+            f"Names are those of the store, for example {example!r}; clients.to_numpy() is taken in the order of "
+            "Store.samples.name.",
         )
     values: list[Any] = [None] * store.rows
     for name, client in zip(names, clients.tolist(), strict=True):
@@ -569,31 +581,35 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+    head = []
     if lines:
         head = [column.strip().lower() for column in lines[0]]
-    else:
-        head = []
+    example = store.samples.name[0]
     if head not in (["name", "client"], ["name", "client", "split"]):
-        raise UsageError(f"{path} has the columns {', '.join(head) or '(none)'}.", _FIRST_LINE)
+        columns = ", ".join(head) or "(none)"
+        raise UsageError(f"{path} has the columns {columns}.", _FIRST_LINE)
+    has_splits = len(head) == 3
     if len(lines) < 2:
+        line = f"{example},north"
+        if has_splits:
+            line += ",train"
         raise UsageError(
             f"{path} has no line after its first, {','.join(head)}.",
-            f"Add a line for each row that a client holds, for example {store.samples.name[0]},north"
-            f"{',train' if len(head) == 3 else ''}",
+            f"Add a line for each row that a client holds, for example {line}",
         )
     place = {name: row for row, name in enumerate(store.samples.name)}
     client = [""] * store.rows
     split = np.full(store.rows, -1, np.int8)
     codes = {"train": 0, "training": 0, "test": 1, "validation": 2, "val": 2, "valid": 2}
-    for number, line in enumerate(lines[1:], start=2):
-        fields = [field.strip() for field in line]
+    for number, cells in enumerate(lines[1:], start=2):
+        fields = [cell.strip() for cell in cells]
         if len(fields) != len(head):
             raise UsageError(f"Line {number:,} of {path} has {len(fields)} fields.", _FIRST_LINE)
         row = place.get(fields[0])
         if row is None:
-            example = store.samples.name[0]
+            called = fields[0]
             raise UsageError(
-                f"Line {number:,} of {path}: no row of {store.path.name} is called {fields[0]!r}.",
+                f"Line {number:,} of {path}: no row of {store.path.name} is called {called!r}.",
                 f"Names are those of the store, for example {example!r}; `fedcache export` shows them.",
             )
         if client[row]:
@@ -601,7 +617,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
                 f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client."
             )
         client[row] = fields[1]
-        if len(head) == 3:
+        if has_splits:
             if fields[2].lower() not in codes:
                 raise unknown(
                     "split",
@@ -610,7 +626,9 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
                     hint=f"Line {number:,} of {path}: train, test or validation.",
                 )
             split[row] = codes[fields[2].lower()]
-    return Group.of(client), split if len(head) == 3 else None
+    if has_splits:
+        return Group.of(client), split
+    return Group.of(client), None
 
 
 # Hints that hold a command for the store that the user named, and not for the one last used.
@@ -630,11 +648,11 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
     try:
         yield
     except FedcacheError as error:
-        given = {"--dataset": dataset, "--store": None if store is None else str(store)}
-        words = [
-            word for option, value in given.items() if value is not None for word in (option, value)
-        ]
-        command = " ".join(["fedcache partition", *map(shell_word, words)])
+        words = ["fedcache partition"]
+        for option, value in (("--dataset", dataset), ("--store", store)):
+            if value is not None:
+                words += [option, shell_word(value)]
+        command = " ".join(words)
         error.hint = _DEALS.sub(lambda _: command, error.hint)
         raise
 
@@ -671,13 +689,12 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
             **{name: store.group(name).words for name in store.groups},
         }
         holding = [name for name, known in words.items() if value in known]
-        options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
+        hint = "--by COLUMN names another column."
+        if holding:
+            options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
+            hint = f"{value!r} is a value of another column: {options}"
+        domains = ", ".join(store.samples.domains[:12])
         raise UsageError(
             unknown("value of domain", str(value), store.samples.domains).message,
-            f"Without --by, what is held out are domains: {', '.join(store.samples.domains[:12])}. "
-            + (
-                f"{value!r} is a value of another column: {options}"
-                if holding
-                else "--by COLUMN names another column."
-            ),
+            f"Without --by, what is held out are domains: {domains}. {hint}",
         )

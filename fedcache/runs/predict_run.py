@@ -117,8 +117,10 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
         return
     if (result := result_of(place, facts.run)) is None:
         return
-    folder = place if place.is_dir() else place.parent.parent
-    names = [] if client is None else client_columns(result, folder).names
+    folder = run_folder(place)
+    names: Sequence[str] = []
+    if client is not None:
+        names = client_columns(result, folder).names
     if client is not None and client not in names:
         if facts.saved:
             return
@@ -129,17 +131,24 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
             "--global takes the server's.",
         )
     if not facts.saved:
-        said = f"The run saved no client's model ({facts.clients:,} clients)."
-        raise StoreError(said, command_saving(folder, client or "all"))
+        message = f"The run saved no client's model ({facts.clients:,} clients)."
+        raise StoreError(message, command_saving(folder, client or "all"))
     raise UsageError(
         f"The model of client {client!r} was not saved.",
         command_saving(folder, ",".join([*model.clients, str(client)])),
     )
 
 
+def run_folder(place: Path) -> Path:
+    """The directory of a run, also by the path of one of its model files."""
+    if place.is_dir():
+        return place
+    return place.parent.parent
+
+
 def result_of(place: Path, run: str) -> dict[str, Any] | None:
     """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
-    path = (place if place.is_dir() else place.parent.parent) / "result.json"
+    path = run_folder(place) / "result.json"
     found = None
     if path.is_file():
         found = read_result(path)
@@ -154,12 +163,16 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
     A model is used long after a release: most changes of the code leave its predictions as they were, and which do not
     cannot be seen from a digest. A user's own methods come with the code that the user chose.
     """
-    if facts.method not in NAMES or not facts.code or facts.code == code_digest(facts.method):
+    if facts.method not in NAMES or not facts.code:
         return
+    own_code = code_digest(facts.method)
+    if facts.code == own_code:
+        return
+    made_by = facts.code[:8]
     observer.warn(
-        f"The model was made by other code of {facts.method} ({facts.code[:8]}) than this one "
-        f"({code_digest(facts.method)[:8]}): its predictions may not be those that its run scored. To see whether they "
-        "are:  fedcache evaluate RUN --store STORE --split test"
+        f"The model was made by other code of {facts.method} ({made_by}) than this one ({own_code[:8]}): its "
+        "predictions may not be those that its run scored. To see whether they are:  fedcache evaluate RUN --store "
+        "STORE --split test"
     )
 
 
@@ -175,13 +188,15 @@ def predictor_of(
     if device != "auto":
         where = resolve_device(device).kind
     encoders = encoders_of(members[0], home, weights_of(asked))
+    if encoders is not None:
+        encoders = encoders.to(where)
     return Predictor(
         members,
         asked.client,
         asked.temperature,
         device=where,
         method=method,
-        encoders=None if encoders is None else encoders.to(where),
+        encoders=encoders,
         one_for_all=asked.one_for_all,
     ).checked()
 
@@ -197,9 +212,10 @@ def load_model(
 ) -> Model:
     """The model of a run's directory or of a model file; arguments and errors as of ``fedcache.load_model``."""
     home = Home.from_environment()
-    asked = ModelOptions(
-        client=client, seed=None if seed is None else str(seed), one_for_all=one_for_all
-    )
+    seed_word = None
+    if seed is not None:
+        seed_word = str(seed)
+    asked = ModelOptions(client=client, seed=seed_word, one_for_all=one_for_all)
     return Model(open_predictor(Path(place), asked, home, Silent(), method=method), home)
 
 
@@ -243,10 +259,12 @@ def predict_rows(
         )
     if rows.store is not None:
         store = need_store(home, path=Path(rows.store))
-        wanted = rows_of_split(store, None if rows.split == "all" else rows.split)
-        return each_counted(
-            predict_store(predictor, store, wanted, top=rows.top), len(wanted), observer, stop
-        )
+        split = None
+        if rows.split != "all":
+            split = rows.split
+        numbers = rows_of_split(store, split)
+        found = predict_store(predictor, store, numbers, top=rows.top)
+        return each_counted(found, len(numbers), observer, stop)
     held = open_embeddings(Path(str(rows.embeddings)))
     found = predict_embeddings(predictor, held, Path(str(rows.embeddings)), top=rows.top)
     return each_counted(found, len(held.names), observer, stop)
@@ -319,7 +337,8 @@ class Personalised:
 
     def __repr__(self) -> str:
         shown = percent(self.accuracy) or "not measured"
-        return f"Personalised({self.client}, {self.method} from {self.rows:,} rows: {shown}, {self.path})"
+        model = f"{self.method} from {self.rows:,} rows"
+        return f"Personalised({self.client}, {model}: {shown}, {self.path})"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -364,7 +383,8 @@ def personalise_run(
     members = open_members(place, asked, observer)
     check_weights(asked, [members[0].facts.backbones])
     if len(members) > 1:
-        raise UsageError("A client's model is made of one seed.", f"--seed {members[0].facts.seed}")
+        seed = members[0].facts.seed
+        raise UsageError("A client's model is made of one seed.", f"--seed {seed}")
     (model,) = members
     method = model.find_method()
     hp = settled(model, method, wanted.set)
@@ -377,15 +397,13 @@ def personalise_run(
     if device != "auto":
         where = resolve_device(device).kind
     encoders = encoders_of(model, home, weights_of(asked))
-    if encoders is None:
-        encoders = None
-    else:
+    if encoders is not None:
         encoders = encoders.to(where)
+    # Methods whose personal part is computed, and not trained, need no rounds.
     rounds = 0
     if trains(method):
-        if wanted.rounds is None:
-            rounds = model.facts.rounds
-        else:
+        rounds = model.facts.rounds
+        if wanted.rounds is not None:
             rounds = wanted.rounds
 
     def each_round() -> None:
@@ -434,11 +452,14 @@ def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
     if not unknown.any():
         return None
     names = [s.classes[c] for c in np.unique(label[unknown])]
-    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    few = ", ".join(names[:5])
+    if len(names) > 5:
+        few += ", ..."
     labelled = int(((label >= 0) & (s.ok == 1)).sum())
+    count = int(unknown.sum())
     return (
-        f"{int(unknown.sum()):,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does "
-        f"not know ({few}): they are left out."
+        f"{count:,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does not know "
+        f"({few}): they are left out."
     )
 
 
@@ -462,17 +483,20 @@ def client_of_store(
     readers = [store.reader(key) for key in array_keys(model, store)]
     views = min(facts.views, *(r.shape[1] for r in readers))
     if "views" in reads and views < facts.views:
+        held = f"{store.path.name} holds {views} view of each image"
+        backbones = shell_word(",".join(facts.backbones))
         raise StoreError(
-            f"{store.path.name} holds {views} view of each image, and {facts.method} was trained on {facts.views}.",
-            f"fedcache extract --views {shell_word(facts.views)} --backbones {shell_word(','.join(facts.backbones))}",
+            f"{held}, and {facts.method} was trained on {facts.views}.",
+            f"fedcache extract --views {shell_word(facts.views)} --backbones {backbones}",
         )
     if facts.image is not None:
         whole = readers[-1].all()[:, 0]
         if whole.shape[1:3] != facts.image:
+            height, width = facts.image
+            held = " x ".join(map(str, whole.shape[1:3]))
             raise StoreError(
-                f"The model reads images of {facts.image[0]} x {facts.image[1]}, {store.path.name} holds "
-                f"{whole.shape[1]} x {whole.shape[2]}.",
-                f"fedcache extract --backbones pixels --size {shell_word(facts.image[0])}",
+                f"The model reads images of {height} x {width}, {store.path.name} holds {held}.",
+                f"fedcache extract --backbones pixels --size {shell_word(height)}",
             )
         x = torch.from_numpy(np.ascontiguousarray(whole)).view(len(whole), 1, -1)
     else:
@@ -486,8 +510,11 @@ def client_of_store(
     if "labels" in reads:
         train &= label >= 0
     if not train.any():
+        known = ", ".join(facts.classes[:5])
+        if len(facts.classes) > 5:
+            known += ", ..."
         raise StoreError(
             f"{store.path.name} has no training rows of classes that the model knows.",
-            f"Its classes are {', '.join(facts.classes[:5])}{', ...' if len(facts.classes) > 5 else ''}.",
+            f"Its classes are {known}.",
         )
     return NewClient(name, x, torch.from_numpy(label), np.flatnonzero(train))

@@ -95,10 +95,10 @@ class DatasetTotal:
 
 def epsilon_words(total: Total | DatasetTotal) -> str:
     """The tighter epsilon of a total for a person."""
-    found = total.epsilon_pld if total.epsilon_pld is not None else total.epsilon_rdp
-    if found is None:
-        return "no bound"
-    return f"{found:.3g}"
+    for epsilon in (total.epsilon_pld, total.epsilon_rdp):
+        if epsilon is not None:
+            return f"{epsilon:.3g}"
+    return "no bound"
 
 
 def record_release(ledger: Path, release: Release) -> None:
@@ -199,6 +199,7 @@ def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
     Releases are about the same rows where the dataset has the same name (it may have grown in between) or the same
     content (it may have been stored under two names). Raises MachineError when dp-accounting is not installed.
     """
+    # A release joins every group that it shares rows with, so that groups may become one.
     groups: list[list[Release]] = []
     for release in releases:
         joined = [release]
@@ -261,10 +262,11 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
         why = f"cannot be read ({error.strerror})"
     else:
         why = str(error)
+    aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
         f"{ledger} {why}. What has been spent of these clients' privacy is not known from it.",
         f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
-        f"mkdir {ledger.parent}/privacy.damaged && mv {ledger.parent}/privacy*.json* {ledger.parent}/privacy.damaged",
+        f"mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
     )
 
 
@@ -290,10 +292,13 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
         lines.append(f"Uploads taken together by {section['aggregate']}.")
     if "attack" in section:
         liars = sorted({name for names in section["attackers"] for name in names})
-        shown = ", ".join(liars[:5]) + (", ..." if len(liars) > 5 else "")
-        lines.append(
-            f"Attack {section['attack']}: {f'{len(liars)} clients lied ({shown})' if liars else 'nobody lied'}."
-        )
+        happened = "nobody lied"
+        if liars:
+            shown = ", ".join(liars[:5])
+            if len(liars) > 5:
+                shown += ", ..."
+            happened = f"{len(liars)} clients lied ({shown})"
+        lines.append(f"Attack {section['attack']}: {happened}.")
     if section.get("rejected"):
         lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
     if cost := section.get("privacy"):
@@ -309,12 +314,12 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     known = cost.get("participants_known")
     figures = f"epsilon {_tight(cost)}"
     renyi = _number(cost["epsilon_rdp"])
-    if cost["seeds"] > 1:
-        figures += (
-            f" for each of {cost['seeds']} seeds and {_tight(together)} for all of them together"
-        )
+    seeds = cost["seeds"]
+    if seeds > 1:
+        figures += f" for each of {seeds} seeds and {_tight(together)} for all of them together"
         renyi += f" and {_number(together['epsilon_rdp'])}"
-    figures += f" (by Renyi divergence {renyi}), delta {cost['delta']:g}; {cost['rounds']} rounds, "
+    delta = cost["delta"]
+    figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
     if cost["simulation"]:
         secret = ""
@@ -329,9 +334,10 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
         secret = f" Nobody is told who took part (else it were {_tight(known)})."
     if cost["participants"] == "known":
         secret = " Who took part is told, so sampling hides nothing."
+    allowed = ", ".join(cost["allowed"])
     return (
         f"Privacy: {figures}{secret} Noise from the operating system: the run cannot be repeated bit for bit. Epsilon "
-        f"does not cover, and --dp-allow allows: {', '.join(cost['allowed'])}."
+        f"does not cover, and --dp-allow allows: {allowed}."
     )
 
 

@@ -77,8 +77,9 @@ class ClientColumns:
                 f"accuracy_seed_{seed}": known(values)
                 for seed, values in zip(seeds, self.per_seed, strict=True)
             },
-            **({} if self.validation is None else {"validation": known(self.validation)}),
         }
+        if self.validation is not None:
+            columns["validation"] = known(self.validation)
         held = io.BytesIO()
         parquet.write_table(pa.table(columns), held, compression="zstd")
         return held.getvalue()
@@ -193,9 +194,8 @@ class TestRows:
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> TestRows:
         """The inverse of ``to_dict``, on a machine of the same byte order."""
-        kinds = {
-            f.name: np.float64 if f.name in ("share", "weight") else np.int64 for f in fields(cls)
-        }
+        kinds: dict[str, Any] = {f.name: np.int64 for f in fields(cls)}
+        kinds |= {"share": np.float64, "weight": np.float64}
         return cls(
             **{
                 name: np.frombuffer(base64.b64decode(data[name]), kind)

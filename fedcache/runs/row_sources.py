@@ -243,9 +243,10 @@ class StoreRows:
             p.observer.note(
                 "No training row has a label: no linear probe can be trained, and nothing is scored."
             )
-        if "views" in reads and features.data.x.shape[1] < 3:
+        views = features.data.x.shape[1]
+        if "views" in reads and views < 3:
             p.observer.note(
-                f"Views stored of each image: {features.data.x.shape[1]}. {method.name} wants augmentations: approx; "
+                f"Views stored of each image: {views}. {method.name} wants augmentations: approx; "
                 "`fedcache extract --views 8` stores some."
             )
         return features
@@ -352,9 +353,8 @@ class ShardRows:
                 "Train on the store they were cut from:  fedcache train --partition NAME",
             )
         self.stores = open_clients(self.folder)
-        self.preparation.observer.note(
-            f"{len(self.stores)} client stores in {self.config.clients_from}."
-        )
+        count = len(self.stores)
+        self.preparation.observer.note(f"{count} client stores in {self.config.clients_from}.")
         # Numbers in the parent -> places in one matrix that holds every row once, in the parent's order.
         parents = [np.array(s.dataset["shard"]["rows"], np.int64) for s in self.stores]
         rows = np.unique(np.concatenate(parents))
@@ -383,8 +383,9 @@ class ShardRows:
             labels.append(s.label[train])
             chosen_by.append(places[good & (s.split == 2)])
         if "labels" in method.needs and any((label < 0).any() for label in labels):
+            folder = self.config.clients_from
             raise UsageError(
-                f"{method.name} needs labels, and rows of the client stores in {self.config.clients_from} have none.",
+                f"{method.name} needs labels, and rows of the client stores in {folder} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
         warning = single_class_warning(
@@ -407,7 +408,9 @@ class ShardRows:
             dropped=0,
         )
         found = dict.fromkeys(seeds, partition)
-        return (without_validation(found) if self.preparation.whole else found), None
+        if self.preparation.whole:
+            found = without_validation(found)
+        return found, None
 
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
@@ -493,8 +496,10 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
         needed = x.nbytes
     free = free_memory(device)
     if needed > free:
+        needed_mib = needed / 2**20
+        free_mib = free / 2**20
         raise MachineError(
-            f"The features take {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of the GPU are free.",
+            f"The features take {needed_mib:,.0f} MiB, and {free_mib:,.0f} MiB of the GPU are free.",
             "Train where there is more memory (--device cpu reads them from the store), or on fewer backbones.",
         )
     return inputs.with_data(inputs.data.to(device))

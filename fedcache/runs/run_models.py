@@ -97,19 +97,24 @@ class KeptModels:
         if self.which == "none" or self.clients in (None, "none"):
             return
         numbers = chosen_clients(names, self.clients)
-        each = min(load.state_bytes, load.head_bytes) + (
-            load.head_bytes if method.deploy is not keep_down else 0
-        )
+        each = min(load.state_bytes, load.head_bytes)
+        # A probe that is trained for the model, or a model that is adapted.
+        if method.deploy is not keep_down:
+            each += load.head_bytes
         # an adapted model with its optimiser, or a cache of rows
         if method.personal_part is not less_training_state:
             each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         size = each * len(numbers)
         if found.above - found.working + COPIES * size > free:
+            clients = len(numbers)
+            megabytes = size / 1e6
+            free_megabytes = free / 1e6
+            most = MOST_BYTES / 1e6
             raise MachineError(
-                f"The models of {len(numbers):,} clients take {size / 1e6:,.0f} MB, and {COPIES} times as much of "
-                f"memory to be written; {free / 1e6:,.0f} MB are free.",
+                f"The models of {clients:,} clients take {megabytes:,.0f} MB, and {COPIES} times as much of memory "
+                f"to be written; {free_megabytes:,.0f} MB are free.",
                 "--save-clients NAME,NAME saves those of some clients, and without it they are saved up to "
-                f"{MOST_BYTES / 1e6:,.0f} MB.",
+                f"{most:,.0f} MB.",
             )
 
     def says_of_stored(self, run: Path) -> str | None:
@@ -177,6 +182,12 @@ def facts_of(
     """What the models of a seed are."""
     data = inputs.data
     features = inputs.features
+    # A model with live encoders reads images: of its backbones, the first is the encoder.
+    template = None
+    encoder = None
+    if data.towers is not None:
+        template = data.towers.template
+        encoder = 0
     return ModelFacts(
         run=identity.digest,
         seed=out.seed,
@@ -197,8 +208,8 @@ def facts_of(
         saved={},
         image=data.image,
         names=data.names,
-        template=None if data.towers is None else data.towers.template,
-        encoder=None if data.towers is None else 0,
+        template=template,
+        encoder=encoder,
         overrides=inputs.overrides,
         computed=computed_as(features.how),
         temperature=temperature,
@@ -282,9 +293,8 @@ def seeds_of(run: Path, asked: str | None) -> list[int]:
     try:
         return [int(asked)]
     except ValueError:
-        raise UsageError(
-            f"--seed {asked!r} is no seed.", f"One of {', '.join(map(str, seeds))}, or all."
-        ) from None
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(f"--seed {asked!r} is no seed.", f"One of {numbers}, or all.") from None
 
 
 def _result(run: Path) -> dict[str, Any]:
@@ -313,7 +323,8 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
         raise StoreError(f"The run {run.name} has no model.", again)
     seeds = [int(s) for s in result["seeds"]]
     if seed is not None and seed not in seeds:
-        raise UsageError(f"The run has no seed {seed}.", f"It has {', '.join(map(str, seeds))}.")
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(f"The run has no seed {seed}.", f"It has {numbers}.")
     if seed is None:
         seed = seeds_of(run, None)[0]
     path = model_file(run, seed)
@@ -331,15 +342,16 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 def train_again(run: Path, result: Mapping[str, Any]) -> str:
     """How the models of a finished run come back, and what that costs."""
-    words = ["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"]
-    if run.name != str(result["digest"])[:16]:  # moved or copied: it is made under its own name
-        return f"This trains it again, in the directory {str(result['digest'])[:16]} of your runs:  {shlex.join(words)}"
+    command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
+    own_name = str(result["digest"])[:16]
+    if run.name != own_name:  # moved or copied: it is made under its own name
+        return f"This trains it again, in the directory {own_name} of your runs:  {command}"
     if is_private(result):
         return (
             "The run is private: to train it again draws new noise, spends as much privacy again (fedcache ls "
-            f"--privacy) and takes the place of its result.  {shlex.join(words)}"
+            f"--privacy) and takes the place of its result.  {command}"
         )
-    return f"This trains it again and saves one:  {shlex.join(words)}"
+    return f"This trains it again and saves one:  {command}"
 
 
 def drop(run: Path, seeds: Sequence[int] | None = None) -> None:

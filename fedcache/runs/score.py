@@ -63,7 +63,8 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
     if f"{name}_per_seed" in accuracy:
         return Score(tuple(accuracy[f"{name}_per_seed"]), accuracy[name])
     personal = result.get("protocol", "global") != "global"
-    nothing = (None,) * len(own.per_seed)
+    # Earlier results of several seeds have the mean over seeds only.
+    seeds = len(own.per_seed)
     if score == "client-mean":
         mean = accuracy.get("client_mean")
         alike = (
@@ -73,14 +74,20 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
         )
         if alike and personal:
             return own
-        return Score((mean,) if len(nothing) == 1 else nothing, mean)
+        return _over_seeds(mean, seeds)
     if not personal:
         return own
     counts = np.array(result.get("confusion") or [], np.int64)
     if not counts.size or not counts.sum():
-        return Score(nothing, None)
-    pooled = float(counts.trace() / counts.sum())
-    return Score((pooled,) if len(nothing) == 1 else nothing, pooled)
+        return _over_seeds(None, seeds)
+    return _over_seeds(float(counts.trace() / counts.sum()), seeds)
+
+
+def _over_seeds(mean: float | None, seeds: int) -> Score:
+    """A mean as a score; with one seed it is also the value of that seed, with several theirs are not known."""
+    if seeds == 1:
+        return Score((mean,), mean)
+    return Score((None,) * seeds, mean)
 
 
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -182,20 +189,16 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
     by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
     """
-    accuracy, classes = (
-        result["accuracy"]["mean"],
-        int(result.get("classes") or 0),
-    )  # earlier releases had no number
+    accuracy = result["accuracy"]["mean"]
+    classes = int(result.get("classes") or 0)  # earlier releases had no number
     if accuracy is None or classes < 2:
         return None
-    counts = [
-        sum(row) for row in result.get("confusion") or []
-    ]  # test rows of each class, summed over seeds
+    # Test rows of each class, summed over seeds.
+    counts = [sum(row) for row in result.get("confusion") or []]
     total = sum(counts)
+    level = 1 / classes
     if total:
-        level = max(1 / classes, max(counts) / total)
-    else:
-        level = 1 / classes
+        level = max(level, max(counts) / total)
     rows = distinct = int(result["partition"].get("test_rows") or 0)
     if total:  # clients that are tested on the same rows are no more rows
         rows = min(total // len(result["seeds"]), distinct or total)
@@ -294,7 +297,8 @@ def tie_sentence(
     tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
     if tied < 2:
         return None
-    return f"{tied} {what} tie at {of}{percent(figures[0])}; {first} is taken, {FIRST_OF_EQUALS}."
+    score = percent(figures[0])
+    return f"{tied} {what} tie at {of}{score}; {first} is taken, {FIRST_OF_EQUALS}."
 
 
 def _order_of_value(value: object) -> tuple[int, float, str]:
@@ -306,4 +310,6 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
             number = math.nan
         if not math.isnan(number):
             return 0, number, str(value).rpartition("%")[1]
-    return 1, 0.0, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return 1, 0.0, ",".join(map(str, value))
+    return 1, 0.0, str(value)

@@ -97,13 +97,13 @@ def client_overrides(
     typed = {
         key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()
     }
-    own = {
-        i: ClientOverrides(
-            columns[i % len(columns)] if columns else (),
-            {key: words[i % len(words)] for key, words in typed.items()},
-        )
-        for i in range(clients)
-    }
+    own = {}
+    for i in range(clients):
+        columns_of_client: tuple[tuple[int, int], ...] = ()
+        if columns:
+            columns_of_client = columns[i % len(columns)]
+        settings = {key: words[i % len(words)] for key, words in typed.items()}
+        own[i] = ClientOverrides(columns_of_client, settings)
     check_mixed(method, own, int(stops[-1]), clients)
     return own
 
@@ -125,8 +125,11 @@ TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
 
 def why_unread(name: str, hp: Mapping[str, Value]) -> str:
     """Under which setting a hyperparameter is not read; "" for one that is."""
-    words, is_off = TURNED_OFF.get(name, ("", lambda _hp: False))
-    return words if is_off(hp) else ""
+    if name in TURNED_OFF:
+        words, is_off = TURNED_OFF[name]
+        if is_off(hp):
+            return words
+    return ""
 
 
 def leaves_batchnorm_out(method: Method, config: TrainConfig) -> bool:
@@ -163,11 +166,9 @@ def setting_notes(method: Method, config: TrainConfig) -> list[str]:
     if config.preset == "tuned" and not method.tuned:
         notes.append(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
     hp = hyperparameters(method, config)
-    unread = {name: why for name in config.set if (why := why_unread(name, hp))}
-    notes += [
-        f"{name}={config.set[name]} changes nothing: it is not read under {why}."
-        for name, why in unread.items()
-    ]
+    for name, value in config.set.items():
+        if why := why_unread(name, hp):
+            notes.append(f"{name}={value} changes nothing: it is not read under {why}.")
     return notes
 
 
@@ -269,31 +270,36 @@ class ResolvedRun:
 
     def to_identity(self) -> dict[str, Any]:
         """Plain JSON values: the part of a run's identity that its configuration is, without the seeds."""
-        asked = self.requested
-        mixed = {k: str(v) for k, v in asked.client_set.items()}
-        return {
+        requested = self.requested
+        found = {
             "method": self.method,
-            "preset": asked.preset,
+            "preset": requested.preset,
             "backbones": list(self.arrays),
-            "domain": list(asked.domain),
+            "domain": list(requested.domain),
             "rounds": self.rounds,
             "participation": self.participation_text,
             **self.sampling.words(),
-            **(self.timing.words() if self.timing is not None else {}),
-            "eval_every": asked.eval_every,
-            **({"eval_clients": asked.eval_clients} if self.eval_clients is not None else {}),
+            "eval_every": requested.eval_every,
             "execution": self.execution,
-            "dtype": asked.dtype,
+            "dtype": requested.dtype,
             "set": self.hyperparameters,
             **self.trust_options,
-            **(
-                {"client_backbones": list(asked.client_backbones)} if asked.client_backbones else {}
-            ),
-            **({"client_set": mixed} if mixed else {}),
             "device": self.device,
-            **({"engine": self.engine} if self.engine else {}),
-            **({"together": True} if self.together else {}),
         }
+        # Settings that most runs do not have are not part of their identity, so that older results keep their digests.
+        if self.timing is not None:
+            found |= self.timing.words()
+        if self.eval_clients is not None:
+            found["eval_clients"] = requested.eval_clients
+        if requested.client_backbones:
+            found["client_backbones"] = list(requested.client_backbones)
+        if requested.client_set:
+            found["client_set"] = {k: str(v) for k, v in requested.client_set.items()}
+        if self.engine:
+            found["engine"] = self.engine
+        if self.together:
+            found["together"] = True
+        return found
 
     def to_config(self) -> dict[str, Any]:
         """The ``[train]`` section that runs it again."""
@@ -355,10 +361,10 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
     Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
     """
     plain = TrainConfig()
-    asked = [name for name in SAMPLING_OPTIONS if getattr(config, name) != getattr(plain, name)]
-    if not asked:
+    given = [name for name in SAMPLING_OPTIONS if getattr(config, name) != getattr(plain, name)]
+    if not given:
         return UNIFORM
-    option = f"--{asked[0].replace('_', '-')}"
+    option = "--" + given[0].replace("_", "-")
     if config.dp_clip is not None:
         why = "changes who takes part, and in a private run each client is drawn by itself"
         raise UsageError(f"{option} {why}.", "Leave it out.")
@@ -393,7 +399,7 @@ def timing_from_config(
             )
         return rule
     if given := sorted(non_default_options(config)):
-        option = f"--{given[0].replace('_', '-')}"
+        option = "--" + given[0].replace("_", "-")
         raise UsageError(
             f"--asynchronous takes the plain mean of uploads, and {option} is given.",
             "Leave one out.",
@@ -403,10 +409,11 @@ def timing_from_config(
             "--asynchronous keeps so many clients in training, and --client-sampling poisson has no such number.",
             "Take uniform or weighted.",
         )
-    why = method is not None and why_not_asynchronous(
-        method, method.resolve() if settings is None else settings
-    )
-    if method is not None and why:
+    if method is None:
+        return rule
+    if settings is None:
+        settings = method.resolve()
+    if why := why_not_asynchronous(method, settings):
         raise UsageError(
             f"{method.name} takes no --asynchronous: {why}.",
             "fedavg, fedprox, fedrep and others do.",
@@ -455,7 +462,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     seeds: dict[int, None] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None:
+            raise UsageError(f"--seeds {text} is not a list of seeds.", example)
+        first = int(match[1])
+        last = int(match[2] or first)
         if last < first:
             raise UsageError(f"--seeds {text} is not a list of seeds.", example)
         if last > LARGEST_SEED:
@@ -515,9 +525,10 @@ def check_participation(config: TrainConfig, clients: int) -> None:
             )
     if (config.asynchronous or 0) > clients:
         why = "no buffer holds two updates of a client"
+        most = max(1, clients // 2)
         raise UsageError(
             f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
-            f"For example --asynchronous {max(1, clients // 2)}",
+            f"For example --asynchronous {most}",
         )
 
 

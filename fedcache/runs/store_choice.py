@@ -71,13 +71,13 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
                 more_features(store, name.partition("@")[0]),
             )
         if len(found) > 1:
-            differ = len({labels[k][1] for k in found}) == len(found)
-            options = ", ".join(
-                labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found
-            )
+            # Keys are shown where two arrays have the same name and size.
+            options = [labels[k][1] for k in found]
+            if len(set(options)) < len(found):
+                options = [f"{k} ({_told_apart(info[k])})" for k in found]
             raise UsageError(
                 f"{name!r} means {len(found)} arrays of the store.",
-                f"Choose with --backbones: {options}",
+                f"Choose with --backbones: {', '.join(options)}",
             )
         return found[0]
 
@@ -99,10 +99,11 @@ def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
 
 def _told_apart(array: ArrayInfo) -> str:
     """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
-    views = ""
-    if array.shape[1] != 1:
-        views = f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
-    return f"width {array.shape[-1]}{views}"
+    words = f"width {array.shape[-1]}"
+    views = array.shape[1]
+    if views != 1:
+        words += f", {views} views by {described(array.recipe.get('augment', ''))}"
+    return words
 
 
 def array_name(store: Store, key: str) -> str:
@@ -139,12 +140,11 @@ def arrays_for(
         if store.has_text(str(store.arrays[k].recipe.get("backbone")))
     ]
     if not with_text:
-        raise StoreError(
-            f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
-            more_features(store, "glyph-clip", "text/NAME")
-            if is_ingested(store) or store.samples.classes
-            else "Text features are of classes, and this dataset has none: extract it with labels.",
-        )
+        where = " + ".join(names) or store.path.name
+        hint = "Text features are of classes, and this dataset has none: extract it with labels."
+        if is_ingested(store) or store.samples.classes:
+            hint = more_features(store, "glyph-clip", "text/NAME")
+        raise StoreError(f"{method.name} needs text features, and {where} has none.", hint)
     if names and len(with_text) > 1:
         raise UsageError(
             f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
@@ -153,9 +153,10 @@ def arrays_for(
     backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
     first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
     if first is None and len(with_text) > 1:
+        example = shell_word(next(iter(backbone)))
         raise UsageError(
             f"Several backbones have text features: {', '.join(backbone)}.",
-            f"--backbones {shell_word(next(iter(backbone)))}",
+            f"--backbones {example}",
         )
     key = first or with_text[0]
     if not names:
@@ -179,8 +180,9 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
     for store in stores:
         for key in keys:
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
+                has = first.path.name
                 raise StoreError(
-                    f"{store.path.name} lacks {key}, which {first.path.name} has.",
+                    f"{store.path.name} lacks {key}, which {has} has.",
                     "Shard again, so that all clients have the same features.",
                 )
     return keys
@@ -190,14 +192,16 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
     images = [k for k, a in store.arrays.items() if a.dtype == "uint8"]
     if not images:
+        held = store.path.name
         raise StoreError(
-            f"{method.name} trains on images, and {store.path.name} has none.",
+            f"{method.name} trains on images, and {held} has none.",
             more_features(store, "pixels", recipe={"size": "32"}),
         )
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
     if len(chosen) > 1 or chosen[0] not in images:
+        named = ", ".join(chosen)
         raise UsageError(
-            f"{method.name} trains on one array of images, got {', '.join(chosen)}.",
+            f"{method.name} trains on one array of images, got {named}.",
             f"--backbones {shell_word(images[0])}",
         )
     return chosen[0]
@@ -213,10 +217,10 @@ def images_for(store: Store, key: str) -> str:
     for pixels, other in found.items():
         if all(other.get(k) == getattr(recipe, k) for k in INPUT):
             return pixels
-    has = ", ".join(f"{r.get('backbone')}@{r.get('size')}" for r in found.values()) or "none"
+    has = ", ".join([f"{r.get('backbone')}@{r.get('size')}" for r in found.values()]) or "none"
+    taken = f"{recipe.size} px, {recipe.resize}"
     raise StoreError(
-        f"{store.path.name} has no images as {recipe.backbone} takes them ({recipe.size} px, {recipe.resize}); it has"
-        f" {has}.",
+        f"{store.path.name} has no images as {recipe.backbone} takes them ({taken}); it has {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
@@ -246,16 +250,17 @@ def feat_post_for(
         other = ""
         if "feat_post" in hp:
             other = " (--set feat_post=none leaves features as they are)"
-        observer.note(
-            f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}."
-        )
+        backbones = " + ".join(names)
+        observer.note(f"feat_post {chosen}: what is usual for features of {backbones}{other}.")
     return chosen
 
 
 def train_example(store: Store) -> str:
     """``--method NAME`` of one that can train on what a store holds, for messages."""
     only_images = store.arrays and all(a.dtype == "uint8" for a in store.arrays.values())
-    return f"--method {'fedavg-scratch' if only_images else 'fed3r'}"
+    if only_images:
+        return "--method fedavg-scratch"
+    return "--method fed3r"
 
 
 def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
@@ -303,10 +308,9 @@ def needed_arrays(
     if names:
         have = set(complete)
         for a in complete.values():
-            have |= {
-                str(a.recipe.get("backbone")),
-                f"{a.recipe.get('backbone')}@{a.recipe.get('size', 0)}",
-            }
+            name = str(a.recipe.get("backbone"))
+            size = a.recipe.get("size", 0)
+            have |= {name, f"{name}@{size}"}
         return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
     if "text" in method.needs or wants_encoders(method):
         if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
@@ -340,10 +344,11 @@ def complete_array(
         raise StoreError(f"{state}.", array.command(store, home))
     (planned, *_), _ = plan(array.order, home, observer)
     if planned.recipe.key != array.key:
+        weights = shell_word(array.backbone)
         raise StoreError(
             f"{state}, and {array.backbone} gives {planned.recipe.key} now: its weights are others.",
             "With the weights it was begun with:  "
-            f"{array.command(store, home)} --weights {shell_word(array.backbone)}=FILE",
+            f"{array.command(store, home)} --weights {weights}=FILE",
         )
     observer.note(f"{state}: computing them first (--no-extract forbids).")
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
@@ -356,9 +361,10 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     """
     memory = memory_of(home)
     whole = datasets.peek(dataset, datasets.Context(memory, data=home.data))
+    if whole is None:
+        return
     parts = []
-    for path in sorted(home.stores.glob("*.zarr")) if whole is not None else []:
-        assert whole is not None
+    for path in sorted(home.stores.glob("*.zarr")):
         size = path.name.removeprefix(f"{whole[0]}-").partition("-")[0]
         fact = None
         if size.isdecimal():
@@ -368,11 +374,14 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     if parts:
         held = {str(a.recipe.get("backbone")) for a in parts[0].arrays.values()}
         wanted = ",".join(names or sorted(held)) or "efficientnet-lite0"
+        listed = []
+        for part in parts:
+            slug = part.dataset["slug"]
+            listed.append(f"{slug} ({part.rows:,} images)")
+        slug = shell_word(parts[0].dataset["slug"])
         raise StoreError(
-            f"Only a part of {dataset} is extracted: "
-            + ", ".join(f"{p.dataset['slug']} ({p.rows:,} images)" for p in parts)
-            + ".",
-            f"To train on the part: --dataset {shell_word(parts[0].dataset['slug'])}\n"
+            f"Only a part of {dataset} is extracted: {', '.join(listed)}.",
+            f"To train on the part: --dataset {slug}\n"
             f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(wanted)}",
         )
 
@@ -392,12 +401,10 @@ def find_or_extract(
     completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
     and may not be extracted; as ``extract``.
     """
-    path = locate_store(
-        home,
-        path=Path(train.store) if train.store else None,
-        dataset=train.dataset,
-        observer=observer,
-    )
+    named = None
+    if train.store:
+        named = Path(train.store)
+    path = locate_store(home, path=named, dataset=train.dataset, observer=observer)
     store = None
     if path is not None:
         store = Store.open(path)
@@ -411,9 +418,10 @@ def find_or_extract(
             if array.key in keys:
                 complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
             elif not train.backbones:  # whoever names some is not told of others
+                command = array.command(store, home)
                 observer.warn(
                     f"{array.state(store)}; left out (`fedcache gc --days 0` lists it, to give it up). "
-                    f"To complete it: {array.command(store, home)}"
+                    f"To complete it: {command}"
                 )
         if keys:
             store.refresh()
@@ -427,7 +435,12 @@ def find_or_extract(
             return store, spent
         if is_ingested(store):
             return store, spent  # embeddings: there are no images to extract more from
-    backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
+    # Nothing to train on yet: choose what is extracted, and then refuse what must not be extracted unasked.
+    backbones: Sequence[str] = train.backbones
+    if not backbones:
+        backbones = ("efficientnet-lite0",)
+        if needs_text:
+            backbones = ("glyph-clip",)
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
     words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
@@ -460,8 +473,9 @@ def find_or_extract(
     found = "Nothing extracted yet"
     if others:
         found = "No finished extraction is remembered"
+    named_backbones = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
+        f"{found}: extracting {named_backbones} ({why}) on {dataset} first (--no-extract forbids)."
     )
     names = tuple(b.partition("@")[0] for b in backbones)
     done = run_extract(
@@ -480,14 +494,14 @@ def find_or_extract(
 def check_client_folder(folder: Path) -> None:
     """Refuse what is no directory, with the name of one that is meant. Raises StoreError."""
     if not folder.is_dir():
+        beside = []
         if folder.parent.is_dir():
             beside = [p.name for p in folder.parent.iterdir() if p.is_dir()]
-        else:
-            beside = []
-        near = closest(folder.name, beside)
+        message = f"There is no directory {folder}."
+        if near := closest(folder.name, beside):
+            message += f" Did you mean {near!r}?"
         raise StoreError(
-            f"There is no directory {folder}." + (f" Did you mean {near!r}?" if near else ""),
-            "fedcache shard --partition NAME --out DIR   makes client stores.",
+            message, "fedcache shard --partition NAME --out DIR   makes client stores."
         )
 
 
@@ -517,15 +531,17 @@ def open_clients(folder: Path) -> list[Store]:
     for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
+            same = [str(s.path) for s, key in zip(stores, keys, strict=True) if key == twice]
+            paths_of_twins = ", ".join(same)
             raise StoreError(
-                f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
+                f"{len(same)} stores are of one client, by its {what} {twice}: {paths_of_twins}.",
                 "Remove or move away all but one of them.",
             )
     gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if gone:
+        first_lost = gone[0]
         raise StoreError(
-            f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            f"{folder} lacks client {first_lost}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
             "fedcache shard --partition NAME --out DIR   writes what is missing.",
         )
     for store in stores[1:]:
@@ -534,8 +550,9 @@ def open_clients(folder: Path) -> list[Store]:
             ("classes", first.samples.classes, store.samples.classes),
         ):
             if a != b:
+                names_of_both = f"{store.path.name} and {first.path.name}"
                 raise StoreError(
-                    f"{store.path.name} and {first.path.name} differ in {what}.",
+                    f"{names_of_both} differ in {what}.",
                     "Cut all client stores from one store, with one partition.",
                 )
     return stores

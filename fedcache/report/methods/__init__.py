@@ -91,7 +91,8 @@ def sources_digest() -> str:
             paths = sorted(place.rglob("*.py"))
         for path in paths:
             raw = path.read_bytes()
-            digest.update(f"{path.relative_to(root).as_posix()} {len(raw)}\n".encode() + raw)
+            name = path.relative_to(root).as_posix()
+            digest.update(f"{name} {len(raw)}\n".encode() + raw)
     return digest.hexdigest()
 
 

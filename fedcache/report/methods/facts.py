@@ -71,21 +71,19 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     per = PER_CLASS * sizes.classes
     rows = np.arange(count * per)
     clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
+    # No passes over the rows: what travels does not depend on them.
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
     if "anchors" in hp:
-        small = {"anchors": "all"}
-    else:
-        small = {}
+        idle["anchors"] = "all"
     rounds = 2
     if method.one_shot:
         rounds = 1
-    if method.central:
-        watched = method
-    else:
+    watched = method
+    if not method.central:
         watched = replace(method, fit=fit)
     job = RunState(
         watched,
-        with_schedule_rounds({**hp, **idle, **small}, rounds),
+        with_schedule_rounds({**hp, **idle}, rounds),
         data,
         clients,
         0,
@@ -102,40 +100,40 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     sends = {key: getattr(done, key) // served for key in keys}
-    return {**sends, "first_down": first.down // served, "clients": count if depends else 0}, sent
+    sends["first_down"] = first.down // served
+    sends["clients"] = count * depends
+    return sends, sent
 
 
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
     need = method.reads(method.resolve())
     towers = None
+    width = sizes.width
     if wants_encoders(method):
         towers = _towers()
-    if towers is not None:
         width = towers.width
-    else:
-        if "text" in need:
-            width = sizes.text_width
-        else:
-            width = sizes.width
+    elif "text" in need:
+        width = sizes.text_width
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
-    # of images: nothing that travels depends on it, towers are made for 32
+    # The size of images: nothing that travels depends on it, but towers are made for 32 pixels.
     side = 32
     if towers is None:
         side = 8
+    text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
+    data = Data(y, y, sizes.classes, None, (width,))
     if "pixels" in need:
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
+        data = replace(data, image=(side, side))
     else:
         x = torch.nn.functional.normalize(torch.randn(count, 1, width, generator=g), dim=-1)
-    text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
-    return replace(
-        Data(x, y, sizes.classes, text if "text" in need else None, (width,)),
-        names=tuple(f"class {i}" for i in range(sizes.classes)),
-        image=(side, side) if "pixels" in need else None,
-        towers=None if towers is None else towers.towers,
-    )
+    if "text" in need:
+        data = replace(data, text=text)
+    if towers is not None:
+        data = replace(data, towers=towers.towers)
+    return replace(data, x=x, names=tuple(f"class {i}" for i in range(sizes.classes)))
 
 
 @dataclass(frozen=True)
@@ -175,9 +173,11 @@ def every_method(sizes: Sizes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def objective(name: str) -> str:
-    """The equations of a method and where papers and code part: the docstring of its file, or of a plug-in's."""
-    module = sys.modules.get(module_of(name) if name in NAMES else METHODS[name].fit.__module__)
-    return (getattr(module, "__doc__", None) or "").strip()
+    """The equations of a method and where paper and code differ: the docstring of its file, or of a plug-in's."""
+    file = METHODS[name].fit.__module__
+    if name in NAMES:
+        file = module_of(name)
+    return (getattr(sys.modules.get(file), "__doc__", None) or "").strip()
 
 
 def disagreements(method: Method) -> list[dict[str, str]]:
@@ -336,11 +336,13 @@ class Part:
     def label(self) -> str:
         """The names and shapes, shortened where there are many."""
         if len(self.names) > SHOWN:
-            return f"{len(self.names)} tensors, {self.names[0]} to {self.names[-1]}"
-        return ", ".join(
-            f"{n} {'x'.join(map(str, s)) or '1'}"
-            for n, s in zip(self.names, self.shapes, strict=True)
-        )
+            first = self.names[0]
+            return f"{len(self.names)} tensors, {first} to {self.names[-1]}"
+        labels = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = "x".join(map(str, shape)) or "1"
+            labels.append(f"{name} {size}")
+        return ", ".join(labels)
 
 
 def kind_of(name: str) -> tuple[str, str]:
@@ -377,12 +379,10 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
         for (what, tells, dtype, private), tensors in parts.items()
     ]
     if made and "mean" in method.pool(method.resolve()).values():
-        private = "not sent: every client weighs the same"
-        made.append(
-            Part(
-                ("n",), ((),), "int64", *_ROWS, private if method_takes_noise(method) else "refused"
-            )
-        )
+        private = "refused"
+        if method_takes_noise(method):
+            private = "not sent: every client weighs the same"
+        made.append(Part(("n",), ((),), "int64", *_ROWS, private))
     return made
 
 

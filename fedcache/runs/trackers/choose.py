@@ -81,18 +81,21 @@ def tracker(spec: str, runs: Path) -> Tracker:
             f"--track {spec} names no directory.", f"For example --track {shell_word(name)}:boards"
         )
     if own is not None:
-        return _tracker_of(own, Path(place).expanduser() if place else runs / name)
+        folder = runs / name
+        if place:
+            folder = Path(place).expanduser()
+        return _tracker_of(own, folder)
     assert kind is not None
     if missing := [package for package in kind.packages if find_spec(package) is None]:
         raise MachineError(
             f"--track {name} needs the package {missing[0]}, which is not installed.",
             f"pip install {shell_word(f'fedcache[{name}]')}",
         )
-    folder = _folder(kind, place, runs)
-    if folder is None:
+    folder_of_kind = _folder(kind, place, runs)
+    if folder_of_kind is None:
         assert kind.url is not None
         return kind.url(place or os.environ[kind.variable])
-    return kind.make(folder)
+    return kind.make(folder_of_kind)
 
 
 def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
@@ -127,8 +130,9 @@ def _tracker_of(own: Plugin, place: Path) -> Tracker:
     else:
         made = make
     if not callable(made) or not callable(getattr(made, "close", None)):
+        kind = type(made).__name__
         raise UsageError(
-            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.",
+            f"The tracker {own.name!r} of {own.origin} makes a {kind}.",
             f"Expected {KINDS['trackers']}.",
         )
     tracker: Tracker = made
@@ -163,14 +167,15 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
     """Close it, and say what shows it, or what went wrong."""
     try:
         made.close()
-        if getattr(made, "failed", False):
-            command = None
-        else:
+        command = None
+        if not getattr(made, "failed", False):
             command = look_at(spec, runs)
         if observer is not None and command is not None:
-            observer.note(f"Tracked by {spec.partition(':')[0]}:  {command}")
+            name = spec.partition(":")[0]
+            observer.note(f"Tracked by {name}:  {command}")
     except Exception as error:
-        text = f"--track {shell_word(spec)} could not be finished: {type(error).__name__}: {error}"
+        kind = type(error).__name__
+        text = f"--track {shell_word(spec)} could not be finished: {kind}: {error}"
         if observer is not None:
             observer.warn(text)
         else:

@@ -49,12 +49,11 @@ class MLflow(SeedTracker):
 
     def __init__(self, place: str | Path) -> None:
         super().__init__(seeds.OPEN)
-        self._folder = place if isinstance(place, Path) else None
-        self.uri = (
-            str(place)
-            if self._folder is None
-            else f"sqlite:///{self._folder.absolute() / 'mlflow.db'}"
-        )
+        self._folder: Path | None = None
+        self.uri = str(place)
+        if isinstance(place, Path):
+            self._folder = place
+            self.uri = f"sqlite:///{place.absolute() / 'mlflow.db'}"
         self._groups: dict[str, str] = {}
 
     def begin(self, round_: Round) -> MLflowRun:
@@ -166,9 +165,10 @@ class MLflowRun:
                 return
             self._gather(dict(figures or {}))
             self._flush()
-            self._client.set_terminated(
-                self._run, status="KILLED" if figures is None else "FINISHED"
-            )
+            status = "FINISHED"
+            if figures is None:
+                status = "KILLED"
+            self._client.set_terminated(self._run, status=status)
 
     def _gather(self, figures: Figures) -> None:
         from mlflow.entities import Metric
