@@ -12,10 +12,10 @@ from fedcache.commands.options import Data, command, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
+from fedcache.tables.words import counted
 
 RunQuery = Annotated[
     list[str] | None,

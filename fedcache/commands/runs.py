@@ -20,7 +20,6 @@ from fedcache.commands.complete import (
 from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, shell_word
-from fedcache.extract.datasets.dataset import counted
 from fedcache.report.describe_run import (
     STATES,
     RunFilter,
@@ -39,6 +38,7 @@ from fedcache.report.find_runs import StoredRun, every_run, setting_name
 from fedcache.report.run_groups import HeldOutGroup, mean_over_values
 from fedcache.runs.directory import check_tag, tags_of, write_tags
 from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
+from fedcache.tables.words import counted
 
 runs = typer.Typer(
     name="runs",

@@ -16,7 +16,6 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
@@ -35,6 +34,7 @@ from fedcache.store.store import Store
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
+from fedcache.tables.words import counted
 from fedcache.visible_text import visible
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.errors import shell_word
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.parsing import seeds_text
@@ -26,6 +25,7 @@ from fedcache.runs.directory import (
 from fedcache.runs.privacy_ledger import describe_trust, is_private
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import LEVEL, SCORES, rows_interval, score_of
+from fedcache.tables.words import counted
 
 
 def plan_answer(data: dict[str, Any]) -> CommandResult:

@@ -57,6 +57,7 @@ from fedcache.runs.score import (
     tie_sentence,
     validation_value,
 )
+from fedcache.tables.words import counted
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
@@ -800,8 +801,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                 )
     runs, blocks, lost = _without_holes(taken, wheres, metric)
     if len(runs) < 2 or len(blocks) < 2:
-        methods = _count(len(taken), "method")
-        settings = _count(len(wheres), "setting")
+        methods = counted(len(taken), "method")
+        settings = counted(len(wheres), "setting")
         raise UsageError(
             f"Of {methods} in {settings}, no two have {metric} in the same two settings.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",
@@ -820,7 +821,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
     count = len(blocks)
-    where = f"{count} settings of {_count(sets, 'dataset')}"
+    where = f"{count} settings of {counted(sets, 'dataset')}"
     if sets < len(blocks):
         notes.append(f"{where} are not independent: p is too small.")
     return _one_value_each(where, runs, blocks, metric, notes)
@@ -980,12 +981,6 @@ def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     counts = sorted({len(seeds) for seeds in held})
     spread = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return [f"Values are means over seeds that differ between runs ({spread} of them)."]
-
-
-def _count(number: int, what: str) -> str:
-    if number == 1:
-        return f"1 {what}"
-    return f"{number} {what}s"
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

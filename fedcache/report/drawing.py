@@ -519,15 +519,3 @@ def bars(
         marks(bar, [sentence])
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-
-
-def first_few(names: Sequence[str], most: int) -> str:
-    """The first names, and dots where there are more.
-
-    >>> first_few(["a", "b", "c"], 2)
-    'a, b, ...'
-    """
-    few = list(names[:most])
-    if len(names) > most:
-        few.append("...")
-    return ", ".join(few)

@@ -32,7 +32,6 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
-from fedcache.report.drawing import first_few
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.runs.directory import read_result
@@ -46,6 +45,7 @@ from fedcache.runs.predict_run import (
 from fedcache.runs.privacy_ledger import describe_trust
 from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
+from fedcache.tables.words import some_names
 
 LEVEL = 0.95
 SHOWN = 20
@@ -95,7 +95,7 @@ def model_card(
             *_held_rows(predictor),
         ]
     run = facts.run[:16]
-    listed = first_few(facts.classes, SHOWN)
+    listed = some_names(facts.classes, SHOWN)
     lines = [
         "# Model card",
         "",

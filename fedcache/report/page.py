@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
@@ -19,7 +18,7 @@ from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, first_few, need_matplotlib, percent, short, size
+from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
 from fedcache.report.figure_grids import hyperparameters
 from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
@@ -63,6 +62,7 @@ from fedcache.runs.score import (
     validation_value,
 )
 from fedcache.store.outputs import write_output
+from fedcache.tables.words import counted, some_names
 
 
 @dataclass(frozen=True)
@@ -247,11 +247,9 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
     """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
     private = [e.digest[:8] for e in entries if e.private]
     if private:
-        listed = ", ".join(private[:5])
-        if len(private) > 5:
-            listed += ", ..."
         raise UsageError(
-            f"{listed} promises differential privacy, and its epsilon does not cover the rows that images show.",
+            f"{some_names(private, 5)} promises differential privacy, and its epsilon does not cover the rows that "
+            "images show.",
             "Leave --with-images out, or name other runs.",
         )
 
@@ -788,7 +786,7 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
             "Sure",
             f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
         )
-    names = first_few(open_pairs, MOST_NAMED)
+    names = some_names(open_pairs, MOST_NAMED)
     return (
         "Not sure",
         f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",

@@ -17,7 +17,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.drawing import first_few, percent, size
+from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
@@ -35,6 +35,7 @@ from fedcache.runs.score import (
     score_of,
     validation_value,
 )
+from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
@@ -237,7 +238,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
         sure = f"{sure} {unlike}"
     headline = _headline(best, rivals, gap, label, score, chosen)
     if equals:
-        names = first_few([label[e.digest] for e in equals], 2)
+        names = some_names([label[e.digest] for e in equals], 2)
         count = _others(len(equals))
         headline += f" {count} ({names}) reached the very same figures."
     return Verdict(
@@ -380,7 +381,7 @@ def _sure(
 def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
     """That chance can explain the distance from some others of the rivals."""
     letters = max(map(len, others))
-    names = first_few(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
+    names = some_names(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
     of = "the other"
     after = ""
     if rivals > 1:

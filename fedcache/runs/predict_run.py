@@ -50,6 +50,7 @@ from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.words import some_names
 from fedcache.torch_state import usual_torch_state
 
 
@@ -452,9 +453,7 @@ def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
     if not unknown.any():
         return None
     names = [s.classes[c] for c in np.unique(label[unknown])]
-    few = ", ".join(names[:5])
-    if len(names) > 5:
-        few += ", ..."
+    few = some_names(names, 5)
     labelled = int(((label >= 0) & (s.ok == 1)).sum())
     count = int(unknown.sum())
     return (
@@ -510,9 +509,7 @@ def client_of_store(
     if "labels" in reads:
         train &= label >= 0
     if not train.any():
-        known = ", ".join(facts.classes[:5])
-        if len(facts.classes) > 5:
-            known += ", ..."
+        known = some_names(facts.classes, 5)
         raise StoreError(
             f"{store.path.name} has no training rows of classes that the model knows.",
             f"Its classes are {known}.",

@@ -23,6 +23,7 @@ from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.store.files import explain_disk_errors, make_private
 from fedcache.store.lock import hold_lock
 from fedcache.store.sealed import SealedLines, read_sealed, read_sealed_lines, write_sealed
+from fedcache.tables.words import some_names
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""
@@ -294,10 +295,7 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
         liars = sorted({name for names in section["attackers"] for name in names})
         happened = "nobody lied"
         if liars:
-            shown = ", ".join(liars[:5])
-            if len(liars) > 5:
-                shown += ", ..."
-            happened = f"{len(liars)} clients lied ({shown})"
+            happened = f"{len(liars)} clients lied ({some_names(liars, 5)})"
         lines.append(f"Attack {section['attack']}: {happened}.")
     if section.get("rejected"):
         lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")

@@ -241,7 +241,9 @@ def _key(spec: str, context: Context) -> list[Any]:
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
             "Leave --layout out",
         )
-    version = [READING, columns.READING] if kind in columns.CONTENT else READING
+    version: Any = READING
+    if kind in columns.CONTENT:
+        version = [READING, columns.READING]
     return ["dataset", version, kind, *_origin(kind), *_reader(kind).key(rest, context)]
 
 
@@ -254,13 +256,13 @@ def _reader(kind: str) -> Any:
         return module(READERS[kind])
     plugin = find("datasets", kind)
     reader = None
+    origin = ""
     if plugin is not None:
         reader = plugin.load()
-    if plugin is None or not (
-        callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))
-    ):
+        origin = f" of {plugin.origin}"
+    if not all(callable(getattr(reader, name, None)) for name in ("key", "load")):
         raise UsageError(
-            f"The dataset kind {kind!r}{f' of {plugin.origin}' if plugin is not None else ''} has no key and load.",
+            f"The dataset kind {kind!r}{origin} has no key and load.",
             f"Expected {KINDS['datasets']}.",
         )
     return reader

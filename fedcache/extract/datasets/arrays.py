@@ -70,16 +70,18 @@ class FileArray:
 
         Raises UsageError for a column of gigabytes, and for objects (not words or numbers), whose code never runs.
         """
-        if math.prod(self.shape) * self.dtype.itemsize > MOST_COLUMN:
+        values_in_all = math.prod(self.shape)
+        if values_in_all * self.dtype.itemsize > MOST_COLUMN:
             raise UsageError(
-                f"{where} has {math.prod(self.shape):,} values, too many for a column.",
+                f"{where} has {values_in_all:,} values, too many for a column.",
                 "Name another",
             )
         try:
             values = self.read()
         except ValueError as error:
+            reason = str(error)[:160]
             raise UsageError(
-                f"{where} cannot be read: {str(error)[:160]}.",
+                f"{where} cannot be read: {reason}.",
                 "labels.astype(str)   makes plain words",
             ) from None
         return values
@@ -119,7 +121,10 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any],
         raise ValueError(
             f"an array of shape {list(shape)} and {dtype} does not fit into {size:,} bytes"
         )
-    return shape, dtype, -1 if fortran and len(shape) > 1 else start
+    # Rows of an array in Fortran's order are not one after another.
+    if fortran and len(shape) > 1:
+        start = -1
+    return shape, dtype, start
 
 
 def _rows_begin(path: Path, start: int) -> int:
@@ -201,8 +206,9 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
             NotImplementedError,
             RuntimeError,
         ) as error:
+            reason = str(error)[:80]
             raise CorruptionError(
-                f"{path} is damaged: {name} cannot be read ({str(error)[:80]}).",
+                f"{path} is damaged: {name} cannot be read ({reason}).",
                 f"Check it: unzip -t {path}",
             ) from None
     context.memory.remember(fact, True)
@@ -325,9 +331,11 @@ def load_arrays(
             arrays, lambda held: _rows_of(held, asked, reading) is not None, str(path), hint
         )
     if _rows_of(tables[0][1], asked, reading) is None:
-        shapes = ", ".join(
-            f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8]
-        )
+        listed = []
+        for name, array in list(arrays.items())[:8]:
+            shape = list(array.shape)
+            listed.append(f"{name} {array.dtype} {shape}")
+        shapes = ", ".join(listed)
         like = [name for name, array in arrays.items() if reading.fits(array)]
         missing = f"no column of {reading.holds}"
         if asked.content:
@@ -371,9 +379,12 @@ def locate(place: str) -> Path:
     """The file or folder of arrays that a spec names; UsageError where there is none."""
     path = Path(place).expanduser()
     if not place or not path.exists():
+        named = "path"
+        if place:
+            named = str(path)
+        endings = ", ".join(SUFFIXES)
         raise UsageError(
-            f"There is no {str(path) if place else 'path'!r} (seen from {Path.cwd()}); expected a "
-            f"{', '.join(SUFFIXES)} file or a folder of .npy files.",
+            f"There is no {named!r} (seen from {Path.cwd()}); expected a {endings} file or a folder of .npy files.",
             "Give the path of the arrays: --dataset arrays:FILE",
         )
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
@@ -422,9 +433,11 @@ def _column(array: FileArray, count: int, where: str) -> Column:
         if array.dtype.hasobject:
             what = ONE_OBJECT
         if array.shape and array.shape[0] == count:
-            what = f"{int(np.prod(array.shape[1:])):,} values a row"
+            each = math.prod(array.shape[1:])
+            what = f"{each:,} values a row"
         elif array.shape:
-            what = f"{array.shape[0]:,} values for {count:,} rows"
+            values_in_all = array.shape[0]
+            what = f"{values_in_all:,} values for {count:,} rows"
         return Unread(array.shape, str(array.dtype), what)
     try:
         return as_column(array.column(where).reshape(-1))

@@ -117,7 +117,8 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     keys = keys_of(kind)
     place, mark, tail = rest.rpartition("?")
     # A value may hold a question mark, and so may a path: the columns begin where the first word of theirs does.
-    begins = [*re.finditer(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)]
+    words = "|".join(map(re.escape, keys))
+    begins = [*re.finditer(rf"\?(?=({words})=)", rest)]
     if begins:
         there = [begin for begin in begins if Path(rest[: begin.start()]).expanduser().exists()]
         begin = (there or begins)[0]
@@ -136,17 +137,20 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
                 hint=f"For example FILE?{next(iter(keys))}=NAME&label=grade",
             )
         if word in found or not value:
-            raise UsageError(
-                f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.",
-                "For example ?label=grade",
-            )
+            problem = "no value"
+            if word in found:
+                problem = "twice"
+            raise UsageError(f"{rest!r} gives {word} {problem}.", "For example ?label=grade")
         found[word] = value.replace("%26", "&").replace("%25", "%")
+    groups = None
+    if "group" in found:
+        groups = _several(found["group"])
     choice = ColumnChoice(
         label=found.get("label"),
         split=found.get("split"),
         row_name=found.get("name"),
         domain=found.get("domain"),
-        groups=_several(found["group"]) if "group" in found else None,
+        groups=groups,
         no_label=_several(found.get("no-label", "")),
         unlabelled=found.get("unlabelled", "no") != "no",
     )
@@ -184,8 +188,15 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     mark = "?"
     if parse_rest(rest, kind).place != rest:
         mark = "&"
-    written = {words[option]: in_a_spec(value) for option, value in given.items()}
-    return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
+    written = [f"{words[option]}={in_a_spec(value)}" for option, value in given.items()]
+    return spec + mark + "&".join(written)
+
+
+def left_out_words(names: Sequence[str]) -> str:
+    """The files that are left out because nothing says their split, as the end of a phrase; "" for none."""
+    if not names:
+        return ""
+    return f"; left out, as no split of theirs is known: {some_names(names, 4)}"
 
 
 def refuse_without_training(
@@ -252,16 +263,20 @@ def from_rows(
     Raises UsageError for columns that make no sense, no rows, or two rows of one name.
     """
     rows = TableRows(names, source, {column: objects_of(found) for column, found in values.items()})
+    uid = None
+    if key is None:
+        uid, _ = dataset.contents(source, names, context)
+    kind = spec.partition(":")[0]
     return assemble(
         spec,
         place,
         [rows],
         asked=Asked(str(place), choice=ColumnChoice(label=label, groups=groups)),
         class_names=class_names,
-        how=f"{holds} of {spec.partition(':')[0]}",
+        how=f"{holds} of {kind}",
         facts=list(key or ()),
         context=context,
-        uid=dataset.contents(source, names, context)[0] if key is None else None,
+        uid=uid,
         holds=holds,
     )
 
@@ -358,11 +373,8 @@ def dataset_of_rows(
             "Rename or remove one of them",
         )
     # A source that is in order already is read directly, without a table of row numbers.
-    in_order = bool((order[:-1] < order[1:]).all())
-    ordered: Source
-    if in_order:
-        ordered = source
-    else:
+    ordered = source
+    if not (order[:-1] < order[1:]).all():
         ordered = dataset.RowsSource(source, order)
     if uid is None:
         uid, unreadable = dataset.read_uids(ordered, names, facts, context)
@@ -392,9 +404,12 @@ def dataset_of_rows(
         _unreadable(unreadable, holds),
         *(line.rstrip(".") for line in (*roles.notes, *unused_sentence(roles.unused))),
     ]
+    name = where.name
+    if where.is_file():
+        name = stem_of(where)
     return Dataset(
         spec=spec,
-        slug=safe(stem_of(where) if where.is_file() else where.name)[:64].lstrip(".") or holds,
+        slug=safe(name)[:64].lstrip(".") or holds,
         classes=roles.classes,
         domains=roles.domain_names,
         names=tuple(names),

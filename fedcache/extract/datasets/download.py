@@ -46,7 +46,8 @@ def pull(
         partial.mkdir(parents=True, exist_ok=True)
         url = file.url
         if mirror:
-            url = f"{mirror.rstrip('/')}/{file.name}"
+            address = mirror.rstrip("/")
+            url = f"{address}/{file.name}"
         archive = fetch(
             url,
             partial / file.name,
@@ -93,6 +94,7 @@ def fetch(
     )
     try:
         with closing(_open(request, known=bool(md5 or sha256))) as answer:
+            # Only 206 means that the server continues where the part ends; any other answer is the whole file.
             if answer.status != 206:
                 start = 0
             length = answer.headers.get("Content-Length")
@@ -106,13 +108,15 @@ def fetch(
             size = "size unknown"
             if known:
                 size = f"{known / 1e6:,.1f} MB"
-            say(
-                f"{target.name} ({size}) from {url}"
-                + (f", going on at {start / 1e6:,.1f} MB" if start else "")
-            )
+            words = f"{target.name} ({size}) from {url}"
+            mode = "wb"
+            if start:
+                words += f", going on at {start / 1e6:,.1f} MB"
+                mode = "ab"
+            say(words)
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise _failed(url, "it answers with a web page, not a file")
-            with part.open("ab" if start else "wb") as out:
+            with part.open(mode) as out:
                 got = 0
                 while block := answer.read(_BLOCK):
                     out.write(block)

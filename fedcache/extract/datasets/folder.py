@@ -86,9 +86,11 @@ def parse_layout(text: str) -> tuple[str, ...]:
             )
         usable_group_name(role)
     if roles.count("class") != 1 or roles.count("split") > 1:
+        classes = roles.count("class")
+        splits = roles.count("split")
         raise UsageError(
-            f"The layout {text!r} has {roles.count('class')} class levels and {roles.count('split')} split levels; "
-            "expected exactly one class and at most one split.",
+            f"The layout {text!r} has {classes} class levels and {splits} split levels; expected exactly one class "
+            "and at most one split.",
             "For example --layout domain/class",
         )
     return roles
@@ -143,8 +145,9 @@ def infer(
         _refuse_splits_as_classes(levels[roles.index("class")], where, tables)
     labels = _labels(folders, roles, where)
     if len(set(labels.classes)) < 2:
+        only = labels.classes[0]
         raise UsageError(
-            f"{where} was read as {labels.layout} and has one class, {labels.classes[0]!r}; expected at least two.",
+            f"{where} was read as {labels.layout} and has one class, {only!r}; expected at least two.",
             _with_tables(
                 tables,
                 "If the folders mean something else, say so with --layout; images without classes can be listed in a "
@@ -168,8 +171,9 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
     codes = {SPLIT_WORDS.get(name.lower()) for name in names}
     if None in codes and not (TRAIN in codes and len(codes) > 2):
         return
+    listed = ", ".join(sorted(names)[:4])
     raise UsageError(
-        f"The folders of {where} are named like splits ({', '.join(sorted(names)[:4])}), and none names a class.",
+        f"The folders of {where} are named like splits ({listed}), and none names a class.",
         _with_tables(
             tables,
             "Put each class into a folder of its own, such as train/cat; or say in metadata.csv, with the columns "
@@ -246,9 +250,10 @@ def load(rest: str, context: Context) -> Dataset:
     else:
         found = tree.scan(path, context.within(path))
         if not found.paths:
+            ignored = tree.ignored_text(found.ignored)
+            endings = ", ".join(sorted(EXTENSIONS))
             raise UsageError(
-                f"{path} holds no images{tree.ignored_text(found.ignored)}; "
-                f"expected files ending in {', '.join(sorted(EXTENSIONS))}.",
+                f"{path} holds no images{ignored}; expected files ending in {endings}.",
                 how_to_convert(path, found.ignored)
                 or "Give the directory or archive that contains the images, one folder per class",
             )
@@ -293,9 +298,12 @@ class _ImageRows:
 def _locate(rest: str) -> Path:
     path = Path(rest).expanduser()
     if not rest or not path.exists():
+        named = "path"
+        if rest:
+            named = str(path)
+        endings = ", ".join(_SUFFIXES)
         raise UsageError(
-            f"There is no {str(path) if rest else 'path'!r} (seen from {Path.cwd()}); "
-            f"expected a directory or a {', '.join(_SUFFIXES)} file.",
+            f"There is no {named!r} (seen from {Path.cwd()}); expected a directory or a {endings} file.",
             "Give the path of the images: --dataset folder:PATH",
         )
     if not path.is_dir() and archives.is_compressed_tar(path):
@@ -316,7 +324,10 @@ def _kind(path: Path) -> str:
 
 def _slug(path: Path) -> str:
     full = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", Path.resolve follows links
-    return safe(full.name if path.is_dir() else full.stem)[:64].lstrip(".") or "folder"
+    name = full.stem
+    if path.is_dir():
+        name = full.name
+    return safe(name)[:64].lstrip(".") or "folder"
 
 
 def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
@@ -331,7 +342,8 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     labels = infer(names, context.layout, where=str(path), tables=_other_tables(path, found))
     how = f"read as {labels.layout}"
     if cut:
-        how += f" inside {spelled[0][: cut - 1]}"
+        top = spelled[0][: cut - 1]
+        how += f" inside {top}"
     classes, label = dataset.index_of(labels.classes)
     domains, domain = dataset.index_of(labels.domains)
     splits = None
@@ -393,7 +405,8 @@ def _from_tables(
     source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
     how = f"images from {spelt_tables[0]}"
     if len(tables) > 1:
-        how = f"images from {len(tables)} tables such as {spelt_tables[0]}"
+        first = spelt_tables[0]
+        how = f"images from {len(tables)} tables such as {first}"
     ignored = found.ignored + listed.ignored
     ignored[tree.TABLE] -= len(tables)
     return _ImageRows(source, roles, how, +ignored)

@@ -39,7 +39,7 @@ from fedcache.tables.table_files import (
     usable_features,
 )
 from fedcache.tables.table_readers import read_others
-from fedcache.tables.words import Column, Unread, explain_damage
+from fedcache.tables.words import Column, Unread, counted, explain_damage
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -60,11 +60,9 @@ def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
     asked = columns.parse_rest(rest, "hf")
     path = _locate(asked.place, context)
-    return [
-        "hf",
-        asked.facts,
-        tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path),
-    ]
+    if path.is_dir():
+        return ["hf", asked.facts, tree.listing_digest(path, context.within(path))]
+    return ["hf", asked.facts, stat_key(path)]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -92,9 +90,9 @@ def load(rest: str, context: Context) -> Dataset:
         rows = _rows(file, image, named | class_names_of(said))
         by_split.setdefault(file.split, []).append(rows)
     parts = [_one_after_another(by_split[split]) for split in sorted(by_split, key=_word)]
-    how = f"images from {images[0]}, of {len(files)} {files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
-    if left_out:
-        how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
+    suffix = files[0].path.suffix[1:]
+    how = f"images from {images[0]}, of {counted(len(files), f'{suffix} file')}"
+    how += columns.left_out_words(left_out)
     return columns.assemble(
         f"hf:{rest}",
         path,
@@ -133,10 +131,9 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             files = [file for file in found.siblings or () if file.rfilename.endswith(".parquet")]
             if not files:
                 continue
-            size = sum(file.size or 0 for file in files)
-            say(
-                f"{len(files)} files ({size / 1e6:,.1f} MB) from huggingface.co/datasets/{name}, {revision}"
-            )
+            megabytes = sum(file.size or 0 for file in files) / 1e6
+            source = f"huggingface.co/datasets/{name}, {revision}"
+            say(f"{len(files)} files ({megabytes:,.1f} MB) from {source}")
             huggingface_hub.snapshot_download(
                 name,
                 repo_type="dataset",
@@ -171,15 +168,17 @@ def _locate(place: str, context: Context) -> Path:
     if _NAME.fullmatch(place) and path.suffix not in SUFFIXES:
         root = context.root_of("hf", place)
     if root is None:
+        named = place or "path"
+        endings = " or ".join(SUFFIXES)
         raise UsageError(
-            f"There is no {place or 'path'!r} (seen from {Path.cwd()}); expected a {' or '.join(SUFFIXES)} file or a "
-            "folder of them.",
+            f"There is no {named!r} (seen from {Path.cwd()}); expected a {endings} file or a folder of them.",
             "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
         )
     if not root.exists():
+        name = shell_word(place)
         raise MachineError(
             f"The files of {place} are not here (looked in {root}, and for a path {place!r}).",
-            f"fedcache datasets pull hf:{shell_word(place)}   or --data {shell_word(place)}=DIR",
+            f"fedcache datasets pull hf:{name}   or --data {name}=DIR",
         )
     return root
 
@@ -226,11 +225,14 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     configurations = {_configuration(name) for name in names}
     if len(configurations) > 1:
         named = ", ".join(sorted(c or "." for c in configurations))
+        example = shell_word(path / max(configurations))
         raise UsageError(
             f"{path} holds {len(configurations)} configurations: {named}.",
-            f"Say which: --dataset hf:{shell_word(path / max(configurations))}",
+            f"Say which: --dataset hf:{example}",
         )
-    splits = {name: split_in(name) if by_name else None for name in names}
+    splits: dict[str, int | None] = dict.fromkeys(names)
+    if by_name:
+        splits = {name: split_in(name) for name in names}
     known = [name for name in names if splits[name] is not None]
     files = [_open(path / name, splits[name]) for name in known or names]
     return files, [name for name in names if known and splits[name] is None]
@@ -315,10 +317,12 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
     if chosen is None or chosen not in like:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
         what = "no column of images"
-        if chosen is None and like:
+        if chosen is not None:
+            what += f" {chosen!r}"
+        elif like:
             what = "several columns that may be images"
         raise UsageError(
-            f"{path} has {what}{f' {chosen!r}' if chosen else ''}: {shown[:300]}.",
+            f"{path} has {what}: {shown[:300]}.",
             "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",
         )
     return chosen
@@ -420,7 +424,8 @@ class ParquetRows(Reopened):
         self._lock = threading.Lock()
         self._file: Any = None
         self._batches: Any = None  # the next batches of row group ``_group``
-        self._group, self._at = -1, 0  # ``_at`` is the first row that they hold
+        self._group = -1
+        self._at = 0  # the first row that ``_batches`` hold
         self._kept: list[tuple[int, Any]] = []  # (first row, values)
         self._broken: dict[int, int] = {}  # row group -> first row that could not be read
 
@@ -445,7 +450,8 @@ class ParquetRows(Reopened):
                 self._batches = self._open().iter_batches(
                     BATCH, row_groups=[group], columns=[self.column]
                 )
-                self._group, self._at = group, int(self._starts[group])
+                self._group = group
+                self._at = int(self._starts[group])
             for batch in self._batches:
                 first = self._at
                 self._at = self._at + len(batch)
@@ -455,7 +461,8 @@ class ParquetRows(Reopened):
         except (pa.ArrowException, OSError):
             pass
         # Looking again would begin at the start of the group for every row that follows.
-        self._broken[group], self._group = self._at, -1
+        self._broken[group] = self._at
+        self._group = -1
         raise BadImage("its data in the file is damaged")
 
     def _open(self) -> Any:

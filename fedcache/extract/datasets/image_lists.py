@@ -77,8 +77,10 @@ def read_list(path: Path, asked: str = "") -> ImageList:
         str(path), path.read_bytes(), asked, lambda name: (folder / name).is_file(), stems
     )
     if not any((folder / name).is_file() for name in found.paths):
+        count = len(found.paths)
+        example = folder / found.paths[0]
         raise UsageError(
-            f"None of the {len(found.paths):,} images of {path} exists, for example {folder / found.paths[0]}.",
+            f"None of the {count:,} images of {path} exists, for example {example}.",
             "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
         )
     return found
@@ -133,12 +135,13 @@ def parse_list(
     else:
         usual = [lowered[name] for name in PATHS if name in lowered]
     if not usual or not count:
+        names = some_names(columns) or "(none)"
         raise UsageError(
-            f"{where} has the columns {some_names(columns) or '(none)'} and {count:,} rows; "
-            "expected a path column and at least one row.",
+            f"{where} has the columns {names} and {count:,} rows; expected a path column and at least one row.",
             f"{FIRST_LINE}   or --images-key NAME names the column of paths",
         )
     chosen = usual[0]
+    # Of several usual names, the first column is taken that names an image that is there.
     paths = list[str]()
     for column in usual:
         found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
@@ -211,12 +214,8 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
             raise named_twice(where, name)
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(names):
-            raise _wrong(
-                where,
-                number,
-                f"has {len(line)} fields; expected {len(names)}",
-                "Quote fields with commas",
-            )
+            problem = f"has {len(line)} fields; expected {len(names)}"
+            raise _wrong(where, number, problem, "Quote fields with commas")
     return {name: [line[at].strip() for line in lines[1:]] for at, name in enumerate(names)}
 
 
@@ -228,8 +227,9 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
             if line.strip():
                 records.append(parse_json(line))
     except ValueError as error:
+        number = len(records) + 1
         raise UsageError(
-            f"Line {len(records) + 1:,} of {where} is not JSON: {error}.", "One object a line."
+            f"Line {number:,} of {where} is not JSON: {error}.", "One object a line."
         ) from None
     if not all(isinstance(record, Mapping) for record in records):
         raise UsageError(
@@ -311,8 +311,10 @@ def listed_images(
         lists.append(one)
         kept.append(rows)
     if not found:
+        table = tables[0]
+        example = lists[0].paths[0]
         raise UsageError(
-            f"None of the images that {where}/{tables[0]} names is there, for example {lists[0].paths[0]}.",
+            f"None of the images that {where}/{table} names is there, for example {example}.",
             "Its paths are relative to the folder of the table.",
         )
     repeated = next((row for row, count in Counter(found).items() if count > 1), None)
@@ -344,7 +346,9 @@ def _joined(lists: Sequence[ImageList], kept: Sequence[Sequence[int]]) -> dict[s
         parts: list[Column | None] = []
         for one, rows in zip(lists, kept, strict=True):
             column = one.columns.get(name)
-            parts.append(None if column is None else taken(column, rows))
+            if column is not None:
+                column = taken(column, rows)
+            parts.append(column)
         joined[name] = joined_columns(parts, lengths)
     return joined
 
@@ -378,6 +382,9 @@ def _folders_below_splits(names: Sequence[str]) -> list[str]:
     """The last folder of each image that is not named like a split; "" for none."""
     found = []
     for name in names:
-        folders = [folder for folder in name.split("/")[:-1] if folder.lower() not in SPLIT_WORDS]
-        found.append(folders[-1] if folders else "")
+        last = ""
+        for folder in name.split("/")[:-1]:
+            if folder.lower() not in SPLIT_WORDS:
+                last = folder
+        found.append(last)
     return found

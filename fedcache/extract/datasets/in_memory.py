@@ -62,18 +62,16 @@ def load(source: Any, context: Context) -> Dataset:
         uids.append(uid)
         how = f"images of a {type(items).__name__}"
     first = next(iter(_by_split(source)))[1]
+    class_names = None
     named = getattr(first, "classes", ())
-    listed = (
-        isinstance(named, list | tuple)
-        and len(named) > 0
-        and all(isinstance(n, str) for n in named)
-    )
+    if isinstance(named, list | tuple) and named and all(isinstance(n, str) for n in named):
+        class_names = tuple(named)
     return columns.assemble(
         f"{HELD}:images",
         Path("images"),
         columns.numbered_parts(parts),
         asked=columns.with_label(Asked(""), parts),
-        class_names=tuple(named) if listed else None,
+        class_names=class_names,
         how=how,
         facts=[],
         context=context,
@@ -99,8 +97,9 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
     if isinstance(source, Mapping):
         wrong = [name for name in source if str(name).lower() not in SPLIT_WORDS]
         if wrong or not source:
+            keys = ", ".join(map(repr, list(source)[:5]))
             raise UsageError(
-                f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
+                f"The dictionary has the keys {keys}, and no splits alone.",
                 f"Expected {_EXPECTED}",
             )
         parts = [
@@ -157,15 +156,14 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
 
 
 def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Image, label and other values of an item; what reading it raises is told with its number."""
+    """Image, label and other values of an item. Raises UsageError with its number for what reading it raises."""
     try:
         item = items[row]
     except Exception as error:
+        kind = type(error).__name__
+        message = f"Item {row} of the {type(items).__name__} cannot be read: {kind}: {error}"
         raise UsageError(
-            f"Item {row} of the {type(items).__name__} cannot be read: {type(error).__name__}: {error}"[
-                :300
-            ],
-            "Mend the dataset; the error above it says where",
+            message[:300], "Mend the dataset; the error above it says where"
         ) from error
     return _split_item(item, row)
 
@@ -180,16 +178,16 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         image = _named(names, columns.IMAGES)
         label = _named(names, LABELS)
         if image is None:
+            keys = ", ".join(names[:8])
             raise UsageError(
-                f"Item {row} has the keys {', '.join(names[:8])}.",
-                "Expected image and label among them",
+                f"Item {row} has the keys {keys}.", "Expected image and label among them"
             )
         others = {
             n: v
             for n, v in item.items()
             if n not in (image, label) and isinstance(v, str | int | float | bool)
         }
-        return item[image], None if label is None else item[label], others
+        return item[image], item.get(label), others
     return item, None, {}
 
 

@@ -60,11 +60,15 @@ class Layout:
 
     def __str__(self) -> str:
         size = list(self.shape)
+        channels = "gray"
         if self.order == "rgb-first":
-            return f"{size[1]} x {size[2]} RGB, channels first"
-        if self.order == "gray-first":
             size = size[1:]
-        return f"{size[0]} x {size[1]} {'RGB' if self.order == 'rgb-last' else 'gray'}"
+            channels = "RGB, channels first"
+        elif self.order == "gray-first":
+            size = size[1:]
+        elif self.order == "rgb-last":
+            channels = "RGB"
+        return f"{size[0]} x {size[1]} {channels}"
 
 
 class RowLayout(Protocol):
@@ -99,7 +103,8 @@ class NumbersLayout:
         return native
 
     def __str__(self) -> str:
-        return f"{self.dtype.newbyteorder('=')} {list(self.row)}"
+        dtype = self.dtype.newbyteorder("=")
+        return f"{dtype} {list(self.row)}"
 
 
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
@@ -109,8 +114,9 @@ def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Number
     """
     row = tuple(int(side) for side in shape[1:])
     if dtype.kind not in "iufb" or dtype.itemsize > 8 or not row or 0 in row:
+        whole = list(map(int, shape))
         raise UsageError(
-            f"The rows of {where} are {dtype} with shape {list(map(int, shape))}; expected numbers [N, ...].",
+            f"The rows of {where} are {dtype} with shape {whole}; expected numbers [N, ...].",
             "rows.astype('float32').reshape(len(rows), -1)   makes rows of numbers",
         )
     return NumbersLayout(row, dtype)
@@ -147,9 +153,10 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     hint = "images.reshape(-1, 28, 28)"
     if row[-1:] == (4,):
         hint = "images[..., :3]   leaves the fourth channel out"
+    whole = list(map(int, shape))
     raise UsageError(
-        f"The images of {where} have the shape {list(map(int, shape))}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] "
-        "or channels first.",
+        f"The images of {where} have the shape {whole}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] or channels "
+        "first.",
         hint,
     )
 

@@ -36,7 +36,7 @@ from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
 from fedcache.tables.groups import Group, differs_in_every_row
 from fedcache.tables.roles import LABELS, ColumnChoice
-from fedcache.tables.words import Unread, Words, last_level, objects_of, refuse_empty
+from fedcache.tables.words import Unread, Words, counted, last_level, objects_of, refuse_empty
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
@@ -91,9 +91,7 @@ def load(rest: str, context: Context) -> Dataset:
         by_split.setdefault(shard.split, []).append(shard)
     parts = [_rows(of_split) for of_split in by_split.values()]
     asked = _with_label(asked, parts, shards)
-    how = f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
-    if left_out:
-        how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
+    how = counted(len(shards), "shard") + columns.left_out_words(left_out)
     if left:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
     # what the dataset is called after
@@ -135,8 +133,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
         if found:
             top = Path(os.path.commonpath([p.parent for p in found]))
     if not place or not found:
+        named = place or "nothing"
         raise UsageError(
-            f"No tar matches {place or 'nothing'!r} (seen from {Path.cwd()}).",
+            f"No tar matches {named!r} (seen from {Path.cwd()}).",
             "A tar, a folder of tars, a glob or --dataset 'webdataset:shards/train-{0000..0009}.tar'",
         )
     for one in found:
@@ -187,6 +186,10 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
     refuse_empty(path)
     entries = archives.list_tar(path)
+    # The ending of images is the one that the user named, or any usual one.
+    endings_of_images = {ending.removeprefix(".") for ending in EXTENSIONS}
+    if asked.content:
+        endings_of_images = {asked.content.lower().lstrip(".")}
     relative = path.name
     if path != top:
         relative = os.path.relpath(path, top)
@@ -201,11 +204,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         if folder:
             whole = f"{folder}/{sample}"
         ending = ending.lower()
-        if (
-            ending == asked.content.lower().lstrip(".")
-            if asked.content
-            else f".{ending}" in EXTENSIONS
-        ):
+        if ending in endings_of_images:
             if whole in images:
                 first = entries.names[images[whole]]
                 raise UsageError(
@@ -221,9 +220,10 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         shown = ", ".join(
             sorted({name.rpartition("/")[2].partition(".")[2] for name in entries.names})[:8]
         )
+        examples = ", ".join(sorted(e[1:] for e in EXTENSIONS)[:8])
         raise UsageError(
             f"{path} holds no images: its samples have the parts {shown or '(none)'}.",
-            f"Expected parts such as {', '.join(sorted(e[1:] for e in EXTENSIONS)[:8])}; --images-key ENDING names one",
+            f"Expected parts such as {examples}; --images-key ENDING names one",
         )
     keys = sorted(images)
     kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
@@ -259,10 +259,13 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
         raise UsageError(
             f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard"
         ) from None
+    if not isinstance(held, dict):
+        held = {"json": held}
     found: dict[str, Any] = {}
-    for name, value in (held if isinstance(held, dict) else {"json": held}).items():
-        long = isinstance(value, dict) or (isinstance(value, list) and len(value) > 1)
-        found[name] = type(value)() if long else value
+    for name, value in held.items():
+        if isinstance(value, dict) or (isinstance(value, list) and len(value) > 1):
+            value = type(value)()
+        found[name] = value
     return found
 
 
@@ -330,9 +333,11 @@ def _check_captions(labels: Any) -> None:
         return
     known = int((labels.codes >= 0).sum())
     if known > FEW and 2 * len(labels.words) > known and any(" " in word for word in labels.words):
+        different = len(labels.words)
+        example = labels.words[0][:60]
         raise UsageError(
-            f"{len(labels.words):,} of {known:,} samples have a text of their own, such as {labels.words[0][:60]!r}: "
-            "these are captions and no classes.",
+            f"{different:,} of {known:,} samples have a text of their own, such as {example!r}: these are captions "
+            "and no classes.",
             "--label-key FIELD   takes a field of .json, and --label-key cls the .cls",
         )
 
@@ -380,12 +385,12 @@ def _rows(shards: Sequence[_Shard]) -> TableRows:
                 (len(fields),), "", f"the part .{ending} has this name"
             )
         found[ending] = Words.of(texts).typed()
+    row_names = []
+    for shard in shards:
+        folder = shard.name.removesuffix(".tar")
+        row_names += [tree.name_of(f"{folder}/{sample}") for sample in shard.keys]
     return TableRows(
-        [
-            tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}")
-            for s in shards
-            for sample in s.keys
-        ],
+        row_names,
         Shards(
             [archives.ArchiveSource(shard.entries) for shard in shards],
             [len(shard.keys) for shard in shards],

@@ -72,7 +72,9 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     rows = np.arange(count * per)
     clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
     # No passes over the rows: what travels does not depend on them.
-    idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
+    idle: dict[str, Any] = {
+        h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE
+    }
     if "anchors" in hp:
         idle["anchors"] = "all"
     rounds = 2
@@ -108,10 +110,11 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
     need = method.reads(method.resolve())
-    towers = None
+    frozen = None
     width = sizes.width
     if wants_encoders(method):
         towers = _towers()
+        frozen = towers.towers
         width = towers.width
     elif "text" in need:
         width = sizes.text_width
@@ -120,20 +123,27 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     g = torch.Generator().manual_seed(0)
     # The size of images: nothing that travels depends on it, but towers are made for 32 pixels.
     side = 32
-    if towers is None:
+    if frozen is None:
         side = 8
-    text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
-    data = Data(y, y, sizes.classes, None, (width,))
+    image = None
     if "pixels" in need:
+        image = (side, side)
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
-        data = replace(data, image=(side, side))
     else:
         x = torch.nn.functional.normalize(torch.randn(count, 1, width, generator=g), dim=-1)
+    text = None
     if "text" in need:
-        data = replace(data, text=text)
-    if towers is not None:
-        data = replace(data, towers=towers.towers)
-    return replace(data, x=x, names=tuple(f"class {i}" for i in range(sizes.classes)))
+        text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
+    return Data(
+        x,
+        y,
+        sizes.classes,
+        text,
+        (width,),
+        names=tuple(f"class {i}" for i in range(sizes.classes)),
+        image=image,
+        towers=frozen,
+    )
 
 
 @dataclass(frozen=True)
