@@ -249,6 +249,9 @@ def train(
     Raises FedcacheError as the command, with its exit code and hint.
     """
     given = fields_of(TrainConfig, locals())
+    models = "none"
+    if save_model:
+        models = "all"
     from fedcache.calls import training
 
     return training.train(
@@ -258,7 +261,7 @@ def train(
         seeds,
         settings,
         given,
-        SaveModels("all" if save_model else "none", save_clients),
+        SaveModels(models, save_clients),
         observer=observer,
         on_round=on_round,
         track=track,

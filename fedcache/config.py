@@ -399,7 +399,9 @@ def refuse_remote(value: object, name: str) -> None:
     Raises:
         UsageError, for an address within the text.
     """
-    items = value.values() if isinstance(value, Mapping) else value
+    items = value
+    if isinstance(value, Mapping):
+        items = value.values()
     if isinstance(items, list | tuple | ValuesView):
         for item in items:
             refuse_remote(item, name)

@@ -192,12 +192,15 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)
+    parts = []
     if size:
-        asked = [size[1]]
-    else:
-        asked = []
-    asked += [f"an array of shape {shape[1]}"] if shape else []
+        parts.append(size[1])
+    if shape:
+        parts.append(f"an array of shape {shape[1]}")
+    what = ""
+    if parts:
+        what = " for " + ", ".join(parts)
     return MachineError(
-        f"There is not enough memory{' for ' if asked else ''}{', '.join(asked)}.",
+        f"There is not enough memory{what}.",
         "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory.",
     )

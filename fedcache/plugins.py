@@ -55,7 +55,8 @@ class Plugin:
         """``package.module:attribute``, where the thing is defined."""
         if self.entry is not None:
             return self.entry.value
-        return f"{self.thing.__module__}:{self.thing.__qualname__}"
+        module = self.thing.__module__
+        return f"{module}:{self.thing.__qualname__}"
 
     def load(self) -> Any:
         """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
@@ -64,9 +65,10 @@ class Plugin:
         try:
             return self.entry.load()
         except Exception as error:  # whatever the code of others raises when it is imported
+            kind = type(error).__name__
+            reason = str(error)[:160]
             raise UsageError(
-                f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: "
-                f"{type(error).__name__}: {str(error)[:160]}.",
+                f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: {kind}: {reason}.",
                 f"Fix or remove the package:  pip uninstall {self.package}",
             ) from error
 
@@ -77,16 +79,14 @@ class Plugin:
             good = issubclass(thing, expected)
         else:
             good = isinstance(thing, expected)
-        if not good or (
-            isinstance(getattr(thing, "name", self.name), str)
-            and getattr(thing, "name", self.name) != self.name
-        ):
-            called = getattr(thing, "name", None)
-            said = f"a {type(thing).__name__}" + (
-                f" called {called!r}" if isinstance(called, str) else ""
-            )
+        called = getattr(thing, "name", None)
+        if not good or (isinstance(called, str) and called != self.name):
+            found = f"a {type(thing).__name__}"
+            if isinstance(called, str):
+                found += f" called {called!r}"
+            expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {said}, expected {KINDS[self.kind]} of that name.",
+                f"The plug-in {self.name!r} of {self.origin} is {found}, expected {expected_kind} of that name.",
                 "Mend what its entry point names, or what was registered.",
             )
         return thing
@@ -105,13 +105,16 @@ def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None
 def _installed(kind: str) -> dict[str, Plugin]:
     """Entry points by name; of two packages with one name the first in the order of their names."""
     found: dict[str, Plugin] = {}
-    for entry in sorted(
-        entry_points(group=f"fedcache.{kind}"),
-        key=lambda e: (e.dist.name if e.dist else "", e.name),
-    ):
-        package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
-        found.setdefault(entry.name, Plugin(kind, entry.name, package, version, entry))
-    return found
+    for entry in entry_points(group=f"fedcache.{kind}"):
+        package = ""
+        version = ""
+        if entry.dist is not None:
+            package = entry.dist.name
+            version = entry.dist.version
+        plugin = Plugin(kind, entry.name, package, version, entry)
+        if entry.name not in found or package < found[entry.name].package:
+            found[entry.name] = plugin
+    return dict(sorted(found.items(), key=lambda item: (item[1].package, item[0])))
 
 
 def plugins(kind: str) -> dict[str, Plugin]:
@@ -154,15 +157,18 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
         many = f"{kind}s"
     if many not in KINDS:
         raise unknown("kind of plug-in", kind, KINDS)
-    called = name if name is not None else getattr(thing, "name", None)
+    if name is None:
+        name = getattr(thing, "name", None)
+    called = name
     if not isinstance(called, str) or not called.strip():
         raise UsageError(
             f"The {many.removesuffix('s')} has no name.",
             'For example fc.register("method", METHOD, "mine")',
         )
     if many == "backbones" and not _is_found_again(thing):
+        kind_of_thing = type(thing).__name__
         raise UsageError(
-            f"The backbone {called!r} is a {type(thing).__name__}, expected {KINDS[many]}.",
+            f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[many]}.",
             "A module in memory is given as it is: fc.extract(backbones=[fc.backbone(module, name='mine')])",
         )
     if called in _own.get(many, frozenset()):

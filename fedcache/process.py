@@ -152,7 +152,9 @@ def end_at_once() -> None:
 def seldom_collected() -> Iterator[None]:
     """Look for unreachable cycles after 100,000 new objects instead of 700: a report makes millions of them."""
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], 100_000) if before[0] else 0, *before[1:])
+    # A first threshold of 0 means that nothing is collected, and stays.
+    if before[0]:
+        gc.set_threshold(max(before[0], 100_000), *before[1:])
     try:
         yield
     finally:

@@ -78,8 +78,9 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:
+        found = " and ".join(named) or "none"
         raise UsageError(
-            f"dataset, store or embeddings says what is evaluated on; found {' and '.join(named) or 'none'}.",
+            f"dataset, store or embeddings says what is evaluated on; found {found}.",
             'For example fc.evaluate(run, "folder:photos")',
         )
     config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")
@@ -102,9 +103,10 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     observer = given["observer"] or Silent()
     (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
     if out is not None:
-        write_evaluations(
-            out, [found], ImagePlaces(home, config.data) if with_images else None, observer
-        )
+        images = None
+        if with_images:
+            images = ImagePlaces(home, config.data)
+        write_evaluations(out, [found], images, observer)
     return found
 
 

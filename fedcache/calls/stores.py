@@ -23,7 +23,10 @@ def opened(store: Store | str | Path | None) -> Store:
     """A store, also by its path; None is the one last used."""
     if store is not None and not isinstance(store, str | Path):
         return store
-    return need_store(Home.from_environment(), path=Path(store) if store is not None else None)
+    path = None
+    if store is not None:
+        path = Path(store)
+    return need_store(Home.from_environment(), path=path)
 
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
@@ -112,9 +115,9 @@ def partition(
     made = opened(store)
     if is_given(scheme):
         return given_partition(made, scheme, seed=seed, name=name, **options)
-    return make_partition(
-        made, None if scheme is None else str(scheme), seed=seed, name=name, **options
-    )
+    if scheme is not None:
+        scheme = str(scheme)
+    return make_partition(made, scheme, seed=seed, name=name, **options)
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:

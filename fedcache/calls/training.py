@@ -37,7 +37,9 @@ def train_config(
     given: Mapping[str, Any],
 ) -> TrainConfig:
     """The configuration of ``train``; a partition that the store does not hold is saved in it."""
-    chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    if isinstance(seeds, int):
+        seeds = (seeds,)
+    chosen = tuple(seeds)
     if not chosen:
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
     if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
@@ -50,23 +52,23 @@ def train_config(
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
         )
-    if store is None or isinstance(store, str | Path):
-        path = store
-    else:
-        path = store.path
+    if store is not None and not isinstance(store, str | Path):
+        store = store.path
     flags: dict[str, Any] = {
         **given,
         "seeds": ",".join(map(str, chosen)),
         "set": dict(settings or {}),
-        "store": str(path) if path is not None else None,
     }
+    if store is not None:
+        flags["store"] = str(store)
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
         held = opened(store)
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
-            name = f"{name}-{parts.digest[:8]}"
+            digest = parts.digest[:8]
+            name = f"{name}-{digest}"
             held.put_partition(name, parts.to_file())
         flags["partition"] = name
     return resolve(TrainConfig, flags, {}, "train()")
@@ -93,18 +95,19 @@ def train(
             "fedcache methods list",
         )
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
+    own = None
     if isinstance(method, str):
         name = method
     else:
         name = method.name
-    if isinstance(method, str) or METHODS.get(name) is method:
-        own = None
-    else:
-        own = method
+        if METHODS.get(name) is not method:
+            own = method
     config = train_config(store, parts, seeds, settings, {**given, "method": name})
     home = Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
-        every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
+        every: list[OnRound] = [*hooks]
+        if on_round is not None:
+            every.append(on_round)
         return run_training(
             config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save
         )
@@ -145,19 +148,19 @@ def grid(
     **request: Any,
 ) -> Grid:
     """A trained grid; ``sampling`` as of ``Sampling``, ``request`` of ``request_grid``. Raises as ``fedcache.grid``."""
-    names = tuple(
-        named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,))
-    )
+    given = [methods]
+    if isinstance(methods, list | tuple):
+        given = list(methods)
+    names = tuple(named(method, jobs) for method in given)
     if not names:
         raise UsageError(
             "No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
-    words = {
-        key: tuple(
-            str(v) for v in (values if isinstance(values, list | tuple | range) else [values])
-        )
-        for key, values in sweeps.items()
-    }
+    words = {}
+    for key, values in sweeps.items():
+        if not isinstance(values, list | tuple | range):
+            values = [values]
+        words[key] = tuple(map(str, values))
     home = Home.from_environment()
     if words.get("hold_out") == (EACH,):
         words = {"by": ("domain",), **words}
@@ -172,12 +175,13 @@ def grid(
             words["by"][0], config, home, min_rows=least, observer=observer
         )
     with tracking(track, home, None, observer) as hooks:
-        asked = grids.request_grid(
+        every: list[OnRound] = [*hooks]
+        if on_round is not None:
+            every.append(on_round)
+        points = grids.request_grid(
             names, words, config, home, sampler=Sampling(*sampling), **request
         )
-        done = train_points(
-            asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else []))
-        )
+        done = train_points(points, jobs=jobs, observer=observer, hooks=every)
     lost = [*done.damaged, *done.failed]
     if done.code is not Exit.OK:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

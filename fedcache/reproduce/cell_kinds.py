@@ -51,16 +51,16 @@ def model(cell: PaperCell, _bench: Workbench) -> Measured:
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
     if cell.at == ("1",):
         out, into = made["P.W"].shape
+        inputs = str(into)
         if len(set(widths)) == 1 and sum(widths) == into:
-            inputs = f"{widths[0]} x {len(widths)}"
-        else:
-            inputs = str(into)
-        parts = [
-            f"FC({inputs}, {out})",
-            "ReLU",
-            *([f"BN({len(made['P.gain'])})"] if head.bn else []),
-        ]
-        parts += ["L2"] if head.z_norm else []
+            count = len(widths)
+            inputs = f"{widths[0]} x {count}"
+        parts = [f"FC({inputs}, {out})", "ReLU"]
+        if head.bn:
+            features = len(made["P.gain"])
+            parts.append(f"BN({features})")
+        if head.z_norm:
+            parts.append("L2")
         return {"details": ", ".join(parts)}, []
     out, into = made["Q.W"].shape
     return {"details": f"FC({into}, {out})"}, []
@@ -78,14 +78,18 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
         name = find_domain(str(cell.options["domain_of"]), columns.domains)
         rows = [r for r in rows if r.client == name]
     owned = sorted({c for r in rows for c in r.counts if c})
+    classes = None
+    if rows:
+        classes = float(rows[0].classes)
+    per_class: Value | None = None
+    if len(owned) == 1:
+        per_class = float(owned[0])
+    elif owned:
+        per_class = f"{owned[0]} to {owned[-1]}"
     values: dict[str, Value | None] = {
         "clients_of": float(len(rows)),
-        "classes_of": float(rows[0].classes) if rows else None,
-        "per_class": None
-        if not owned
-        else float(owned[0])
-        if len(owned) == 1
-        else f"{owned[0]} to {owned[-1]}",
+        "classes_of": classes,
+        "per_class": per_class,
         "sizes": ", ".join(str(r.train) for r in rows),
         "total": float(sum(r.train for r in rows)),
     }
@@ -126,19 +130,15 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
 def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
     data = workbench.images(cell)
-    wanted = str(cell.options["class_of"])
-    if wanted in data.classes:
-        said = []
-    else:
-        said = [f"class: {data.classes[0]} instead of {wanted}"]
-    label = 0
-    if wanted in data.classes:
-        label = data.classes.index(wanted)
-    rows = np.flatnonzero((data.label == label) & (data.split == 0))
+    name = str(cell.options["class_of"])
+    said = []
+    # Other data may lack the class; then the first one takes its place.
+    if name not in data.classes:
+        said.append(f"class: {data.classes[0]} instead of {name}")
+        name = data.classes[0]
+    rows = np.flatnonzero((data.label == data.classes.index(name)) & (data.split == 0))
     if not len(rows):
-        raise UsageError(
-            f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on."
-        )
+        raise UsageError(f"{cell.dataset} has no training image of {name}.", "Try --on.")
     x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     p = float(cell.set["p"])
@@ -170,10 +170,13 @@ def formula(cell: PaperCell, _bench: Workbench) -> Measured:
         rounds=o["rounds"],
         average_rounds=o["averaging_rounds"],
     )
+    cheaper = "no"
+    if cost.cheaper:
+        cheaper = "yes"
     return {
         "flesd_scalars": float(cost.representations),
         "averaging_scalars": float(cost.weights),
-        "cheaper": "yes" if cost.cheaper else "no",
+        "cheaper": cheaper,
     }, []
 
 
@@ -190,6 +193,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
         trained(cell, workbench, names, dealt)
         for names in (*((n,) for n in found.names), found.names)
     ]
+    # Prototypes of all clients by each model, of which the last reads all backbones: [K, M, C, D].
     clients = dealt.partition.clients
     proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
     owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
@@ -211,7 +215,8 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     names = [c.name for c in clients]
     short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
     said = [*dealt.departures, *short]
-    said += ["one backbone: there is nothing to compare"] if len(found.names) == 1 else []
+    if len(found.names) == 1:
+        said.append("one backbone: there is nothing to compare")
     return {
         "heatmap": _matrix(found.names, names, s.tolist()),
         "cka": _matrix(found.names, names, cka),
@@ -249,17 +254,20 @@ def trained(
 
 def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[float]]) -> str:
     """A row for each backbone, a number for each client."""
-    rows = [
-        f"{b} {' '.join(f'{v:.3f}' for v in row)}" for b, row in zip(backbones, values, strict=True)
-    ]
-    return f"{'; '.join(rows)} (columns {', '.join(clients)})"
+    rows = []
+    for backbone, row in zip(backbones, values, strict=True):
+        numbers = " ".join(f"{v:.3f}" for v in row)
+        rows.append(f"{backbone} {numbers}")
+    table = "; ".join(rows)
+    return f"{table} (columns {', '.join(clients)})"
 
 
 def _picture(cell: PaperCell, workbench: Workbench) -> Path:
     """Where a cell's picture goes."""
     for folder in (workbench.home.root, workbench.pictures.parent, workbench.pictures):
         make_private(folder)
-    return workbench.pictures / f"{slug('-'.join(cell.at))}.png"
+    name = slug("-".join(cell.at))
+    return workbench.pictures / f"{name}.png"
 
 
 MEASURES: Mapping[str, Callable[[PaperCell, Workbench], Measured]] = {

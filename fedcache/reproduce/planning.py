@@ -156,10 +156,11 @@ def _scheme(cell: PaperCell) -> Requirement | None:
     if cell.scheme not in SCHEMES:
         found = f"this fedcache has no scheme {cell.scheme}"
         return Requirement("scheme", cell.scheme, found, "fedcache partition --help")
+    args = dict(cell.args)
+    if cell.domain:
+        args["domain"] = cell.domain
     try:
-        SCHEMES[cell.scheme].resolve(
-            {**cell.args, **({"domain": cell.domain} if cell.domain else {})}
-        )
+        SCHEMES[cell.scheme].resolve(args)
     except FedcacheError as error:
         return Requirement("scheme", cell.scheme, error.message, error.hint)
     return None
@@ -231,9 +232,10 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
     for key in options.recipe:
         named = key.rpartition(":")[0]
         if named and named not in mapping.values():
+            used = ", ".join(mapping.values()) or "no backbone"
             raise UsageError(
                 f"--recipe {key} names {named!r}, which takes no role in {entry.name}.",
-                f"In use: {', '.join(mapping.values()) or 'no backbone'}.",
+                f"In use: {used}.",
             )
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
 
@@ -273,9 +275,11 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
     if options.backbones == (PROXY_SET,):
         mapping = {role: STAND_INS[role] for role in named if role in STAND_INS}
         if not mapping:
+            known = ", ".join(STAND_INS)
+            own = ", ".join(named) or "none"
             raise UsageError(
-                f"{entry.name} uses none of the backbones that have stand-ins ({', '.join(STAND_INS)}).",
-                f"Name them: --backbones A,B in place of {', '.join(named) or 'none'}",
+                f"{entry.name} uses none of the backbones that have stand-ins ({known}).",
+                f"Name them: --backbones A,B in place of {own}",
             )
         return mapping
     for name in options.backbones:
@@ -285,16 +289,20 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
             f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out."
         )
     if len(options.backbones) > len(named):
+        count = len(options.backbones)
+        listed = ", ".join(named)
         raise UsageError(
-            f"{len(options.backbones)} backbones for {len(named)} roles.",
-            f"The roles of {entry.name}, in order: {', '.join(named)}",
+            f"{count} backbones for {len(named)} roles.",
+            f"The roles of {entry.name}, in order: {listed}",
         )
     if options.backbones:
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
     here = {role: role for role in named if looker.weights(role) is None}
-    return here or ({named[0]: DEFAULT} if named else {})
+    if not here and named:
+        here = {named[0]: DEFAULT}
+    return here
 
 
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
@@ -307,10 +315,13 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.limit is not None and paper.dataset:
         said.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    taken = [
-        b if b == "pixels" and (not alone or not replaceable(paper)) else mapping.get(b)
-        for b in paper.backbones
-    ]
+    # Images stay images beside an encoder, or where the method has no head to train in place of the whole network.
+    taken: list[str | None] = []
+    for backbone in paper.backbones:
+        new = mapping.get(backbone)
+        if backbone == "pixels" and (not alone or not replaceable(paper)):
+            new = backbone
+        taken.append(new)
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
     pairs = list(zip(paper.backbones, taken, strict=True))
     said += [
@@ -342,7 +353,9 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         cell = replace(cell, rounds=None)
     elif options.rounds is not None and options.rounds != paper.rounds and paper.method:
         cell = replace(cell, rounds=options.rounds)
-        usual = "the method's own" if method is None else method.defaults.rounds
+        usual: object = "the method's own"
+        if method is not None:
+            usual = method.defaults.rounds
         said.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)

@@ -209,9 +209,12 @@ def with_known_domains(
     Raises:
         UsageError, when the paper's own dataset lacks the domain.
     """
-    if not proxy and (lost := [d for d in cell.domain if find_domain(d, columns.domains) is None]):
+    lost = [d for d in cell.domain if find_domain(d, columns.domains) is None]
+    if lost and not proxy:
+        first = lost[0]
+        domains = ", ".join(columns.domains)
         raise UsageError(
-            f"{cell.dataset} has no domain {lost[0]}; it has {', '.join(columns.domains)}.",
+            f"{cell.dataset} has no domain {first}; it has {domains}.",
             f"fedcache datasets info {shell_word(cell.dataset)}",
         )
     found, said = match_domains(cell.domain, columns.domains)
@@ -225,10 +228,9 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         UsageError, for rows that do not suffice and no proxy, or that fit no scale.
     """
     args = dict(cell.args)
+    domain = {}
     if cell.domain:
         domain = {"domain": cell.domain}
-    else:
-        domain = {}
     for _ in range(4):
         try:
             made = make(cell.scheme, columns, seed=seed, **args, **domain)
@@ -238,13 +240,14 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
                 raise
             args |= changes
             continue
-        said = [
-            f"partition: {k} {v} instead of {cell.args.get(k, 'the default')}"
-            for k, v in args.items()
-            if v != cell.args.get(k)
-        ]
+        said = []
+        for key, value in args.items():
+            usual = cell.args.get(key, "the default")
+            if value != cell.args.get(key):
+                said.append(f"partition: {key} {value} instead of {usual}")
         if proxy and cell.scheme in DOMAIN_CLIENTS:
-            said.append(f"clients: {len(made.clients)}, the domains of {cell.dataset}")
+            clients = len(made.clients)
+            said.append(f"clients: {clients}, the domains of {cell.dataset}")
         return CellPartition(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
     raise UsageError(
         f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."

@@ -26,12 +26,13 @@ PLAIN = "reproduced"
 
 def title(report: Reproduction) -> str:
     """One line that says what this is."""
-    words = f"{report.entry.name}: {report.entry.title}"
+    entry = report.entry
     if report.proxy:
-        where = report.entry.name
+        where = entry.name
         if report.on:
             where += f" on {report.on}"
-        return f"{PROXY} of {where}: {report.entry.title}"
+        return f"{PROXY} of {where}: {entry.title}"
+    words = f"{entry.name}: {entry.title}"
     if report.departures or any(line.departures for line in report.lines):
         words += ", with departures"
     return words
@@ -75,7 +76,8 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         measured = report.difference(wanted)
         if measured.mean is None:
             continue
-        what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
+        minus = ", ".join(wanted.minus)
+        what = f"{', '.join(wanted.of)} minus {minus}"
         first = PLAIN
         last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
         if report.proxy:
@@ -112,7 +114,8 @@ def sentences(report: Reproduction) -> list[str]:
         )
         made += [one.sentence() for one in orders(report)]
     if report.departures:
-        made.append(f"Departures of every row: {'; '.join(report.departures)}.")
+        departures = "; ".join(report.departures)
+        made.append(f"Departures of every row: {departures}.")
     for departure, where in of_rows(report).items():
         made.append(f"Departure of {'; '.join(where)}: {departure}.")
     if report.proxy:
@@ -327,17 +330,19 @@ class RowRanking:
         metrics = dict.fromkeys(name(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
         counted = len(self.agree) + len(self.reverse) + len(self.undecided)
-        parts = [f"{len(self.agree)} of {counted} pairs as printed{_pairs(self.agree)}"]
+        agree = len(self.agree)
+        parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
         if self.reverse:
-            parts.append(
-                f"{len(self.reverse)} the other way round{_pairs(self.reverse, 'printed above')}"
-            )
+            pairs = _pairs(self.reverse, "printed above")
+            parts.append(f"{len(self.reverse)} the other way round{pairs}")
         if self.undecided:
+            pairs = _pairs(self.undecided, "and")
             parts.append(
-                f"{len(self.undecided)} undecided, less than one standard error apart{_pairs(self.undecided, 'and')}"
+                f"{len(self.undecided)} undecided, less than one standard error apart{pairs}"
             )
         if self.tied:
-            parts.append(f"{len(self.tied)} printed equal{_pairs(self.tied, 'and')}")
+            pairs = _pairs(self.tied, "and")
+            parts.append(f"{len(self.tied)} printed equal{pairs}")
         single = all(p.measured.std is None for p in self.places)
         alone = ""
         if single:
@@ -345,7 +350,8 @@ class RowRanking:
         tau = ""
         if self.tau is not None:
             tau = f" Kendall's tau-b is {self.tau:+.2f}."
-        return f"PROXY, order of {where}: {'; '.join(parts)}.{tau}{alone}"
+        counts = "; ".join(parts)
+        return f"PROXY, order of {where}: {counts}.{tau}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -395,8 +401,9 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
         for f, mean in zip(found, means, strict=True)
     )
     sorts: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
-    for a, b in itertools.combinations(places, 2):
-        above, below = (a, b) if a.printed >= b.printed else (b, a)
+    for above, below in itertools.combinations(places, 2):
+        if above.printed < below.printed:
+            above, below = below, above
         sorts[_verdict(above, below)].append((above.label, below.label))
     return RowRanking(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
 

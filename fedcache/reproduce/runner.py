@@ -179,19 +179,22 @@ def reproduce(
     lines = []
     errors = []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
-        where = f"{number} of {len(planned)}: {', '.join(p.paper.at)}"
+        labels = ", ".join(p.paper.at)
+        where = f"{number} of {len(planned)}: {labels}"
         if p.refused or lack:
             why = p.refused or "missing " + ", ".join(f"{n.kind} {n.name}" for n in lack)
             lines.append(ReproducedCell(p, why_not=why))
             observer.note(f"{where}: not run, {why}")
             continue
         try:
-            earlier = [
-                ln
-                for ln in lines
-                if options.proxy and not ln.why_not and _same(ln.planned.cell, p.cell)
-            ]
-            line = _measure_cell(entry, p, workbench, earlier[0] if earlier else None)
+            # A proxy may make several cells the same measurement; it is made once.
+            twin = None
+            for earlier in lines:
+                same = _same(earlier.planned.cell, p.cell)
+                if options.proxy and same and not earlier.why_not:
+                    twin = earlier
+                    break
+            line = _measure_cell(entry, p, workbench, twin)
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
@@ -203,10 +206,10 @@ def reproduce(
         metric = line.cell.metrics[0]
         stored = ""
         if line.reused:
-            stored = f" ({line.reused} of {len(line.runs)} runs were there already)"
-        observer.note(
-            f"{where}: {name(metric)} {show_measured(line.measured[metric], metric)}{stored}"
-        )
+            runs_of_cell = len(line.runs)
+            stored = f" ({line.reused} of {runs_of_cell} runs were there already)"
+        measured = show_measured(line.measured[metric], metric)
+        observer.note(f"{where}: {name(metric)} {measured}{stored}")
     if errors and not any(line.measured for line in lines):
         raise errors[0]
     return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))
@@ -243,11 +246,9 @@ def _measure_cell(
     entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
 ) -> ReproducedCell:
     """Measure one cell, unless ``twin`` is the same measurement: runs are read again, all else is not made again."""
-    line = ReproducedCell(
-        planned,
-        departures=list(planned.departures),
-        same_as=twin.cell.at if twin is not None else (),
-    )
+    line = ReproducedCell(planned, departures=list(planned.departures))
+    if twin is not None:
+        line.same_as = twin.cell.at
     if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
         line.departures += [d for d in twin.departures if d not in twin.planned.departures]
         line.measured = dict(twin.measured)
@@ -277,7 +278,9 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
         participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
         settings, short = short_batches(cell, dealt.partition, proxy=proxy)
         said += [*dealt.departures, *fewer, *short]
-        options = {**dealt.args, **({"domain": cell.domain} if cell.domain else {})}
+        options = dict(dealt.args)
+        if cell.domain:
+            options["domain"] = cell.domain
         config = TrainConfig(
             method=cell.method,
             preset=cell.preset,

@@ -31,7 +31,9 @@ class Group(Coded):
 
         Raises UsageError for other shapes, and for numbers that are measurements: floats that are not whole.
         """
-        column = values if isinstance(values, Words) else np.asarray(values)
+        column = values
+        if not isinstance(values, Words):
+            column = np.asarray(values)
         if len(column.shape) != 1:
             raise UsageError(
                 f"A group is one value for each row, not {column.shape}.", "Give a column."

@@ -118,7 +118,8 @@ def _unlabelled(column: Any, coded: Group, said: Collection[str]) -> list[str]:
         return []
     rows = sum(counts.values())
     listed = ", ".join(parts)
-    return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {listed}."]
+    every = len(coded.codes)
+    return [f"{rows:,} of {every:,} rows are unlabelled: {listed}."]
 
 
 def _as_number(word: str) -> str:
@@ -166,8 +167,9 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
         return Group.of(column)
     except UsageError as error:
         held = error.message[:1].lower() + error.message[1:].removesuffix(" sort no rows.")
+        rows = column.shape[0]
         raise UsageError(
-            f"{where} holds {held}, expected {column.shape[0]:,} integers or words.", hint
+            f"{where} holds {held}, expected {rows:,} integers or words.", hint
         ) from error
 
 

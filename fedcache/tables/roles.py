@@ -302,7 +302,8 @@ def find_column(
         if asked not in raw and asked.strip() in raw:
             return asked.strip()
         if asked not in raw:
-            hint = f"{Path(where).name} has the columns {some_names(raw)}."
+            columns = some_names(raw)
+            hint = f"{Path(where).name} has the columns {columns}."
             raise UsageError(
                 unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.",
                 hint,
@@ -674,7 +675,8 @@ def wide_sentence(features: Mapping[str, Any]) -> list[str]:
     for values in features.values():
         if isinstance(values, FileRows) and values.columns:
             first, *_, last = values.columns
-            lines.append(f"{len(values.columns):,} columns {first} .. {last} are the features.")
+            count = len(values.columns)
+            lines.append(f"{count:,} columns {first} .. {last} are the features.")
     return lines
 
 

@@ -231,11 +231,12 @@ def _refuse_unused_splits(
             continue
         codes = _read(values, SPLIT_WORDS)
         if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
-            listed = in_a_list([key])
+            option = shell_word(key)
+            listed = shell_word(in_a_list([key]))
             raise UsageError(
                 f"{where}: {key} holds words of splits alone ({_rows_of_splits(codes)}), and its name is not one of a "
                 "split.",
-                f"--split-key {shell_word(key)} takes it, and --group-key {shell_word(listed)} keeps it as a group.",
+                f"--split-key {option} takes it, and --group-key {listed} keeps it as a group.",
             )
 
 

@@ -204,8 +204,9 @@ def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
                 raise _no_numbers(table, name)
         lacking = next(n for n in range(min(by_number), max(by_number)) if n not in by_number)
         gone = re.sub(r"\d+(?=\]?$)", str(lacking), names[0])
+        first = names[0]
         raise UsageError(
-            f"{path}: {gone} is missing between {names[0]} and {names[-1]}, so these are not taken for features.",
+            f"{path}: {gone} is missing between {first} and {names[-1]}, so these are not taken for features.",
             f"Add the column {gone}, or number the columns without a gap.",
         )
     numbers = [
@@ -230,8 +231,9 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     kept = [
         name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)
     ]
+    count = len(numbers)
     return UsageError(
-        f"{path} has {len(numbers):,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
+        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
         "them are dimensions of the features is not known.",
         conversion(
             [

@@ -530,7 +530,10 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
         )
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
-        words += [None] * length if part is None else as_words(part)
+        if part is None:
+            words += [None] * length
+        else:
+            words += as_words(part)
     # Words that every table declares stay declared; else the words that occur are the column.
     lists = [part for part in parts if isinstance(part, Words) and part.declared]
     if len(lists) < sum(part is not None for part in parts):

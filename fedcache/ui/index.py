@@ -85,13 +85,15 @@ def read_details(path: Path) -> dict[str, Any]:
         scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
         name = ""
+        rows = "--dataset DATASET"
         if store is not None:
             name = store.path.stem
+            rows = f"--store {shell_word(name)} --split test"
         return {
             "drawing": _draw(one.rounds),
             "settings": settings_of(one),
             "command": command_of(one, name),
-            "rows": f"--store {shell_word(name)} --split test" if name else "--dataset DATASET",
+            "rows": rows,
             "model": has_model(path),
             "seeds": list(scores),
         }
@@ -132,8 +134,11 @@ def _unfinished(path: Path) -> dict[str, Any]:
     times = [r["seconds"] for r in records if r.get("seconds") is not None][-LAST:]
     total = int(table["rounds"]) * len(_seeds(table))
     running = is_running(path)
+    state = STOPPED
+    if running:
+        state = RUNNING
     made = {
-        "state": RUNNING if running else STOPPED,
+        "state": state,
         "rounds": int(table["rounds"]),
         "seeds": _seeds(table),
         "done": len(records),
@@ -456,10 +461,16 @@ class GridIndex:
             problem = (
                 "The grid is not finished: its process ended, or the end of its record is lost."
             )
-        total = max(len(points), told.get("trials", 0) if at_work else 0)
+        # A search may still add points while it is running.
+        total = len(points)
+        if at_work:
+            total = max(total, told.get("trials", 0))
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
         parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p["total"]]
+        share = 1.0
+        if total:
+            share = (ended + sum(parts)) / total
         chosen = [p for p in points if p["choice"] is not None]
         return {
             "state": state,
@@ -473,7 +484,7 @@ class GridIndex:
             "of": total,
             "count": count,
             "done": count["finished"],
-            "share": (ended + sum(parts)) / total if total else 1.0,
+            "share": share,
             "best": max(chosen, key=lambda p: p["choice"], default=None),
             "left": _left(points, count["waiting"] + total - len(points)),
         }
@@ -500,13 +511,17 @@ class GridIndex:
                 if "pruned" not in end:
                     state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
-            facts = {k: None if run is None else run.get(k) for k in LIVE}
+            facts = dict.fromkeys(LIVE)
+            ident = end.get("run")
+            if run is not None:
+                facts = {k: run.get(k) for k in LIVE}
+                ident = run["name"]
             point = {
                 **facts,
                 "method": method,
                 "sweep": sweep,
                 "words": " ".join([method, *(f"{k}={v}" for k, v in sweep.items())]),
-                "run": end.get("run") if run is None else run["name"],
+                "run": ident,
                 "state": state,
                 "problem": end.get("error"),
             }

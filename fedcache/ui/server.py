@@ -46,6 +46,7 @@ from fedcache.report.render import html_environment
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
+from fedcache.tables.words import some_names
 from fedcache.ui.index import GridIndex, RunIndex, differing, matches, read_details
 from fedcache.ui.stores import PAGE, StoreIndex
 
@@ -289,7 +290,8 @@ class Pages:
         """The directories of runs whose names stand between commas. Raises UsageError for names that are no run."""
         names = words.split(",")
         if lost := [name for name in names if self.runs.facts(name) is None]:
-            problem = f"{', '.join(lost[:5]) or 'Nothing'} is no run of this home any more."
+            names_of_lost = some_names(lost, 5) or "Nothing"
+            problem = f"{names_of_lost} is no run of this home any more."
             raise UsageError(problem, "Choose again.")
         return [self.runs.root / name for name in names]
 
@@ -354,7 +356,8 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
     with open_socket(port) as sock, TemporaryDirectory(prefix="fedcache-ui-") as folder:
         token = secrets.token_urlsafe(24)
         pages = Pages(home, Path(folder))
-        address = f"http://{LOOPBACK}:{sock.getsockname()[1]}/{token}/"
+        number = sock.getsockname()[1]
+        address = f"http://{LOOPBACK}:{number}/{token}/"
         sock.listen(128)
         config = uvicorn.Config(
             pages.app(token),

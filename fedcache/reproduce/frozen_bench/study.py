@@ -185,7 +185,9 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     """
     plain = {f.name for f in fields(Study)}
     for key in plain ^ set(data):
-        raise _wrong(f"{'unknown key' if key in data else 'missing'} {key}")
+        if key in data:
+            raise _wrong(f"unknown key {key}")
+        raise _wrong(f"missing {key}")
     made = {
         **data,
         "data": {k: BenchData(**v) for k, v in data["data"].items()},
