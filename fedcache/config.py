@@ -595,9 +595,11 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
             and type(value) is not bool
         ):
             return str(value)
-    wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
+    expected = " or ".join(
+        getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType
+    )
     raise UsageError(
-        f"{name} in {where} is {value!r}; expected {wanted}.",
+        f"{name} in {where} is {value!r}; expected {expected}.",
         "See `fedcache config` for every key and its value.",
     )
 

@@ -121,12 +121,12 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
     True
     """
     lowered = {n.lower(): n for n in known}
-    wanted = name.lower()
-    alike = difflib.get_close_matches(wanted, list(lowered), n=len(lowered) or 1, cutoff=likeness)
-    certain = difflib.get_close_matches(wanted, alike, n=1, cutoff=max(likeness, _CERTAIN))
-    near = certain or [n for n in alike if n[:1] == wanted[:1]]
-    if not near and len(wanted) >= _BEGINNING:
-        near = sorted((n for n in lowered if n.startswith(wanted)), key=len)
+    lower = name.lower()
+    alike = difflib.get_close_matches(lower, list(lowered), n=len(lowered) or 1, cutoff=likeness)
+    certain = difflib.get_close_matches(lower, alike, n=1, cutoff=max(likeness, _CERTAIN))
+    near = certain or [n for n in alike if n[:1] == lower[:1]]
+    if not near and len(lower) >= _BEGINNING:
+        near = sorted((n for n in lowered if n.startswith(lower)), key=len)
     if near:
         return lowered[near[0]]
     return None

@@ -80,20 +80,20 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         request: called at the first signal.
         say: told what the next one does.
     """
-    asked = 0
+    requests = 0
     left = False
 
     def handle(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+        nonlocal requests
+        requests += 1
+        if requests == 1:
             request()
             # the signal came in the middle of a print, or nobody reads
             with suppress(RuntimeError, OSError):
                 say("Stopping after what is being computed; once more to stop at once.")
         elif left:
             end_at_once()
-        elif asked == 2:
+        elif requests == 2:
             _end_in_any_case()
             raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         yield
     finally:
         left = True
-        if asked:
+        if requests:
             _open_until_the_end.append(sender)
         else:
             signal.set_wakeup_fd(wake_before)
@@ -118,13 +118,13 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
 
 def _end_after_two(receiver: socket.socket) -> None:
     """End this process ``GRACE`` seconds after the second signal to stop; return when no more can come."""
-    asked = 0
+    requests = 0
     with receiver:
-        while asked < 2:
+        while requests < 2:
             numbers = receiver.recv(1)
             if not numbers:
                 return
-            asked += numbers[0] in (signal.SIGINT, signal.SIGTERM)
+            requests += numbers[0] in (signal.SIGINT, signal.SIGTERM)
     _end_in_any_case()
     time.sleep(GRACE)
     end_at_once()  # still here, perhaps in the exit of the interpreter, which waits for threads

@@ -90,18 +90,18 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         out = Path(given["out"])
     with_images = bool(given["with_images"])
     check_asked(out, with_images=with_images)
-    asked = ModelOptions(
+    options = ModelOptions(
         given["client"],
         given["one_for_all"],
         _word(given["seed"]),
         given["temperature"],
         config.weights,
     )
-    wanted = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
+    request = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
-    (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
+    (found,) = evaluate_runs([place], options, request, config, home, observer, Stop())
     if out is not None:
         images = None
         if with_images:
@@ -112,8 +112,8 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
 
 def personalise(given: Mapping[str, Any]) -> Personalised:
     """The model of a new client; ``given`` are the arguments of ``fedcache.personalise``."""
-    asked = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
-    wanted = PersonaliseOptions(
+    options = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
+    request = PersonaliseOptions(
         path_of(given["store"]),
         given["name"],
         given["settings"] or {},
@@ -123,7 +123,13 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
     return personalise_run(
-        place, asked, wanted, given["device"] or "auto", Home.from_environment(), observer, Stop()
+        place,
+        options,
+        request,
+        given["device"] or "auto",
+        Home.from_environment(),
+        observer,
+        Stop(),
     )
 
 

@@ -148,10 +148,10 @@ def package(name: str, low: str) -> Row:
     found = installed(name)
     if found is not None and _numbers(found) >= _numbers(low):
         return check(name, "ok", found)
-    told = "not installed"
+    message = "not installed"
     if found:
-        told = f"{found}, needs {low}"
-    return check(name, "fail", told, f"pip install -U {shell_word(f'{name}>={low}')}")
+        message = f"{found}, needs {low}"
+    return check(name, "fail", message, f"pip install -U {shell_word(f'{name}>={low}')}")
 
 
 def _numbers(version: str) -> list[int]:

@@ -59,26 +59,30 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     Example: fedcache evaluate 3f9c 81ab --dataset folder:photos -o evaluation.html
     """
     model = configured(ModelOptions, given)
-    wanted = configured(EvaluateOptions, given)
-    config = replace(configured(ExtractConfig, given), dataset=wanted.dataset)
-    rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
+    request = configured(EvaluateOptions, given)
+    config = replace(configured(ExtractConfig, given), dataset=request.dataset)
+    rows = {
+        "--dataset": request.dataset,
+        "--store": request.store,
+        "--embeddings": request.embeddings,
+    }
     check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
     out = None
-    if wanted.out is not None:
-        out = Path(wanted.out)
-    check_asked(out, with_images=wanted.with_images)
+    if request.out is not None:
+        out = Path(request.out)
+    check_asked(out, with_images=request.with_images)
     places = [find_model(name, model) for name in run]
     for place in places:
-        check_apart(out, place, model, [wanted.embeddings])
+        check_apart(out, place, model, [request.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
     home = Home.from_environment()
     stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
-        found = evaluate_runs(places, model, wanted, config, home, observer, stop)
+        found = evaluate_runs(places, model, request, config, home, observer, stop)
     if out is not None:
         images = None
-        if wanted.with_images:
+        if request.with_images:
             images = ImagePlaces(home, config.data)
         write_evaluations(out, found, images, observer)
     return evaluation_answer(found, out)

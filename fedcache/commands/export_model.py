@@ -22,15 +22,15 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     Example: fedcache export-model 3f9c -o model.onnx
     """
     model = configured(ModelOptions, given)
-    wanted = configured(ExportOptions, given)
+    request = configured(ExportOptions, given)
     place = find_model(run, model)
     out = None
-    if wanted.out is not None:
-        out = Path(wanted.out)
+    if request.out is not None:
+        out = Path(request.out)
     check_apart(out, place, model)
     from fedcache.report.model_card import export_model as write_model
 
-    done = write_model(place, model, wanted, Home.from_environment(), observer)
+    done = write_model(place, model, request, Home.from_environment(), observer)
     data: dict[str, Any] = {
         "path": str(done.path),
         "format": done.kind,

@@ -217,8 +217,8 @@ def server(
     from fedcache.federate.engines.flower.serving import serve
 
     _one_of(keys, insecure)
-    with _until_stopped(observer) as asked:
-        serve(keys, host, port or 8000, Home.from_environment(), observer.note, asked)
+    with _until_stopped(observer) as stopping:
+        serve(keys, host, port or 8000, Home.from_environment(), observer.note, stopping)
     return CommandResult({"stopped": True}, ["The server has stopped."])
 
 
@@ -254,10 +254,18 @@ def site(
     from fedcache.federate.engines.flower.serving import attend
 
     _one_of(keys, insecure)
-    with _until_stopped(observer) as asked:
+    with _until_stopped(observer) as stopping:
         home = Home.from_environment()
         attend(
-            shard, superlink, keys, name, port, home, observer.note, asked, masked_only=masked_only
+            shard,
+            superlink,
+            keys,
+            name,
+            port,
+            home,
+            observer.note,
+            stopping,
+            masked_only=masked_only,
         )
     return CommandResult({"stopped": True}, ["The site has stopped."])
 
@@ -378,11 +386,11 @@ def up(
 
 def _one_of(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
-        said = "Neither --keys nor --insecure is given."
+        problem = "Neither --keys nor --insecure is given."
         if insecure:
-            said = "Both --keys and --insecure are given."
+            problem = "Both --keys and --insecure are given."
         raise UsageError(
-            said,
+            problem,
             "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone.",
         )
 
@@ -419,9 +427,9 @@ def _ended(last: dict[str, Any]) -> CommandResult:
 @contextmanager
 def _until_stopped(observer: TerminalObserver) -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the event."""
-    asked = threading.Event()
-    with stop_on_signals(asked.set, observer.note):
-        yield asked
+    stopping = threading.Event()
+    with stop_on_signals(stopping.set, observer.note):
+        yield stopping
 
 
 @contextmanager

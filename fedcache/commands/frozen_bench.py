@@ -21,7 +21,7 @@ from fedcache.store.outputs import write_output
 COMMAND = f"fedcache reproduce {NAME}"
 
 
-def wanted_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
+def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
     """The study with what a user changed of it. Raises UsageError for a word that is none of it."""
     study = read_study().with_data(on)
     for name in options.backbones:

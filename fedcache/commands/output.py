@@ -91,7 +91,7 @@ class TerminalObserver:
             self._spoken()
             self._bar.start()
 
-    def told(self, round_: Round) -> None:
+    def message(self, round_: Round) -> None:
         """Kept for the words; rounds of a result that is there already are no stretch of work."""
         if self._stretch is not None:
             self._stretch.take(round_)
@@ -263,9 +263,9 @@ def run_command(
     except BrokenPipeError:
         raise typer.Exit(int(Exit.OK)) from None
     except (Exception, KeyboardInterrupt) as error:
-        told = as_told(error)
-        fail(command, as_json, told, observer.warnings)
-        raise typer.Exit(int(told.code)) from None
+        message = described(error)
+        fail(command, as_json, message, observer.warnings)
+        raise typer.Exit(int(message.code)) from None
     try:
         show(command, as_json, result, observer.warnings)
     except OSError as error:
@@ -273,7 +273,7 @@ def run_command(
     raise typer.Exit(int(result.code))
 
 
-def as_told(error: BaseException) -> FedcacheError:
+def described(error: BaseException) -> FedcacheError:
     """An error as a user is told it; the traceback of one that nobody thought of is printed."""
     if isinstance(error, FedcacheError):
         return error

@@ -24,8 +24,8 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
     """
     model = configured(ModelOptions, given)
-    wanted = configured(PersonaliseOptions, given)
-    if wanted.store is None:
+    request = configured(PersonaliseOptions, given)
+    if request.store is None:
         raise UsageError(
             "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
         )
@@ -36,7 +36,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
         found = personalise_run(
-            place, model, wanted, given.get("device") or "auto", home, observer, stop
+            place, model, request, given.get("device") or "auto", home, observer, stop
         )
     trained = ""
     if found.rounds:

@@ -130,14 +130,14 @@ def reproduce(
         raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {shell_word(what)}")
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     on = flags.pop("on", ())
-    only = wanted_labels(given["only"])
+    only = only_labels(given["only"])
     if what == FROZEN_BENCH:
         if engine != "local":
             raise UsageError(
                 f"{what} trains in this process, not on {engine}.", "Leave --engine out."
             )
         options = Options(**{**flags, "only": {}, "device": given["device"] or "auto"})
-        study = frozen_bench.wanted_study(on, only, options)
+        study = frozen_bench.chosen_study(on, only, options)
         return frozen_bench.run_bench(study, options, runs, out, observer)
     if len(on) > 1:
         dataset = shell_word(on[0])
@@ -164,12 +164,12 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
         )
 
 
-def wanted_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
+def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
     """``--only`` as label -> the values asked for."""
     found: dict[str, tuple[str, ...]] = {}
     for value in values or ():
-        for label, wanted in pairs([value], "--only").items():
-            found[label] = (*found.get(label, ()), wanted)
+        for label, listed in pairs([value], "--only").items():
+            found[label] = (*found.get(label, ()), listed)
     return found
 
 

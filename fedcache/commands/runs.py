@@ -121,20 +121,20 @@ def runs_list(
 
     Example: fedcache runs list --method fed3r,fedavg --state finished
     """
-    wanted = RunFilter(
+    condition = RunFilter(
         split_list(method, "--method"),
         split_list(dataset, "--dataset"),
         split_list(tag, "--tag"),
         split_list(state, "--state"),
     )
-    return list_answer(observer, names or [], runs_directory(root), wanted)
+    return list_answer(observer, names or [], runs_directory(root), condition)
 
 
 def list_answer(
-    observer: TerminalObserver, names: list[str], root: Path, wanted: RunFilter
+    observer: TerminalObserver, names: list[str], root: Path, condition: RunFilter
 ) -> CommandResult:
     """The answer of ``runs list``."""
-    found = listed(names, root, wanted)
+    found = listed(names, root, condition)
     for left in found.problems:
         observer.warn(f"{left.sentence} {left.hint}")
     for lost in found.tags_lost:
@@ -368,13 +368,13 @@ def runs_rm(
                 f"What {name} spent of privacy stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
-    if not yes and not _asked(f"Remove {what}? [y/N] ", names, as_json):
+    if not yes and not _confirmed(f"Remove {what}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
     remove_runs(planned)
     return CommandResult(data, [f"Removed {what}."])
 
 
-def _asked(question: str, names: list[str], as_json: bool) -> bool:
+def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     """Whether a person says yes. Raises UsageError where nobody can be asked."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(

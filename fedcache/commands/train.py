@@ -195,7 +195,7 @@ def grid(
     if ready is not None:
         preset = presets.find_preset(ready)
     if preset is not None:
-        schemes = asked_schemes(sweep, given) or presets.of_file(file)
+        schemes = requested_schemes(sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
     resolved = train_config(file, given)
@@ -280,7 +280,7 @@ def list_ready_grids() -> CommandResult:
     )
 
 
-def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
+def requested_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
     """The partition schemes that the command line names or sweeps."""
     swept = pairs(sweep, "--sweep", once=True).get("scheme")
     if swept:

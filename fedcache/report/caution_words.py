@@ -78,9 +78,9 @@ def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
 
 def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
     """That clients' own models are scored on classes that most of them have no training row of."""
-    asked = result["partition"].get("args", {})
+    args = result["partition"].get("args", {})
     owned = result.get("classes_owned", {})
-    if result.get("protocol") != "personalised" or asked.get("test_protocol") != "balanced":
+    if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
         return []
     each = owned.get("per_client")
     if each:

@@ -76,8 +76,8 @@ class Comparisons:
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
-        said = map(comparison_output.comment, self.said)
-        return "\n".join([*said, *(comparison_output.latex(c) for c in self.tables)])
+        sentences = map(comparison_output.comment, self.said)
+        return "\n".join([*sentences, *(comparison_output.latex(c) for c in self.tables)])
 
     def plot(self, path: str | Path) -> None:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
@@ -151,7 +151,7 @@ def compare_entries(
         what = scored_by(entries, metric, over)
         return Comparisons((one(across(entries, what), what),), (), tuple(found.left_out))
     tables: list[Comparison] = []
-    said: list[str] = []
+    sentences: list[str] = []
     refused: list[FedcacheError] = []
     # Runs that hold out a value each are compared over these values first; the others setting by setting.
     held: list[HeldOutGroup] = []
@@ -163,7 +163,7 @@ def compare_entries(
             what = scored_by(leave_one_out.entries, metric, over)
             blocks = over_held_out(leave_one_out, what)
         except UsageError:
-            said += alone_lines(leave_one_out)
+            sentences += alone_lines(leave_one_out)
             if len(leave_one_out.rows()) == 1:
                 grouped |= {e.digest for e in leave_one_out.entries}
             continue
@@ -187,7 +187,9 @@ def compare_entries(
         if len(group) < 2:
             only = group[0]
             digest = only.digest[:8]
-            said.append(f"{where}: {only.method} ({digest}) alone, nothing to compare it with.")
+            sentences.append(
+                f"{where}: {only.method} ({digest}) alone, nothing to compare it with."
+            )
             continue
         try:
             what = scored_by(group, metric, over)
@@ -195,30 +197,30 @@ def compare_entries(
         except FedcacheError as error:
             refused.append(error)
             reason = error.message.removeprefix(f"{where}: ")
-            said.append(f"{where}: not compared. {reason}")
+            sentences.append(f"{where}: not compared. {reason}")
     if not tables and refused:
         # One reason for all settings is the answer; several are listed.
         alike = len({error.message for error in refused}) == 1
         if alike and (len(refused) > 1 or len(groups) == 1):
             raise refused[0]
-        raise UsageError(" ".join(said), refused[0].hint)
+        raise UsageError(" ".join(sentences), refused[0].hint)
     if not tables and not held:
         raise UsageError(
             f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
             "Train another method with the same partition, or compare methods over settings:  --over settings",
         )
     if any(table.over == HELD_OUT for table in tables):
-        said.append(
+        sentences.append(
             "Runs that hold out a value each are one table, over these values. The runs of one value alone:  "
             "fedcache compare RUN RUN"
         )
     if len(groups) > 1:
-        said.insert(
+        sentences.insert(
             0,
             f"The runs are of {len(groups)} datasets or partitions, which are not averaged: a table for each with "
             "two or more runs (--over settings compares methods across them).",
         )
-    return Comparisons(tuple(tables), tuple(said), tuple(found.left_out))
+    return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
 
 
 def alone_lines(group: HeldOutGroup) -> list[str]:
@@ -273,20 +275,20 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
         against = str(against.path)
     if against in blocks.names:
         return against
-    meant = [name for name, row in blocks.runs.items() if row[0].method == against]
-    if not meant and against:
+    matching = [name for name, row in blocks.runs.items() if row[0].method == against]
+    if not matching and against:
         path = Path(against).resolve()
-        meant = [
+        matching = [
             name
             for name, row in blocks.runs.items()
             if any(is_called(e, against, path) for e in row)
         ]
-    if not meant:
+    if not matching:
         raise unknown("--against", against, blocks.names)
-    if len(meant) > 1:
-        listed = ", ".join(meant[:5])
+    if len(matching) > 1:
+        listed = ", ".join(matching[:5])
         raise UsageError(
-            f"--against {against} fits {len(meant)} runs: {listed}.",
+            f"--against {against} fits {len(matching)} runs: {listed}.",
             "Give one of these names, or the first letters of its digest (fedcache runs list).",
         )
-    return meant[0]
+    return matching[0]

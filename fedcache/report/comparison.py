@@ -265,10 +265,10 @@ def compared(
     reference = against or picked or names[0]
     place = names.index(reference)
     if pairs == "all":
-        wanted = list(itertools.combinations(range(len(names)), 2))
+        pairs_to_test = list(itertools.combinations(range(len(names)), 2))
     else:
-        wanted = [(i, place) for i in range(len(names)) if i != place]
-    paired = [(i, j) for i, j in wanted if (known[i] & known[j]).any()]
+        pairs_to_test = [(i, place) for i in range(len(names)) if i != place]
+    paired = [(i, j) for i, j in pairs_to_test if (known[i] & known[j]).any()]
     made = _pairs_of(found.blocks, names, values, paired, test, over, level)
     if over == "seeds":
         made = _with_rows(made, found, metric, level)
@@ -290,7 +290,7 @@ def compared(
         chosen=picked,
     )
     notes = list(found.notes)
-    for i, j in wanted:
+    for i, j in pairs_to_test:
         if (i, j) not in paired:
             one = names[i]
             notes.append(f"{one} and {names[j]} have no seed in common, so they are not compared.")

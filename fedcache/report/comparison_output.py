@@ -272,7 +272,7 @@ def markdown(c: Comparison) -> str:
             cells = " | ".join(row)
             lines.append(f"| {cells} |")
         lines.append("")
-    lines += [_markdown(caption(c)), "", *(f"- {_markdown(said)}" for said in sentences(c))]
+    lines += [_markdown(caption(c)), "", *(f"- {_markdown(sentence)}" for sentence in sentences(c))]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -307,7 +307,7 @@ def as_html(c: Comparison) -> str:
             "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
         )
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    parts += [f"<p>{_html(said)}</p>" for said in (caption(c), *sentences(c))]
+    parts += [f"<p>{_html(sentence)}</p>" for sentence in (caption(c), *sentences(c))]
     return "".join(parts)
 
 
@@ -416,14 +416,14 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
     alpha = 1.0 - c.level
     p = show_p(c.ranking.p)
-    says = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
+    description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
     if c.ranking.p >= alpha:
-        says += f": no difference at {alpha:.2g}"
+        description += f": no difference at {alpha:.2g}"
     title = plain(c.setting, 80)
 
     def fill(axes: Any) -> None:
         fill_ranks(axes, c)
-        axes.set_title(f"{title}\n{says}", parse_math=False, fontsize=8)
+        axes.set_title(f"{title}\n{description}", parse_math=False, fontsize=8)
 
     write_drawing(path, (width, LINE * (lines + 3.2) + 0.5), fill)
 

@@ -72,14 +72,14 @@ class RunsListed:
     tags_lost: list[str] = field(default_factory=list)
 
 
-def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
+def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed:
     """The runs that were asked for, all of ``root`` when none was, as plain JSON values.
 
     Raises UsageError for a name that is no run.
     """
-    found = every_run(asked, root)
+    found = every_run(names, root)
     pairs = [(one, entry_of(one)) for one in found]
-    kept = [(one, entry) for one, entry in pairs if wanted.takes(entry)]
+    kept = [(one, entry) for one, entry in pairs if condition.takes(entry)]
     finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
         entry["differs"] = (
@@ -178,19 +178,19 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     except FedcacheError:  # a method of somebody's own that is not here: nothing to compare with
         usual = {}
         own = {}
-    asked = train_table(entry.path)
+    config = train_table(entry.path)
     for item in fields(TrainConfig):
-        if item.name in asked and item.name not in NO_SETTING and item.name != "preset":
+        if item.name in config and item.name not in NO_SETTING and item.name != "preset":
             default = own.get(item.name, item.default)
-            made.append((item.name, asked[item.name], default))
+            made.append((item.name, config[item.name], default))
     made += [
         (f"set.{key}", value, usual.get(key, "?"))
         for key, value in entry.result["hyperparameters"].items()
     ]
     return [
-        {"setting": name, "value": _said(value), "default": _said(default)}
+        {"setting": name, "value": _shown(value), "default": _shown(default)}
         for name, value, default in made
-        if _said(value) != _said(default)
+        if _shown(value) != _shown(default)
     ]
 
 
@@ -235,7 +235,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
         "features": " ".join(r["arrays"]),
         "partition": f"{partition} {digest}",
     }
-    made |= {key: _said(value) for key, value in config.items() if key not in NO_SETTING}
+    made |= {key: _shown(value) for key, value in config.items() if key not in NO_SETTING}
     return {
         **made,
         "seeds": " ".join(map(str, r["seeds"])),
@@ -244,10 +244,10 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     }
 
 
-def different(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """What is not the same in all of some mappings: name -> the value in each, None where one lacks it."""
-    names = dict.fromkeys(name for one in told for name in one)
-    found = {name: [one.get(name) for one in told] for name in names}
+    names = dict.fromkeys(name for one in runs for name in one)
+    found = {name: [one.get(name) for one in runs] for name in names}
     return {name: values for name, values in found.items() if any(v != values[0] for v in values)}
 
 
@@ -279,16 +279,16 @@ def _tags(folder: Path) -> list[str]:
         return []
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     """A value as it is written on the command line; numbers alike however they are written."""
     if value is None or value == "auto":
         return "auto"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(map(_said, value))
+        return ",".join(map(_shown, value))
     if isinstance(value, Mapping):
-        return " ".join(f"{k}={_said(v)}" for k, v in value.items())
+        return " ".join(f"{k}={_shown(v)}" for k, v in value.items())
     if isinstance(value, int | float):
         return f"{value:g}"
     return str(value)

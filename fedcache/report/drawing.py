@@ -79,7 +79,7 @@ class Plot:
     Attributes:
         ident: unique in the page; names the files that are downloaded.
         title: what it shows.
-        says: a sentence for those who do not see it, and what was left out.
+        description: a sentence for those who do not see it, and what was left out.
         columns: names of the data.
         rows: the data, as the CSV has them.
         fill: what draws it on its axes.
@@ -88,7 +88,7 @@ class Plot:
 
     ident: str
     title: str
-    says: str
+    description: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     fill: Draw
@@ -97,29 +97,29 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """The drawing, made when it is first asked for."""
-        return draw(self.ident, self.fill, height=self.height, says=self.says)
+        return draw(self.ident, self.fill, height=self.height, description=self.description)
 
 
-def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
+def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "") -> str:
     """An SVG without size, scripts or fonts of its own.
 
     Args:
         ident: prefix of every id in it.
         fill: draws on the axes it is given; calls ``marks(artist, words)`` for what is to tell its words.
         height: inches.
-        says: the text alternative.
+        description: the text alternative.
     """
     import matplotlib
     from cycler import cycler
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    told: dict[str, tuple[list[str], str | Sequence[str]]] = {}
+    marked: dict[str, tuple[list[str], str | Sequence[str]]] = {}
 
     def marks(artist: Any, words: Sequence[str] = (), runs: str | Sequence[str] = "") -> None:
-        name = f"marks{len(told)}"
+        name = f"marks{len(marked)}"
         artist.set_gid(name)
-        told[name] = list(words), runs
+        marked[name] = list(words), runs
 
     style: Any = {
         "svg.fonttype": "none",
@@ -174,26 +174,29 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
             format="svg",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
-    return _themed(buffer.getvalue(), ident, told, says)
+    return _themed(buffer.getvalue(), ident, marked, description)
 
 
 def _themed(
-    raw: bytes, ident: str, told: dict[str, tuple[list[str], str | Sequence[str]]], says: str
+    raw: bytes,
+    ident: str,
+    marked: dict[str, tuple[list[str], str | Sequence[str]]],
+    description: str,
 ) -> str:
     """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     root.set("role", "img")
-    root.set("aria-label", says)
+    root.set("aria-label", description)
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("}metadata"):
                 parent.remove(child)
     for element in root.iter():
         name = element.get("id", "")
-        if name in told:
-            _tell(element, *told[name])
+        if name in marked:
+            _tell(element, *marked[name])
         for key, value in list(element.attrib.items()):
             if key == "id":
                 element.set(key, f"{ident}-{value}")
@@ -223,11 +226,11 @@ def _tell(group: ElementTree.Element, words: Sequence[str], runs: str | Sequence
     inside = {id(e) for defs in group.iter(f"{{{SVG}}}defs") for e in defs.iter()}
     marks = [e for e in group.iter(f"{{{SVG}}}use") if id(e) not in inside]
     marks = marks or [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in inside]
-    for number, (mark, said) in enumerate(zip(marks, words, strict=False)):
+    for number, (mark, text) in enumerate(zip(marks, words, strict=False)):
         mark.set("class", "mark")
         if not isinstance(runs, str) and runs[number]:
             mark.set("data-run", runs[number])
-        ElementTree.SubElement(mark, f"{{{SVG}}}title").text = said
+        ElementTree.SubElement(mark, f"{{{SVG}}}title").text = text
 
 
 def shortened(names: Sequence[str], longest: int) -> list[str]:
@@ -256,8 +259,10 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
 def settings_of(names: Sequence[str], longest: int) -> str:
     """What the values are of which ``shortened`` leaves alone, in their order; "" where it leaves names."""
     without = _without_shared(names)
-    told = {tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without}
-    alike = len(told) == 1 and all("=" in w for name in without for w in name.split())
+    keys_of_names = {
+        tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without
+    }
+    alike = len(keys_of_names) == 1 and all("=" in w for name in without for w in name.split())
     if not alike or len(names) < 2 or all(len(visible(n)) <= longest for n in names):
         return ""
     values = [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
@@ -265,7 +270,7 @@ def settings_of(names: Sequence[str], longest: int) -> str:
         set(names)
     )
     if fit:
-        return ", ".join(told.pop())
+        return ", ".join(keys_of_names.pop())
     return ""
 
 

@@ -182,7 +182,7 @@ def evaluation_page(
     """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
     sections = []
     observer = observer or Silent()
-    says = (
+    description = (
         f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
         "models figures are means over clients."
     )
@@ -212,7 +212,7 @@ def evaluation_page(
         drawn = [p for p in plots if p is not None]
         title = f"On {rows}"
         sections.append(
-            Section(ident, title, says, columns, cells, drawn, notes, [], [], galleries)
+            Section(ident, title, description, columns, cells, drawn, notes, [], [], galleries)
         )
     return render_page("Evaluation of models", sections, len(found))
 
@@ -253,7 +253,10 @@ def _number(value: float | None, words: str) -> HtmlCell:
 
 def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
     """Accuracy over confidence, bin by bin: on the diagonal probabilities say how often they are right."""
-    says = f"Of {BINS} bins of confidence, the accuracy of their rows; below the diagonal a model is overconfident."
+    description = (
+        f"Of {BINS} bins of confidence, the accuracy of their rows; below the diagonal a model is "
+        "overconfident."
+    )
     rows: list[list[Cell]] = [[e.label, n, c, a] for e in found for n, c, a in e.measures.bins if n]
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -270,7 +273,7 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
         legend_below(axes)
 
     columns = ("run", "rows", "confidence", "accuracy")
-    return Plot(ident, "Reliability", says, columns, rows, fill, height=4.2)
+    return Plot(ident, "Reliability", description, columns, rows, fill, height=4.2)
 
 
 MOST_BARS = 24
@@ -280,9 +283,9 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     """A bar for each class, or for those that are right least often."""
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
-    says = "Of the rows of each class, the percentage that is right"
+    description = "Of the rows of each class, the percentage that is right"
     if len(ordered) > MOST_BARS:
-        says += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
+        description += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
 
     def fill(axes: Any, marks: Marks) -> None:
         words = []
@@ -296,7 +299,9 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
     columns = ("class", "rows", "right", "predicted", "F1")
     height = 1.4 + 0.17 * len(shown)
-    return Plot(ident, f"Classes of {e.label}", f"{says}.", columns, rows, fill, height=height)
+    return Plot(
+        ident, f"Classes of {e.label}", f"{description}.", columns, rows, fill, height=height
+    )
 
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:

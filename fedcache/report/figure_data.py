@@ -82,12 +82,12 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     ]
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     across, down = shown.shape
-    says = "Training rows of each client and class; the area of a dot is their number."
+    description = "Training rows of each client and class; the area of a dot is their number."
     if shown.shape != counts.shape:
         every = counts.shape[1]
-        says += f" The first {across} of {of} clients, {down} of {every} classes."
+        description += f" The first {across} of {of} clients, {down} of {every} classes."
     if of > len(clients):
-        says += f" The data hold {len(clients):,} clients."
+        description += f" The data hold {len(clients):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         client, label = np.nonzero(shown)
@@ -108,7 +108,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         _size_legend(axes, float(cell), int(shown.max()))
 
     columns = ("client", "class", "rows")
-    return Plot(ident, "Who holds which classes", says, columns, rows, fill, height=3.6)
+    return Plot(ident, "Who holds which classes", description, columns, rows, fill, height=3.6)
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
@@ -189,12 +189,14 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     way = how.upper()
     if how == "tsne":
         way = "t-SNE"
-    says = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
+    description = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
     train = source.partition.table.train.rows
     of = f"an even sample of {len(train):,} training rows"
     if averaged_whole(source, key, train):
         of = "all clients' training rows"
-    says += f"stars the mean of each class over {of}, small triangles those of single clients."
+    description += (
+        f"stars the mean of each class over {of}, small triangles those of single clients."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         for c in there:
@@ -227,7 +229,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         [kind, n, *at] for kind, n, at in zip(kinds, names, flat.tolist(), strict=True)
     ]
     title = f"Features of {name} in two dimensions"
-    return Plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
+    return Plot(ident, title, description, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
@@ -357,8 +359,11 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
                 cells.append((i, k, value, f"{name}, {client.name}: {value:.3f}"))
     if not cells:
         return None
-    says = "Linear CKA between each backbone's features and all of them together, on each client's training rows: 1 is "
-    says += "the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` trains projections.)"
+    description = (
+        "Linear CKA between each backbone's features and all of them together, on each client's "
+        "training rows: 1 is "
+    )
+    description += "the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` trains projections.)"
 
     def fill(axes: Any, marks: Marks) -> None:
         squares(axes, marks, cells, small=len(clients) > 8, form="{:.2f}")
@@ -372,7 +377,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     columns = ("backbone", "client", "CKA")
     height = 1.2 + 0.4 * len(names)
     return Plot(
-        ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height
+        ident, "Fusion: what each backbone brings", description, columns, rows_, fill, height=height
     )
 
 
@@ -394,7 +399,10 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
     values = {s: _entropy_bits(unit, text, float(s)) for s in scales}
     most = float(np.log2(len(text)))
-    says = f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} is no knowledge."
+    description = (
+        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} "
+        "is no knowledge."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         edges = np.linspace(0, most * 1.0001, 25)
@@ -417,7 +425,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
 
     data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
     return Plot(
-        ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0
+        ident, "Entropy of zero-shot labels", description, ("scale", "bits"), data, fill, height=3.0
     )
 
 

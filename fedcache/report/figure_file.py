@@ -75,7 +75,7 @@ class FigureInput:
 class Kind:
     """A kind of figure: what it shows, what it takes, and what draws it."""
 
-    says: str
+    description: str
     takes: str
     made: Callable[[FigureInput], Plot | None]
 
@@ -177,14 +177,14 @@ LISTED = (*KINDS, ACROSS)
 def kind_lines() -> list[str]:
     """Every kind with what it shows."""
     return [
-        *(f"{name}: {kind.says}" for name, kind in KINDS.items()),
+        *(f"{name}: {kind.description}" for name, kind in KINDS.items()),
         f"{ACROSS}: methods in several settings",
     ]
 
 
 def write_figure(
     kind: str,
-    asked: Sequence[RunQuery],
+    queries: Sequence[RunQuery],
     out: Path,
     root: Path,
     *,
@@ -196,7 +196,7 @@ def write_figure(
 
     Args:
         kind: of ``LISTED``.
-        asked: runs as ``gather`` takes them; [] for all under ``root``.
+        queries: runs as ``gather`` takes them; [] for all under ``root``.
         out: ends in .pdf, .svg or .png.
         root: where digests are looked up.
         columns: 1 or 2, as wide as so many columns of a paper.
@@ -217,7 +217,7 @@ def write_figure(
     check_file(out, "-o")
     check_score(score)
     figure_data.check_embedding(embed)
-    found = gather(asked, root)
+    found = gather(queries, root)
     need_finished(found, root)
     settings = by_setting(merge_seeds(found).entries)
     titles = setting_names(settings)

@@ -90,20 +90,20 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     if rest:
         over = f" Of {', '.join(rest)} the highest value is taken."
     capital = what[:1].upper() + what[1:]
-    says = f"{capital} in percent of {name} over {len(found.runs)} points; "
+    description = f"{capital} in percent of {name} over {len(found.runs)} points; "
     title = f"{name}: {' and '.join(names)}"
     columns = [*found.names, what]
     if len(drawn) == 1:
-        says += f"the ring is the {found.highest}.{over}"
+        description += f"the ring is the {found.highest}.{over}"
         line = _line(names[0], values[drawn[0]], best, what)
-        return Plot(ident, title, says, columns, rows, line)
+        return Plot(ident, title, description, columns, rows, line)
     across, down = (values[i] for i in placed)
     if len(across) > MOST_SIDE:
         return None
-    says += f"deeper is higher, the frame is the {found.highest}.{over}"
+    description += f"deeper is higher, the frame is the {found.highest}.{over}"
     height = 1.3 + min(0.42 * len(down), 6.0)
     squares_of = _heat([found.names[i] for i in placed], across, down, best)
-    return Plot(ident, title, says, columns, rows, squares_of, height=height)
+    return Plot(ident, title, description, columns, rows, squares_of, height=height)
 
 
 def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
@@ -239,8 +239,8 @@ def matrix(
     if len(settings) < 2 or len(best) < 2:
         return None
     names = sorted(best, key=lambda n: -max(best[n].values()))[: 2 * MOST_SIDE]
-    says = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
-    says += "Settings are not averaged."
+    description = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
+    description += "Settings are not averaged."
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     rotation = 0
     below = 0.13 * max(map(len, parts))
@@ -265,7 +265,7 @@ def matrix(
     rows: list[list[Cell]] = [[n, s, best[n].get(s)] for n in names for s in settings]
     columns = ("run", "setting", "accuracy")
     height = 0.8 + 0.25 * len(names) + below
-    return Plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)
+    return Plot(ident, "Methods in every setting", description, columns, rows, fill, height=height)
 
 
 LEAST_POINTS = 8
@@ -375,8 +375,8 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
     found = importances(points)
     rest = 100 * max(0.0, 1.0 - sum(v for _, v in found))
     count = len(points.runs)
-    says = f"Share of the variance of the {points.what} over {count} points that each setting's marginal "
-    says += (
+    description = f"Share of the variance of the {points.what} over {count} points that each setting's marginal "
+    description += (
         f"means explain (epsilon squared); {rest:.0f} % is what settings do together, and chance."
     )
 
@@ -395,7 +395,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
     rows: list[list[Cell]] = [[n, v] for n, v in found]
     title = f"{points.method}: which settings mattered"
     height = 1.2 + 0.34 * len(found)
-    return Plot(ident, title, says, ("setting", "share"), rows, fill, height=height)
+    return Plot(ident, title, description, ("setting", "share"), rows, fill, height=height)
 
 
 def parallel(ident: str, points: SweptPoints) -> Plot:
@@ -408,7 +408,7 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     top = int(points.scores.argmax())
     run_labels = labels(points.runs)
     count = len(points.runs)
-    says = (
+    description = (
         f"Each line is one of {count} points; the last axis is its {points.what} in percent, deeper lines are higher, "
         f"the thick one is the {points.highest}. The menus above the table keep some."
     )
@@ -466,4 +466,4 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
     ]
     title = f"{points.method}: every point of the grid"
-    return Plot(ident, title, says, (*points.names, points.what), rows, fill, height=4.2)
+    return Plot(ident, title, description, (*points.names, points.what), rows, fill, height=4.2)

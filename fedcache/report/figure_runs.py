@@ -68,9 +68,9 @@ def curves(ident: str, runs: Named) -> Plot | None:
             drawn.append((label, entry.key, np.array(shared), values))
     if not drawn:
         return None
-    says = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
+    description = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
     if len(drawn) > MOST_CURVES:
-        says += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
+        description += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
     shown = drawn[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -95,7 +95,7 @@ def curves(ident: str, runs: Named) -> Plot | None:
 
     columns = ("run", "seed", "round", "accuracy")
     height = 2.9 + 0.24 * len(shown)
-    return Plot(ident, "Accuracy per round", says, columns, rows, fill, height=height)
+    return Plot(ident, "Accuracy per round", description, columns, rows, fill, height=height)
 
 
 def _over_rounds(
@@ -140,11 +140,11 @@ def spread(ident: str, runs: Named) -> Plot | None:
             accuracy = None
         rows.append([label, name, accuracy])
     shown = known[:MOST_STRIPS]
-    says = f"Accuracy of every client, in percent: {strip}, the bar is their mean, "
-    says += "the triangle the mean of the worst tenth (ten clients and more)."
+    description = f"Accuracy of every client, in percent: {strip}, the bar is their mean, "
+    description += "the triangle the mean of the worst tenth (ten clients and more)."
     if len(known) > len(shown):
-        says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
-    says += _left_behind(*known[0][::2])
+        description += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
+    description += _left_behind(*known[0][::2])
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (label, e, columns) in enumerate(shown):
@@ -186,7 +186,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
 
     title = "Clients: who is left behind"
     height = 1.0 + 0.3 * max(3, len(shown))
-    return Plot(ident, title, says, ("run", over, "accuracy"), rows, fill, height=height)
+    return Plot(ident, title, description, ("run", over, "accuracy"), rows, fill, height=height)
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
@@ -239,7 +239,7 @@ def confusion_matrix(
         most = [(i, j) for i, j in _largest(wrong)[:MOST_PAIRS] if wrong[i, j] > 0]
         if not most:
             return None
-        says = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
+        description = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
 
         def fill_bars(axes: Any, marks: Marks) -> None:
             words = []
@@ -251,8 +251,11 @@ def confusion_matrix(
             bars(axes, marks, [share[i, j] for i, j in most], words, pairs)
             axes.set_xlabel("% of the true class")
 
-        return Plot(ident, title, says, columns, rows, fill_bars, height=3.8)
-    says = f"Of the test rows of a true class (a row), the percentage that {label} takes for each class (a column)."
+        return Plot(ident, title, description, columns, rows, fill_bars, height=3.8)
+    description = (
+        f"Of the test rows of a true class (a row), the percentage that {label} takes for each class (a "
+        "column)."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = []
@@ -264,7 +267,7 @@ def confusion_matrix(
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         _class_axes(axes, names)
 
-    return Plot(ident, title, says, columns, rows, fill, height=4.6)
+    return Plot(ident, title, description, columns, rows, fill, height=4.6)
 
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
@@ -326,9 +329,9 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
     series: dict[str, dict[int, list[float]]] = {}
     for label, _, number, value in rows:
         series.setdefault(str(label), {}).setdefault(int(number or 0), []).append(float(value or 0))
-    says = f"{title} in every round that noted it ({unit}); means over seeds."
+    description = f"{title} in every round that noted it ({unit}); means over seeds."
     if len(series) > MOST_CURVES:
-        says += f" The first {MOST_CURVES} of {len(series)} runs."
+        description += f" The first {MOST_CURVES} of {len(series)} runs."
     labels = list(series)[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -343,7 +346,9 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
         _over_rounds(axes, marks, labels, [keys.get(n, "") for n in labels], unit)
 
     height = 2.7 + 0.24 * len(labels)
-    return Plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)
+    return Plot(
+        ident, title, description, ("run", "seed", "round", name), rows, fill, height=height
+    )
 
 
 Labelled = tuple[str, StoredRun]
@@ -369,8 +374,13 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
     rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
-    says = f"Points of a true class (a row) that {label} takes for each class (a column) more often (blue) or less "
-    says += f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+    description = (
+        f"Points of a true class (a row) that {label} takes for each class (a column) more often "
+        "(blue) or less "
+    )
+    description += (
+        f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+    )
 
     def words_of(i: int, j: int) -> str:
         mistake = f"{names[i]} taken for {names[j]}"
@@ -390,7 +400,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
         axes.set_xlabel("points of the true class")
 
     if len(gap) > MOST_DRAWN:
-        return Plot(ident, title, says, columns, rows, fill_bars, height=4.4)
+        return Plot(ident, title, description, columns, rows, fill_bars, height=4.4)
 
     def fill(axes: Any, marks: Marks) -> None:
         numbers = [""] * len(differ)
@@ -407,7 +417,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
         )
         _class_axes(axes, names)
 
-    return Plot(ident, title, says, columns, rows, fill, height=4.6)
+    return Plot(ident, title, description, columns, rows, fill, height=4.6)
 
 
 ON_FRONT = 20
@@ -467,13 +477,13 @@ def _pareto(
     ring_words = f"the {NOT_A_CHOICE}"
     if has_validation(e.result for _, e in runs):
         ring_words = BY_VALIDATION
-    says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
-    says += f"The ring is {ring_words}."
+    description = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
+    description += f"The ring is {ring_words}."
     if levels:
-        says += " Dashed lines are what costs nothing here or needs all rows in one place."
+        description += " Dashed lines are what costs nothing here or needs all rows in one place."
     of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
     if of:
-        says += f" Written is {of}."
+        description += f" Written is {of}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
@@ -521,7 +531,9 @@ def _pareto(
         elif e.pooled_rows:
             kind = "reference"
         rows.append([label, c, a, kind])
-    return Plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill, height=3.6)
+    return Plot(
+        ident, title, description, ("run", axis, "accuracy", "front"), rows, fill, height=3.6
+    )
 
 
 def _front(points: Sequence[Priced]) -> set[str]:
@@ -645,8 +657,8 @@ def differences(
         return None
     alpha = 1.0 - c.level
     level = 100 * c.level
-    says = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
-    says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
+    description = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
+    description += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     if own_seeds:
         named = []
         for p in pairs:
@@ -655,12 +667,12 @@ def differences(
         if len(named) > MOST_NAMED:
             named[MOST_NAMED:] = ["..."]
         listed = "; ".join(named)
-        says += f" Shared {c.over}: {listed}."
+        description += f" Shared {c.over}: {listed}."
     if not all(reach for _, reach, _ in shown):
-        says += " A hollow dot without an interval could not be tested."
+        description += " A hollow dot without an interval could not be tested."
     of = max(len(c.pairs), runs - 1)
     if of > len(pairs):
-        says += f" Of {of} runs the first {len(pairs)}, in the order of the table."
+        description += f" Of {of} runs the first {len(pairs)}, in the order of the table."
 
     def words_of(pair: Pair, reach: tuple[float, float] | None, holm: float | None) -> str:
         difference = 100 * pair.difference
@@ -707,7 +719,9 @@ def differences(
         for row, pair in zip(rows, pairs, strict=True):
             row.append(compact(pair.blocks))
     height = 1.1 + 0.3 * max(3, len(pairs))
-    return Plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
+    return Plot(
+        ident, f"Differences from {c.reference}", description, columns, rows, fill, height=height
+    )
 
 
 def enough_blocks(c: Comparison) -> bool:
@@ -721,12 +735,14 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
         return None
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
     blocks = c.ranking.blocks
-    says = f"Mean ranks over {blocks} {c.over}, best left; a bar joins what is not told apart. "
-    says += ranking_words(c) or ""
+    description = (
+        f"Mean ranks over {blocks} {c.over}, best left; a bar joins what is not told apart. "
+    )
+    description += ranking_words(c) or ""
     return Plot(
         ident,
         "Ranks with the critical difference",
-        says,
+        description,
         ("run", "mean rank"),
         rows,
         lambda axes, _marks: fill_ranks(axes, c, INK, MUTED, longest=16),

@@ -219,24 +219,24 @@ def measured_alone(found: Gathered) -> Gathered:
     )
 
 
-def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
+def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
     """The runs that were asked for; all of ``root`` when none was.
 
     Args:
-        asked: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
+        queries: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
         root: where digests are looked up.
 
     Raises:
         UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     found: dict[Path, StoredRun | LeftOut] = {}
-    for path in _paths(asked, root):
+    for path in _paths(queries, root):
         if path.resolve() not in found:
             found[path.resolve()] = open_run(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
     # nobody named a run
-    if all(isinstance(one, str) and selector(one) is not None for one in asked):
+    if all(isinstance(one, str) and selector(one) is not None for one in queries):
         entries, old = _newest(entries)
         left_out += old
     return Gathered(entries, left_out)
@@ -293,14 +293,14 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     ]
 
 
-def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
+def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
     """The runs that were asked for, all of ``root`` when none was, oldest first: finished, unfinished and damaged ones,
     of this and of older code.
 
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
-    if asked:
-        paths = [p for name in asked for p in _named(name, root, LISTED)]
+    if queries:
+        paths = [p for name in queries for p in _named(name, root, LISTED)]
     else:
         paths = _inside(root)
     return [open_run(path) for path in {p.resolve(): p for p in paths}.values()]
@@ -345,10 +345,10 @@ def several(runs: object) -> list[RunQuery]:
     return given
 
 
-def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
-    if not asked:
+def _paths(queries: Sequence[RunQuery], root: Path) -> Iterable[Path]:
+    if not queries:
         yield from _inside(root)
-    for one in asked:
+    for one in queries:
         if isinstance(one, str | Path):
             yield from _named(one, root)
         elif (
@@ -581,17 +581,17 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
 
     Where a run says nothing of who takes part, that is as usual.
     """
-    told = [facts(e) for e in entries]
-    names = list(dict.fromkeys(name for f in told for name in f))
-    varied = [n for n in names if len({f.get(n) for f in told if n in f or n in USUAL}) > 1]
+    known = [facts(e) for e in entries]
+    names = list(dict.fromkeys(name for f in known for name in f))
+    varied = [n for n in names if len({f.get(n) for f in known if n in f or n in USUAL}) > 1]
     # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
-    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, told)]
+    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, known)]
     return sorted(free, key=lambda n: (n not in _ALWAYS, n not in USUAL, names.index(n)))
 
 
-def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
+def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:
     seen: dict[str, set[str]] = {}
-    for f in told:
+    for f in known:
         if name in f:
             seen.setdefault(f["method"], set()).add(f[name])
     return any(len(values) > 1 for values in seen.values())

@@ -302,18 +302,18 @@ class ExportedModel:
     path: Path
     kind: str  # folder | onnx | torch | safetensors | sklearn
     bytes: int
-    said: dict[str, Any]  # of the format, plain JSON values
+    written: dict[str, Any]  # of the format, plain JSON values
 
 
 def export_model(
-    place: Path, asked: ModelOptions, wanted: ExportOptions, home: Home, observer: Observer
+    place: Path, options: ModelOptions, request: ExportOptions, home: Home, observer: Observer
 ) -> ExportedModel:
     """Write one model of a run; nothing is written where anything is refused.
 
     Args:
         place: the directory of a run, or a model file.
-        asked: client, seed and temperature.
-        wanted: where to, and the format.
+        options: client, seed and temperature.
+        request: where to, and the format.
         home: where weights are looked for.
         observer: warned of a model that other code made.
 
@@ -323,23 +323,23 @@ def export_model(
         CorruptionError: a damaged model or result.
         MachineError: weights or packages that are not here.
     """
-    if wanted.out is None:
+    if request.out is None:
         raise UsageError(
             "-o says where the model goes; found none.", "For example -o model.onnx, or -o FOLDER"
         )
-    if asked.seed == "all":
+    if options.seed == "all":
         raise UsageError("An exported model is that of one seed.", "--seed 0")
-    out = Path(wanted.out)
-    kind = format_of(out, wanted.kind)
-    check_place(out, kind, wanted.force)
-    members = open_members(place, asked, observer)
-    check_saved(place, members[0], asked)
-    check_weights(asked, [members[0].facts.backbones])
-    predictor = predictor_of(members, named(members[0], asked), home, "cpu")
+    out = Path(request.out)
+    kind = format_of(out, request.kind)
+    check_place(out, kind, request.force)
+    members = open_members(place, options, observer)
+    check_saved(place, members[0], options)
+    check_weights(options, [members[0].facts.backbones])
+    predictor = predictor_of(members, named(members[0], options), home, "cpu")
     found = run_result(place)
     program = None
     if kind in PROGRAMS:
-        program = make_program(predictor, home, weights_of(asked))
+        program = make_program(predictor, home, weights_of(options))
     result = None
     if found is not None:
         result = read_result(found)
@@ -350,20 +350,20 @@ def export_model(
     card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
         card += agreement(program)
-    said = write(out, kind, Parts(predictor, card, program))
-    return ExportedModel(out, kind, size_of(out), said)
+    written = write(out, kind, Parts(predictor, card, program))
+    return ExportedModel(out, kind, size_of(out), written)
 
 
-def named(saved: SavedModel, asked: ModelOptions) -> ModelOptions:
+def named(saved: SavedModel, options: ModelOptions) -> ModelOptions:
     """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
     if (
-        asked.client is None
-        and not asked.one_for_all
+        options.client is None
+        and not options.one_for_all
         and saved.facts.personal
         and len(saved.clients) == 1
     ):
-        return replace(asked, client=saved.clients[0])
-    return asked
+        return replace(options, client=saved.clients[0])
+    return options
 
 
 def agreement(program: ModelProgram) -> str:

@@ -96,7 +96,7 @@ class Report:
 
 
 def write_report(
-    asked: Sequence[RunQuery],
+    queries: Sequence[RunQuery],
     out: Path,
     root: Path,
     *,
@@ -109,7 +109,7 @@ def write_report(
     """Write the page of some runs.
 
     Args:
-        asked: runs as ``gather`` takes them; [] for all under ``root``.
+        queries: runs as ``gather`` takes them; [] for all under ``root``.
         out: the file; an earlier one is replaced, whole.
         root: where digests are looked up.
         title: heading; a general one when empty.
@@ -140,7 +140,7 @@ def write_report(
     need_matplotlib()
     figure_data.check_embedding(embed)
     check_score(score)
-    found = gather(asked, root)
+    found = gather(queries, root)
     need_finished(found, root)
     if images is not None:
         refuse_private(found.entries)
@@ -377,19 +377,22 @@ def _says(entries: Sequence[StoredRun], score: str) -> str:
     holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
     dataset = str(data_of["digest"])[:16]
     digest = str(part["digest"])[:16]
-    says = f"Dataset {dataset}, {data_of['ok']:,} readable {holds}; partition {digest}, {part['clients']} clients"
+    description = (
+        f"Dataset {dataset}, {data_of['ok']:,} readable {holds}; partition {digest}, {part['clients']} "
+        "clients"
+    )
     if len(set(part["digests"])) > 1:
-        says += "; every seed has its own, the first is drawn"
-    says += "."
+        description += "; every seed has its own, the first is drawn"
+    description += "."
     if score != "own":
-        says += f" Accuracy is {score}: {WORDS[score]}."
+        description += f" Accuracy is {score}: {WORDS[score]}."
     if has_validation(e.result for e in entries):
-        says += " Sorted by validation accuracy; the run that it chose is bold."
+        description += " Sorted by validation accuracy; the run that it chose is bold."
     elif len(entries) > 1:
-        says += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
+        description += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
     if entries[0].claimed:
-        says += f" {CLAIMED}"
-    return says
+        description += f" {CLAIMED}"
+    return description
 
 
 def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -722,13 +725,16 @@ def held_out_section(
         if validation:
             cells.append(_number(validation.get(name)))
         rows.append(cells + [_number(value) for value in accuracies[name].values()])
-    says = f"Accuracy on the rows of each {group.column} when the runs train on the others, and the unweighted mean."
+    description = (
+        f"Accuracy on the rows of each {group.column} when the runs train on the others, and the "
+        "unweighted mean."
+    )
     if used != "own":
-        says += f" Accuracy is {used}: {WORDS[used]}."
+        description += f" Accuracy is {used}: {WORDS[used]}."
     if group.entries[0].claimed:
-        says += f" {CLAIMED}"
+        description += f" {CLAIMED}"
     ident = f"h{number}"
-    section = Section(ident, group.title, says, columns, rows, [], notes, [], [], chosen=0)
+    section = Section(ident, group.title, description, columns, rows, [], notes, [], [], chosen=0)
     return _verdict(group, best, means, found), section
 
 

@@ -66,7 +66,7 @@ class Gallery:
 
     ident: str
     title: str
-    says: str
+    description: str
     images: tuple[Thumbnail, ...]
     lost: int = 0  # mistakes whose images are not there any more
 
@@ -78,7 +78,7 @@ class Section:
     Attributes:
         ident: unique in the page.
         title: heading.
-        says: what the table is of.
+        description: what the table is of.
         columns: of the table.
         rows: its cells.
         plots: what is looked at first.
@@ -95,7 +95,7 @@ class Section:
 
     ident: str
     title: str
-    says: str
+    description: str
     columns: list[Column]
     rows: list[list[HtmlCell]]
     plots: list[Plot]
@@ -249,17 +249,20 @@ def gallery(
         if m.row in images
     )
     rows, rows_of_client = on
-    says = (
+    description = (
         f"The most confident of {mistakes.wrong:,} mistakes on {rows} ({mistakes.rows:,} scored): the class, what it "
         "was taken for, and the probability of that."
     )
     if mistakes.clients:
-        says += f" {mistakes.clients:,} clients' own models were asked, each about {rows_of_client}; whose it was "
-        says += "is named."
+        description += (
+            f" {mistakes.clients:,} clients' own models were asked, each about {rows_of_client}; whose it "
+            "was "
+        )
+        description += "is named."
     lost = len(mistakes.most) - len(shown)
     if lost:
-        says += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
-    return [Gallery(ident, f"What {label} got wrong", says, shown, lost)]
+        description += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
+    return [Gallery(ident, f"What {label} got wrong", description, shown, lost)]
 
 
 def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:

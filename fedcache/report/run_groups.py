@@ -130,7 +130,9 @@ def settings_key(run: StoredRun) -> str:
     facts = {
         name: value for name, value in run.facts.items() if name not in ("preset", "trust.rejected")
     }
-    asked = {name: value for name, value in train_table(run.path).items() if name not in NO_SETTING}
+    settings = {
+        name: value for name, value in train_table(run.path).items() if name not in NO_SETTING
+    }
     timing = {
         name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES
     }
@@ -144,7 +146,8 @@ def settings_key(run: StoredRun) -> str:
         result.get("protocol"),
     )
     return json.dumps(
-        [run.setting, facts, asked, timing, result.get("participants"), kinds, apart], default=str
+        [run.setting, facts, settings, timing, result.get("participants"), kinds, apart],
+        default=str,
     )
 
 

@@ -226,7 +226,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     undecided: list[StoredRun] = []
     if rivals:
         gap = lead(best, rivals[0], score)
-        undecided = _not_told_apart(best, rivals, score)
+        undecided = _undecided(best, rivals, score)
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word = "Level"
@@ -393,7 +393,7 @@ def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
     return f"Chance among {gap.over} can explain its {distance} {of} ({names}){after}."
 
 
-def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
+def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
 
     Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one: the median

@@ -70,7 +70,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     """Clients and their training rows, from labels and domains alone; no image is decoded."""
     columns = workbench.columns(cell)
     proxy = workbench.options.proxy
-    cell, said = with_known_domains(cell, columns, proxy=proxy)
+    cell, departures = with_known_domains(cell, columns, proxy=proxy)
     seed = parse_seeds(cell.seeds)[0]
     dealt = partition_cell(cell, columns, seed, proxy=proxy)
     rows = dealt.partition.describe(columns)
@@ -97,7 +97,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
         path = _picture(cell, workbench)
         draw(dealt.partition, columns, path)
         values["dots"] = str(path)
-    return {m: values[m] for m in cell.metrics}, [*said, *dealt.departures]
+    return {m: values[m] for m in cell.metrics}, [*departures, *dealt.departures]
 
 
 def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
@@ -105,9 +105,9 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     found = workbench.features(cell)
     store = Store.open(found.path)
     pool = np.flatnonzero((found.columns.split == 0) & (found.columns.ok == 1))
-    wanted = int(cell.options["rows"])
+    expected = int(cell.options["rows"])
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
-    rows = np.sort(rng.choice(pool, min(wanted, len(pool)), replace=False))
+    rows = np.sort(rng.choice(pool, min(expected, len(pool)), replace=False))
     images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
     if (entry := text_of_array(store.manifest, found.keys[0])) is None:
         raise StoreError(
@@ -116,25 +116,25 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
         )
     text = torch.from_numpy(np.array(read_text(store.path, cell.backbones[0], entry), np.float32))
     bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
-    if len(rows) < wanted:
-        said = [f"rows: {len(rows)} instead of {wanted}"]
+    if len(rows) < expected:
+        departures = [f"rows: {len(rows)} instead of {expected}"]
     else:
-        said = []
+        departures = []
     return {
         "entropy_bound": float(np.log2(len(text))),
         "entropy_mean": float(bits.mean()),
         "entropy_least": float(bits.min()),
-    }, said
+    }, departures
 
 
 def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
     data = workbench.images(cell)
     name = str(cell.options["class_of"])
-    said = []
+    departures = []
     # Other data may lack the class; then the first one takes its place.
     if name not in data.classes:
-        said.append(f"class: {data.classes[0]} instead of {name}")
+        departures.append(f"class: {data.classes[0]} instead of {name}")
         name = data.classes[0]
     rows = np.flatnonzero((data.label == data.classes.index(name)) & (data.split == 0))
     if not len(rows):
@@ -150,7 +150,7 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     noisy = np.clip((1 - p) * x + s * e, 0, 1)
     path = _picture(cell, workbench)
     Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
-    return {"picture": str(path)}, said
+    return {"picture": str(path)}, departures
 
 
 def formula(cell: PaperCell, _bench: Workbench) -> Measured:
@@ -214,13 +214,13 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     ]
     names = [c.name for c in clients]
     short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
-    said = [*dealt.departures, *short]
+    departures = [*dealt.departures, *short]
     if len(found.names) == 1:
-        said.append("one backbone: there is nothing to compare")
+        departures.append("one backbone: there is nothing to compare")
     return {
         "heatmap": _matrix(found.names, names, s.tolist()),
         "cka": _matrix(found.names, names, cka),
-    }, said
+    }, departures
 
 
 def trained(

@@ -78,16 +78,16 @@ class RequirementCheck:
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
         """What a cell of an entry lacks; [] when it can be measured right now."""
         reads = READS[entry.kind]
-        asked: list[Requirement | None] = []
+        requirements: list[Requirement | None] = []
         if "method" in reads:
-            asked.append(_method(cell))
+            requirements.append(_method(cell))
         if "scheme" in reads:
-            asked.append(_scheme(cell))
+            requirements.append(_scheme(cell))
         if "weights" in reads:
-            asked += [self.weights(name) for name in cell.backbones]
+            requirements += [self.weights(name) for name in cell.backbones]
         if "data" in reads:
-            asked.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
-        return [need for need in asked if need is not None]
+            requirements.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
+        return [need for need in requirements if need is not None]
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
         """What any cell lacks, each thing once."""
@@ -243,14 +243,14 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
 def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[PaperCell]:
     """The cells that have, of each label, one of these values."""
     cells = list(entry.cells)
-    for label, wanted in only.items():
+    for label, allowed in only.items():
         if label not in entry.labels:
             raise unknown(f"label of {entry.name}", label, entry.labels)
         values = [c.labels[label] for c in cells]
-        for value in wanted:
+        for value in allowed:
             if value not in values:
                 raise unknown(f"{label} of {entry.name}", value, dict.fromkeys(values))
-        cells = [c for c in cells if c.labels[label] in wanted]
+        cells = [c for c in cells if c.labels[label] in allowed]
     return cells
 
 
@@ -308,12 +308,12 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
     """One cell with the options applied."""
     cell = paper
-    said = []
+    departures = []
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
-        said.append(f"data: {options.on} instead of {paper.dataset}")
+        departures.append(f"data: {options.on} instead of {paper.dataset}")
     if options.limit is not None and paper.dataset:
-        said.append(f"data: {options.limit} evenly spaced images")
+        departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
     # Images stay images beside an encoder, or where the method has no head to train in place of the whole network.
     taken: list[str | None] = []
@@ -324,12 +324,12 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         taken.append(new)
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
     pairs = list(zip(paper.backbones, taken, strict=True))
-    said += [
+    departures += [
         f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old
     ]
     gone = [old for old, new in pairs if new is None]
     if gone:
-        said.append(f"backbones: none in place of {', '.join(gone)}")
+        departures.append(f"backbones: none in place of {', '.join(gone)}")
     changed = left != paper.backbones
     if changed and paper.recipe:
         kept = {
@@ -337,17 +337,17 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         }
         cell = replace(cell, recipe=kept)
         others = ", ".join(b for b in left if b not in paper.backbones)
-        said.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
+        departures.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
     cell = replace(cell, backbones=left)
-    wanted = {
+    recipe = {
         k: v for k, v in options.recipe.items() if left and k.rpartition(":")[0] in ("", *left)
     }
-    if wanted:
-        cell = replace(cell, recipe={**cell.recipe, **wanted})
-        said.append(f"images: {_pairs(wanted)}")
+    if recipe:
+        cell = replace(cell, recipe={**cell.recipe, **recipe})
+        departures.append(f"images: {_pairs(recipe)}")
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
-        said.append(heads)
+        departures.append(heads)
     method = METHODS.get(paper.method)
     if method is not None and method.one_shot:
         cell = replace(cell, rounds=None)
@@ -356,14 +356,14 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         usual: object = "the method's own"
         if method is not None:
             usual = method.defaults.rounds
-        said.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
+        departures.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)
-        said.append(f"seeds: {options.seeds} instead of {paper.seeds}")
+        departures.append(f"seeds: {options.seeds} instead of {paper.seeds}")
     refused = None
     if paper.backbones and not left:
         refused = "no backbone is named in place of its own"
-    return PlannedCell(paper, cell, tuple(said), refused)
+    return PlannedCell(paper, cell, tuple(departures), refused)
 
 
 VIEWS = 8
@@ -387,21 +387,21 @@ def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{k} {v}" for k, v in values.items())
 
 
-def match_domains(wanted: Sequence[str], have: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def match_domains(names: Sequence[str], have: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """The dataset's domains that are meant, ``MNIST-M`` being ``mnistm``; the first one where none is meant.
 
     Returns:
         names of the dataset, and a sentence for each that has another name.
     """
     found = []
-    said = []
-    for name in wanted:
+    departures = []
+    for name in names:
         same = find_domain(name, have)
         if same is None:
             same = have[0]
-            said.append(f"domain: {same} instead of {name}")
+            departures.append(f"domain: {same} instead of {name}")
         found.append(same)
-    return tuple(dict.fromkeys(found)), said
+    return tuple(dict.fromkeys(found)), departures
 
 
 def find_domain(name: str, have: Sequence[str]) -> str | None:

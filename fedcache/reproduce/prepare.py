@@ -183,12 +183,12 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
     if not encoders or "pixels" not in cell.backbones:
         return {}
     plain = lookup("pixels").recipe
-    wanted = lookup(encoders[0], home=home.root).recipe
+    recipe = lookup(encoders[0], home=home.root).recipe
     keys = ("size", "resize", "interpolation", "crop_pct")
     return {
-        f"pixels:{k}": str(getattr(wanted, k))
+        f"pixels:{k}": str(getattr(recipe, k))
         for k in keys
-        if getattr(wanted, k) != getattr(plain, k)
+        if getattr(recipe, k) != getattr(plain, k)
     }
 
 
@@ -217,8 +217,8 @@ def with_known_domains(
             f"{cell.dataset} has no domain {first}; it has {domains}.",
             f"fedcache datasets info {shell_word(cell.dataset)}",
         )
-    found, said = match_domains(cell.domain, columns.domains)
-    return replace(cell, domain=found), said
+    found, departures = match_domains(cell.domain, columns.domains)
+    return replace(cell, domain=found), departures
 
 
 def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool) -> CellPartition:
@@ -240,15 +240,17 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
                 raise
             args |= changes
             continue
-        said = []
+        departures = []
         for key, value in args.items():
             usual = cell.args.get(key, "the default")
             if value != cell.args.get(key):
-                said.append(f"partition: {key} {value} instead of {usual}")
+                departures.append(f"partition: {key} {value} instead of {usual}")
         if proxy and cell.scheme in DOMAIN_CLIENTS:
             clients = len(made.clients)
-            said.append(f"clients: {clients}, the domains of {cell.dataset}")
-        return CellPartition(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
+            departures.append(f"clients: {clients}, the domains of {cell.dataset}")
+        return CellPartition(
+            made, args, (*departures, *(f"partition: {note}" for note in made.notes))
+        )
     raise UsageError(
         f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
     )
@@ -266,15 +268,17 @@ def short_batches(
     least = min(len(c.train) for c in partition.clients)
     left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
     made = dict(cell.set)
-    said = []
+    departures = []
     if proxy and left_out and isinstance(batch, int) and least < batch:
         made |= dict.fromkeys(left_out, False)
-        said.append(
+        departures.append(
             f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
         )
     public = len(partition.clients[0].train)
     queue = hp.get("queue")
     if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:
         made |= {"anchors": "all", "esd_drop_last": False}
-        said.append(f"anchors: all {public} public rows, which are too few for a queue of {queue}")
-    return made, said
+        departures.append(
+            f"anchors: all {public} public rows, which are too few for a queue of {queue}"
+        )
+    return made, departures

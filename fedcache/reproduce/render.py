@@ -72,20 +72,20 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             got = show_measured(line.measured[metric], metric)
             made.append((first, *line.cell.at, name(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
-    for wanted in report.entry.differences:
-        measured = report.difference(wanted)
+    for difference in report.entry.differences:
+        measured = report.difference(difference)
         if measured.mean is None:
             continue
-        minus = ", ".join(wanted.minus)
-        what = f"{', '.join(wanted.of)} minus {minus}"
+        minus = ", ".join(difference.minus)
+        what = f"{', '.join(difference.of)} minus {minus}"
         first = PLAIN
-        last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
+        last = show_compared(compare(difference.printed, 0, measured), difference.metric)
         if report.proxy:
             first = PROXY
             last = ("", "")
-        printed = show_printed(wanted.printed, wanted.metric)
-        got = show_measured(measured, wanted.metric)
-        made.append((first, what, *blank, name(wanted.metric), printed, got, *last))
+        printed = show_printed(difference.printed, difference.metric)
+        got = show_measured(measured, difference.metric)
+        made.append((first, what, *blank, name(difference.metric), printed, got, *last))
     width = len(columns(report))
     return [row[:width] for row in made]
 
@@ -171,9 +171,9 @@ def report_data(report: Reproduction) -> dict[str, Any]:
     if report.proxy:
         ranked = {"orders": [one.to_dict() for one in orders(report)]}
     differences = []
-    for wanted in report.entry.differences:
-        got = report.difference(wanted).__dict__
-        differences.append({"proxy": report.proxy, **_statement(wanted), "got": got})
+    for difference in report.entry.differences:
+        got = report.difference(difference).__dict__
+        differences.append({"proxy": report.proxy, **_statement(difference), "got": got})
     return {
         "name": report.entry.name,
         "title": title(report),
@@ -190,13 +190,13 @@ def report_data(report: Reproduction) -> dict[str, Any]:
     }
 
 
-def _statement(wanted: Difference) -> dict[str, Any]:
+def _statement(difference: Difference) -> dict[str, Any]:
     """A statement about two cells as plain values."""
     return {
-        "of": list(wanted.of),
-        "minus": list(wanted.minus),
-        "metric": wanted.metric,
-        "printed": wanted.printed.__dict__,
+        "of": list(difference.of),
+        "minus": list(difference.minus),
+        "metric": difference.metric,
+        "printed": difference.printed.__dict__,
     }
 
 
@@ -463,5 +463,5 @@ def _pairs(pairs: Sequence[Pair], word: str = "above") -> str:
     lower: dict[str, list[str]] = {}
     for above, below in pairs:
         lower.setdefault(above, []).append(below)
-    said = "; ".join(" ".join((above, word, ", ".join(below))) for above, below in lower.items())
-    return f" ({said})"
+    listed = "; ".join(" ".join((above, word, ", ".join(below))) for above, below in lower.items())
+    return f" ({listed})"

@@ -104,17 +104,17 @@ class Reproduction:
         printed = line.cell.printed[index]
         return compare(printed, self.entry.printed_seeds, line.measured.get(metric, Measurement()))
 
-    def difference(self, wanted: Difference) -> Measurement:
+    def difference(self, difference: Difference) -> Measurement:
         """What was got for a statement about two cells."""
         a, b = (
             next((ln for ln in self.lines if ln.cell.at == at), None)
-            for at in (wanted.of, wanted.minus)
+            for at in (difference.of, difference.minus)
         )
         if a is None or b is None:
             return Measurement()
         return subtract(
-            a.measured.get(wanted.metric, Measurement()),
-            b.measured.get(wanted.metric, Measurement()),
+            a.measured.get(difference.metric, Measurement()),
+            b.measured.get(difference.metric, Measurement()),
         )
 
 
@@ -257,8 +257,8 @@ def _measure_cell(
         _train(line, workbench)
         return line
 
-    values, said = MEASURES[entry.kind](planned.cell, workbench)
-    line.departures += said
+    values, departures = MEASURES[entry.kind](planned.cell, workbench)
+    line.departures += departures
     line.measured = {m: over_seeds([values.get(m)]) for m in planned.cell.metrics}
     return line
 
@@ -271,13 +271,13 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
     """The runs of a cell, and departures."""
     proxy = workbench.options.proxy
     found = workbench.features(planned.cell)
-    cell, said = with_known_domains(planned.cell, found.columns, proxy=proxy)
-    asked = []
+    cell, departures = with_known_domains(planned.cell, found.columns, proxy=proxy)
+    requests = []
     for seed in parse_seeds(cell.seeds):
         dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
         participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
         settings, short = short_batches(cell, dealt.partition, proxy=proxy)
-        said += [*dealt.departures, *fewer, *short]
+        departures += [*dealt.departures, *fewer, *short]
         options = dict(dealt.args)
         if cell.domain:
             options["domain"] = cell.domain
@@ -292,34 +292,34 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
             eval_every=cell.eval_every,
             set=settings,
         )
-        asked.append(
+        requests.append(
             (config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options))
         )
-    return asked, said
+    return requests, departures
 
 
 def _train_on_cluster(
     planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine
 ) -> None:
     """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
-    asked: list[RunRequest] = []
+    requests: list[RunRequest] = []
     for one in planned:
         try:
-            asked += [a for a in _requests_of(one, workbench)[0] if a not in asked]
+            requests += [a for a in _requests_of(one, workbench)[0] if a not in requests]
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
-    if asked:
+    if requests:
         workbench.made |= engine.run_configurations(
-            asked, workbench.home, workbench.runs, workbench.observer, workbench.halt
+            requests, workbench.home, workbench.runs, workbench.observer, workbench.halt
         )
 
 
 def _train(line: ReproducedCell, workbench: Workbench) -> None:
     """One ordinary run for each seed, each with its own partition."""
-    asked, said = _requests_of(line.planned, workbench)
+    requests, departures = _requests_of(line.planned, workbench)
     values: dict[str, list[Value | None]] = {m: [] for m in line.planned.cell.metrics}
-    for config, partition in asked:
+    for config, partition in requests:
         done = train(
             config,
             workbench.home,
@@ -332,19 +332,19 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
         line.runs.append(done.path)
         line.reused += done.reused and done.path not in workbench.made
         line.fidelity = str(done.result["fidelity"])
-        said += _feat_post(line.cell, done.result)
+        departures += _feat_post(line.cell, done.result)
         for metric in values:
             values[metric].append(measure(metric, done))
-    line.departures = list(dict.fromkeys([*line.departures, *said]))
+    line.departures = list(dict.fromkeys([*line.departures, *departures]))
     line.measured = {metric: over_seeds(of_seeds) for metric, of_seeds in values.items()}
 
 
 def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
     """Clients a round, no more than a scaled-down proxy has."""
-    asked = cell.participation
-    if proxy and asked is not None and asked.isdigit() and int(asked) > clients:
-        return "all", [f"participation: all {clients} clients instead of {asked}"]
-    return asked, []
+    requested = cell.participation
+    if proxy and requested is not None and requested.isdigit() and int(requested) > clients:
+        return "all", [f"participation: all {clients} clients instead of {requested}"]
+    return requested, []
 
 
 def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:

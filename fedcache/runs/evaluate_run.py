@@ -59,47 +59,47 @@ from fedcache.store.store import Store
 
 def evaluate_runs(
     places: Sequence[Path],
-    asked: ModelOptions,
-    wanted: EvaluateOptions,
+    options: ModelOptions,
+    request: EvaluateOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
     stop: Stop,
 ) -> list[RunEvaluation]:
-    """Each run's model on the rows that ``wanted`` names.
+    """Each run's model on the rows that ``request`` names.
 
     Raises as ``predict_run.open_predictor``, ``extract`` and ``models.evaluate``; StoppedError after a stop.
 
     Args:
         places: directories of runs, or model files.
-        asked: which of a run's models.
-        wanted: a dataset, a store or a file, and which of its rows.
+        digests: which of a run's models.
+        request: a dataset, a store or a file, and which of its rows.
         config: how what is missing is extracted.
         home: where stores and weights are looked for.
         observer: told the story.
         stop: asked between the models of clients, blocks of rows and the chunks of an extraction.
     """
-    each = [asked] * len(places)
-    if asked.weights or asked.backbone or (asked.client is not None and len(places) > 1):
+    each = [options] * len(places)
+    if options.weights or options.backbone or (options.client is not None and len(places) > 1):
         # What only some models have is known when all were looked at, before the first is measured.
         facts = []
         for place in places:
             with named_in_errors(place, places):
-                facts.append(open_members(place, asked, Silent())[0].facts)
-        check_weights(asked, [one.backbones for one in facts])
+                facts.append(open_members(place, options, Silent())[0].facts)
+        check_weights(options, [one.backbones for one in facts])
         personal = any(other.personal for other in facts)
         for i, one in enumerate(facts):
             # One model for all clients is also the model of the client that was named.
-            if asked.client is not None and personal and not one.personal:
-                each[i] = replace(asked, client=None)
+            if options.client is not None and personal and not one.personal:
+                each[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {one.method} trained one model for all clients: it is what {asked.client} uses too."
+                    f"{name}: {one.method} trained one model for all clients: it is what {options.client} uses too."
                 )
     found = []
     for place, own in zip(places, each, strict=True):
         with named_in_errors(place, places):
-            found.append(evaluate_run(place, own, wanted, config, home, observer, stop))
+            found.append(evaluate_run(place, own, request, config, home, observer, stop))
     return found
 
 
@@ -118,31 +118,31 @@ def named_in_errors(place: Path, places: Sequence[Path]) -> Iterator[None]:
 
 def evaluate_run(
     place: Path,
-    asked: ModelOptions,
-    wanted: EvaluateOptions,
+    options: ModelOptions,
+    request: EvaluateOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
     stop: Stop,
 ) -> RunEvaluation:
     """One run; as ``evaluate_runs``."""
-    members = open_members(place, asked, observer)
+    members = open_members(place, options, observer)
     facts = members[0].facts
-    each = facts.personal and asked.client is None and not asked.one_for_all
-    names: Sequence[str | None] = [asked.client]
+    each = facts.personal and options.client is None and not options.one_for_all
+    names: Sequence[str | None] = [options.client]
     if each:
         names = members[0].clients
-    check_saved(place, members[0], asked)
+    check_saved(place, members[0], options)
     if not names:  # of a file apart from its run
         raise StoreError(
             f"The run saved no client's model ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or take --global.",
         )
     if each and len(names) == 1:
-        asked = replace(asked, client=names[0])
+        options = replace(options, client=names[0])
         each = False
-    first = predictor_of(members, replace(asked, client=names[0]), home, config.device)
-    rows = rows_wanted(first, asked, wanted, config, home, observer, stop)
+    first = predictor_of(members, replace(options, client=names[0]), home, config.device)
+    rows = labelled_rows(first, options, request, config, home, observer, stop)
     label = label_of(place)
 
     # Each client's model is checked when its turn comes, so that only one is in memory at a time.
@@ -160,7 +160,7 @@ def evaluate_run(
             observer.stop()
 
     mistakes = None
-    if wanted.with_images:
+    if request.with_images:
         clients = []
         if each:
             clients = [str(name) for name in names]
@@ -177,8 +177,8 @@ def evaluate_run(
         if len(names) < facts.clients:
             some = f" of {facts.clients:,}"
         which = f"{len(names)}{some} clients' own, each on all rows"
-    elif asked.client is not None:
-        which = f"of client {asked.client}"
+    elif options.client is not None:
+        which = f"of client {options.client}"
     elif facts.personal:
         which = "the server's"
     else:
@@ -279,10 +279,10 @@ def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home)
     return find_mistakes(store, deals)
 
 
-def rows_wanted(
+def labelled_rows(
     predictor: Predictor,
-    asked: ModelOptions,
-    wanted: EvaluateOptions,
+    options: ModelOptions,
+    request: EvaluateOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
@@ -290,20 +290,20 @@ def rows_wanted(
 ) -> LabelledRows:
     """The labelled rows for a model; arguments as ``evaluate_run``."""
     split = None
-    if wanted.split != "all":
-        split = wanted.split
-    if wanted.embeddings is not None:
-        return rows_of_file(Path(wanted.embeddings), split, predictor)
-    if wanted.store is not None:
-        store = need_store(home, path=Path(wanted.store))
+    if request.split != "all":
+        split = request.split
+    if request.embeddings is not None:
+        return rows_of_file(Path(request.embeddings), split, predictor)
+    if request.store is not None:
+        store = need_store(home, path=Path(request.store))
     else:
-        store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
+        store = store_with_features(predictor.members[0], options, config, home, observer, stop)
     return rows_of_store(store, split, predictor.classes)
 
 
 def store_with_features(
     model: SavedModel,
-    asked: ModelOptions,
+    choice: ModelOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
@@ -332,7 +332,7 @@ def store_with_features(
             if ingested_path(home, spec) is not None:
                 raise
     one_view = [recipe.plain() for recipe in read_recipes(model)]
-    planned = [locate_recipe(recipe, home, weights_of(asked)) for recipe in one_view]
+    planned = [locate_recipe(recipe, home, weights_of(choice)) for recipe in one_view]
     computed = model.facts.inputs_computed
     if note := note_of_other_devices(resolve_device(config.device), computed):
         observer.note(note)
@@ -340,7 +340,7 @@ def store_with_features(
     try:
         for item, like in zip(planned, computed, strict=True):
             name = item.backbone.name
-            weights = {k: v for k, v in asked.weights.items() if k == name}
+            weights = {k: v for k, v in choice.weights.items() if k == name}
             options = item.recipe.departures(item.backbone.recipe)
             _, how = resolve_compute_as(config, like)
             one = replace(
@@ -503,13 +503,13 @@ def _same_features(
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
     with np.errstate(over="ignore"):  # what does not fit into the stored dtype is no stored row
-        asked = [
+        digests = [
             row_digests(first.astype(reader.info.dtype))
             for first, *_ in rows.source.of_rows(rows.rows)
         ]
     parts = (trained[start : start + BLOCK] for start in range(0, max(1, len(trained)), BLOCK))
     known = [row_digests(reader.rows(part)[:, 0]) for part in parts]
-    return int(np.isin(_keys(np.concatenate(asked)), _keys(np.concatenate(known))).sum())
+    return int(np.isin(_keys(np.concatenate(digests)), _keys(np.concatenate(known))).sum())
 
 
 def _keys(uid: NDArray[np.uint8]) -> NDArray[np.void]:

@@ -49,11 +49,11 @@ from fedcache.runs.privacy_ledger import (
     LEDGER,
     Release,
     describe_privacy,
-    forget_told_rounds,
-    keep_told_rounds,
+    forget_reported_rounds,
+    keep_reported_rounds,
     read_releases,
     record_release,
-    told_rounds,
+    reported_rounds,
 )
 from fedcache.runs.result_files import check_recordable
 from fedcache.runs.results import (
@@ -198,7 +198,7 @@ def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: Grid
         observer.note(
             f"This run also has seeds {seeds_text(more)}; the result is over all {seeds} seeds."
         )
-    note = run.kept.says_of_stored(stored.path)
+    note = run.kept.note_on_stored(stored.path)
     if note is not None and (position is ALONE or run.kept.which == "all"):
         observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
@@ -534,32 +534,32 @@ class OpenRun:
                     "the seed begins again, and spends privacy again."
                 )
             self._record_release(seed)
-            keep_told_rounds(self._ledger, name, seed, 0)
+            keep_reported_rounds(self._ledger, name, seed, 0)
         self.save_checkpoint(seed, snapshot())
-        keep_told_rounds(self._ledger, name, seed, number)
+        keep_reported_rounds(self._ledger, name, seed, number)
 
-    def _check_told(self, seed: int, rounds: int) -> None:
+    def _check_reported(self, seed: int, rounds: int) -> None:
         """Write down another release where rounds after ``rounds``, of which noise is drawn again, may have been told.
 
         So it is where the state is older than what was told, or nothing is known of that.
         """
         run = self.directory.path.name
-        told = told_rounds(self._ledger, run, seed)
+        reported = reported_rounds(self._ledger, run, seed)
         released = any((r.run, r.seed) == (run, seed) for r in read_releases(self._ledger))
-        if released and told is not None and told <= rounds:
+        if released and reported is not None and reported <= rounds:
             return
         if not released:
             later = "the ledger has no line of it"
-        elif told is None:
+        elif reported is None:
             later = "how many were told is not known"
         else:
-            later = f"round {told:,} was told"
+            later = f"round {reported:,} was told"
         self.events.observer.warn(
             f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}: noise is drawn again, and "
             "spends privacy again."
         )
         self._record_release(seed)
-        keep_told_rounds(self._ledger, run, seed, rounds)
+        keep_reported_rounds(self._ledger, run, seed, rounds)
 
     @property
     def _ledger(self) -> Path:
@@ -635,7 +635,7 @@ class OpenRun:
                 self.directory.forget(seed)
                 return None
         if self.spec.trust.protects:
-            self._check_told(seed, int(state.meta["round"]))
+            self._check_reported(seed, int(state.meta["round"]))
         return state
 
     def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
@@ -648,7 +648,7 @@ class OpenRun:
         self.directory.save_seed(outcome.seed, self.end_seed(outcome, seconds).to_dict())
         self._saved.add(outcome.seed)
         if self.spec.trust.protects:
-            forget_told_rounds(self._ledger, self.directory.path.name, outcome.seed)
+            forget_reported_rounds(self._ledger, self.directory.path.name, outcome.seed)
 
     def end_seed(
         self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None

@@ -56,7 +56,7 @@ from fedcache.torch_state import usual_torch_state
 
 def open_predictor(
     place: Path,
-    asked: ModelOptions,
+    options: ModelOptions,
     home: Home,
     observer: Observer,
     device: str = "auto",
@@ -66,7 +66,7 @@ def open_predictor(
 
     Args:
         place: the directory of a run, or a model file.
-        asked: client, seed and temperature.
+        options: client, seed and temperature.
         home: where weights of live encoders are looked for.
         observer: warned of a model that other code made.
         device: auto, cpu or cuda, which never falls back.
@@ -75,42 +75,42 @@ def open_predictor(
     Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
     encoders that are not here.
     """
-    members = open_members(place, asked, observer)
-    check_saved(place, members[0], asked)
-    check_weights(asked, [members[0].facts.backbones])
-    return predictor_of(members, asked, home, device, method)
+    members = open_members(place, options, observer)
+    check_saved(place, members[0], options)
+    check_weights(options, [members[0].facts.backbones])
+    return predictor_of(members, options, home, device, method)
 
 
-def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
+def open_members(place: Path, options: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
     """The models of the seeds that are asked for; arguments and errors as ``open_predictor``."""
-    if asked.one_for_all and asked.client is not None:
+    if options.one_for_all and options.client is not None:
         raise UsageError("--client and --global are two models.", "Leave one out.")
     if place.suffix == ".safetensors":
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
         held = members[0].facts.seed
-        if asked.seed not in (None, str(held)):
+        if options.seed not in (None, str(held)):
             raise UsageError(
-                f"The file holds seed {held}, not {asked.seed}.",
+                f"The file holds seed {held}, not {options.seed}.",
                 "Leave --seed out, or name the run.",
             )
     else:
-        members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
-    if asked.client is not None:
-        check_saved(place, members[0], asked)
+        members = tuple(load_seed(place, number) for number in seeds_of(place, options.seed))
+    if options.client is not None:
+        check_saved(place, members[0], options)
     warn_of_other_code(members[0].facts, observer)
     return members
 
 
-def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
+def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
     """Refuse a client of the run whose model was left out of the file, or any where none was saved, with what helps.
 
     Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
     saved, and so is whatever cannot be known as the file lies apart from its run.
     """
     facts = model.facts
-    client = asked.client
+    client = options.client
     if (
-        asked.one_for_all
+        options.one_for_all
         or not facts.personal
         or client in facts.saved
         or (client is None and facts.saved)
@@ -179,7 +179,7 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
 
 def predictor_of(
     members: tuple[SavedModel, ...],
-    asked: ModelOptions,
+    options: ModelOptions,
     home: Home,
     device: str,
     method: Method | None = None,
@@ -188,17 +188,17 @@ def predictor_of(
     where = "cpu"
     if device != "auto":
         where = resolve_device(device).kind
-    encoders = encoders_of(members[0], home, weights_of(asked))
+    encoders = encoders_of(members[0], home, weights_of(options))
     if encoders is not None:
         encoders = encoders.to(where)
     return Predictor(
         members,
-        asked.client,
-        asked.temperature,
+        options.client,
+        options.temperature,
         device=where,
         method=method,
         encoders=encoders,
-        one_for_all=asked.one_for_all,
+        one_for_all=options.one_for_all,
     ).checked()
 
 
@@ -216,14 +216,14 @@ def load_model(
     seed_word = None
     if seed is not None:
         seed_word = str(seed)
-    asked = ModelOptions(client=client, seed=seed_word, one_for_all=one_for_all)
-    return Model(open_predictor(Path(place), asked, home, Silent(), method=method), home)
+    options = ModelOptions(client=client, seed=seed_word, one_for_all=one_for_all)
+    return Model(open_predictor(Path(place), options, home, Silent(), method=method), home)
 
 
-def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
+def check_weights(options: ModelOptions, read: Iterable[Sequence[str]]) -> None:
     """Refuse weights and names of backbones that no model reads, given those that each does. Raises UsageError."""
     known = list(dict.fromkeys(name for names in read for name in names))
-    for option, named in (("--weights", asked.weights), ("--backbone", asked.backbone)):
+    for option, named in (("--weights", options.weights), ("--backbone", options.backbone)):
         if unread := [name for name in named if name not in known]:
             raise UsageError(
                 f"{option} names {', '.join(unread)}, which the model does not read.",
@@ -231,15 +231,15 @@ def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
             )
 
 
-def weights_of(asked: ModelOptions) -> Mapping[str, Path]:
+def weights_of(options: ModelOptions) -> Mapping[str, Path]:
     """The weights files that were named, by backbone."""
-    return {name: Path(path).expanduser() for name, path in asked.weights.items()}
+    return {name: Path(path).expanduser() for name, path in options.weights.items()}
 
 
 def predict_rows(
     predictor: Predictor,
     images: Sequence[Path],
-    asked: ModelOptions,
+    options: ModelOptions,
     rows: PredictOptions,
     config: ExtractConfig,
     home: Home,
@@ -254,7 +254,7 @@ def predict_rows(
     predictor.check_top(rows.top)
     if images:
         named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)
-        weights = weights_of(asked)
+        weights = weights_of(options)
         return predict_images(
             predictor, named, config, home, observer, stop, top=rows.top, weights=weights
         )
@@ -351,8 +351,8 @@ class Personalised:
 
 def personalise_run(
     place: Path,
-    asked: ModelOptions,
-    wanted: PersonaliseOptions,
+    options: ModelOptions,
+    request: PersonaliseOptions,
     device: str,
     home: Home,
     observer: Observer,
@@ -365,30 +365,30 @@ def personalise_run(
 
     Args:
         place: the directory of a run, or a model file.
-        asked: seed and weights of the run's model.
-        wanted: store, name, settings, rounds and file.
+        options: seed and weights of the run's model.
+        request: store, name, settings, rounds and file.
         device: auto, cpu or cuda, which never falls back; auto is the CPU.
         home: where stores and weights are looked for.
         observer: told the rounds.
         stop: honoured before each round.
     """
-    store = need_store(home, path=Path(str(wanted.store)))
-    name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
-    if wanted.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
+    store = need_store(home, path=Path(str(request.store)))
+    name = request.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
+    if request.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
         raise UsageError(
             f"--name {name[:40]!r} cannot be the name of a file.",
             "-o FILE.safetensors says where the model goes.",
         )
-    path = Path(wanted.out or f"{name}.safetensors")
+    path = Path(request.out or f"{name}.safetensors")
     check_new(path)
-    members = open_members(place, asked, observer)
-    check_weights(asked, [members[0].facts.backbones])
+    members = open_members(place, options, observer)
+    check_weights(options, [members[0].facts.backbones])
     if len(members) > 1:
         seed = members[0].facts.seed
         raise UsageError("A client's model is made of one seed.", f"--seed {seed}")
     (model,) = members
     method = model.find_method()
-    hp = settled(model, method, wanted.set)
+    hp = settled(model, method, request.set)
     if name in model.facts.saved:
         observer.note(f"{name} is a client of the run: it gets that client's draws.")
     client = client_of_store(model, store, name, method.reads(hp), home)
@@ -397,15 +397,15 @@ def personalise_run(
     where = "cpu"
     if device != "auto":
         where = resolve_device(device).kind
-    encoders = encoders_of(model, home, weights_of(asked))
+    encoders = encoders_of(model, home, weights_of(options))
     if encoders is not None:
         encoders = encoders.to(where)
     # Methods whose personal part is computed, and not trained, need no rounds.
     rounds = 0
     if trains(method):
         rounds = model.facts.rounds
-        if wanted.rounds is not None:
-            rounds = wanted.rounds
+        if request.rounds is not None:
+            rounds = request.rounds
 
     def each_round() -> None:
         if stop.requested:
@@ -419,7 +419,7 @@ def personalise_run(
         made = personalise(
             model,
             client,
-            settings=wanted.set,
+            settings=request.set,
             rounds=rounds,
             encoders=encoders,
             device=where,

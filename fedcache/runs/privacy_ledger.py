@@ -119,7 +119,7 @@ def record_release(ledger: Path, release: Release) -> None:
             write_sealed(ledger.with_name(COUNT), COUNT_IS, lines.count)
 
 
-def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
+def reported_rounds(ledger: Path, run: str, seed: int) -> int | None:
     """How many rounds of a seed that is being trained were told; None where that is not known."""
     try:
         found = read_sealed(_rounds_file(ledger, run, seed), _rounds_are(run, seed))
@@ -130,7 +130,7 @@ def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
     return int(found.content)
 
 
-def keep_told_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
+def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
     """Write down how many rounds of a seed are told from now on; ``record_release`` comes before the first.
 
     Raises MachineError when that cannot be written.
@@ -141,7 +141,7 @@ def keep_told_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
         write_sealed(path, _rounds_are(run, seed), rounds)
 
 
-def forget_told_rounds(ledger: Path, run: str, seed: int) -> None:
+def forget_reported_rounds(ledger: Path, run: str, seed: int) -> None:
     """A seed has ended: there is nothing to go on from."""
     _rounds_file(ledger, run, seed).unlink(missing_ok=True)
 

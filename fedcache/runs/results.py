@@ -127,10 +127,10 @@ def _packed(values: NDArray[Any]) -> str:
     return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def _unpacked(said: str | list[Any], dtype: type) -> NDArray[Any]:
-    if isinstance(said, list):
-        return np.array(said, dtype)  # None becomes NaN
-    return np.frombuffer(base64.b64decode(said), np.dtype(dtype).newbyteorder("<")).astype(dtype)
+def _unpacked(packed: str | list[Any], dtype: type) -> NDArray[Any]:
+    if isinstance(packed, list):
+        return np.array(packed, dtype)  # None becomes NaN
+    return np.frombuffer(base64.b64decode(packed), np.dtype(dtype).newbyteorder("<")).astype(dtype)
 
 
 def seed_result(
@@ -313,10 +313,10 @@ def _plugin(plugin: Plugin) -> dict[str, str]:
 
 def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     """What was simulated, when the last round ended (mean over seeds), and how old updates were, over all seeds."""
-    told = [[r["diagnostics"] for r in s.rounds] for s in seeds]
+    diagnostics = [[r["diagnostics"] for r in s.rounds] for s in seeds]
     section: dict[str, Any] = {
         **rule.words(),
-        "simulated_time": mean_std([d[-1]["simulated_time"] for d in told])[0],
+        "simulated_time": mean_std([d[-1]["simulated_time"] for d in diagnostics])[0],
     }
     if rule.buffer is not None:
         counted = [
@@ -448,10 +448,10 @@ def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
     """
     scored = ~np.isnan(seed.per_client)
-    told = [r["clients"] for r in seed.rounds]
+    participants = [r["clients"] for r in seed.rounds]
     trained = None
-    if None not in told:
-        trained = int(scored[list({c for clients in told for c in clients})].sum())
+    if None not in participants:
+        trained = int(scored[list({c for clients in participants for c in clients})].sum())
     known = seed.per_client[scored]
     n = len(known)
     error = None

@@ -61,11 +61,11 @@ COPIES = 4
 class KeptModels:
     """Which models of the runs of one command are kept, as runs end. Raises UsageError for a word that is none."""
 
-    def __init__(self, asked: SaveModels, score: str | None = None) -> None:
-        if asked.which not in KEPT:
-            raise unknown("--save-models", asked.which, KEPT)
-        self.which = asked.which
-        self.clients = asked.clients
+    def __init__(self, options: SaveModels, score: str | None = None) -> None:
+        if options.which not in KEPT:
+            raise unknown("--save-models", options.which, KEPT)
+        self.which = options.which
+        self.clients = options.clients
         self.score = score
         # by method and held-out value: models with different test rows are not compared
         self._seen: dict[
@@ -117,7 +117,7 @@ class KeptModels:
                 f"{most:,.0f} MB.",
             )
 
-    def says_of_stored(self, run: Path) -> str | None:
+    def note_on_stored(self, run: Path) -> str | None:
         """What is to be said where a run is there already and other models are asked for than it was made with."""
         if not has_model(run):
             if self.which == "all":
@@ -159,12 +159,12 @@ class KeptModels:
         # As ``Grid.ranked`` sorts.
         order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
         if mean is None or (best is not None and order >= best[0]):
-            drop_unless_asked_for(path, digest)
+            drop_unless_requested(path, digest)
             return
         self._best[kind] = (order, path, digest)
         self._seen[kind] = max(mean, self._seen.get(kind, -1.0))
         if best is not None:
-            drop_unless_asked_for(best[1], best[2])
+            drop_unless_requested(best[1], best[2])
 
 
 def model_file(run: Path, seed: int) -> Path:
@@ -279,22 +279,22 @@ def whole_seed(run: Path, digest: str, seed: int) -> bool:
     return (facts.run, facts.seed) == (digest, seed)
 
 
-def seeds_of(run: Path, asked: str | None) -> list[int]:
+def seeds_of(run: Path, word: str | None) -> list[int]:
     """The seeds of a run that are asked for: a number, ``all``, or None for the first.
 
     Raises StoreError for a run without a result, UsageError for what is no number.
     """
     seeds = [int(s) for s in _result(run)["seeds"]]
-    if asked is None:
+    if word is None:
         with_model = [seed for seed in seeds if model_file(run, seed).is_file()]
         return (with_model or seeds)[:1]
-    if asked == "all":
+    if word == "all":
         return seeds
     try:
-        return [int(asked)]
+        return [int(word)]
     except ValueError:
         numbers = ", ".join(map(str, seeds))
-        raise UsageError(f"--seed {asked!r} is no seed.", f"One of {numbers}, or all.") from None
+        raise UsageError(f"--seed {word!r} is no seed.", f"One of {numbers}, or all.") from None
 
 
 def _result(run: Path) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
         model_file(run, seed).unlink(missing_ok=True)
 
 
-def drop_unless_asked_for(run: Path, digest: str) -> None:
+def drop_unless_requested(run: Path, digest: str) -> None:
     """Remove the models of a grid's point that is not the best, unless another command keeps them."""
     try:
         found = read_sealed(run / MODELS / INDEX, what_of_models(digest))

@@ -63,7 +63,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
 
     def key_of(name: str) -> str:
         labels = {k: names_of(k, a)[1:] for k, a in info.items()}
-        found = _meant(info, name)
+        found = _matching(info, name)
         if not found:
             have = ", ".join(both[1] for both in labels.values())
             raise StoreError(
@@ -74,7 +74,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             # Keys are shown where two arrays have the same name and size.
             options = [labels[k][1] for k in found]
             if len(set(options)) < len(found):
-                options = [f"{k} ({_told_apart(info[k])})" for k in found]
+                options = [f"{k} ({_difference(info[k])})" for k in found]
             raise UsageError(
                 f"{name!r} means {len(found)} arrays of the store.",
                 f"Choose with --backbones: {', '.join(options)}",
@@ -84,7 +84,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     return list(dict.fromkeys(all_at_once(partial(key_of, name) for name in names)))
 
 
-def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
+def _matching(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys that a name may mean: of a sized one only the plain array, where the others have more views of the same."""
     found = match_arrays(arrays, name)
     plain = [key for key in found if arrays[key].shape[1] == 1]
@@ -97,7 +97,7 @@ def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     return found
 
 
-def _told_apart(array: ArrayInfo) -> str:
+def _difference(array: ArrayInfo) -> str:
     """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
     words = f"width {array.shape[-1]}"
     views = array.shape[1]
@@ -114,7 +114,7 @@ def array_name(store: Store, key: str) -> str:
     array = store.arrays[key]
     # none draws their views
     plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
-    if plain and _meant(store.arrays, sized) == [key]:
+    if plain and _matching(store.arrays, sized) == [key]:
         return sized
     return key
 
@@ -373,7 +373,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
             parts.append(Store.open(path))
     if parts:
         held = {str(a.recipe.get("backbone")) for a in parts[0].arrays.values()}
-        wanted = ",".join(names or sorted(held)) or "efficientnet-lite0"
+        example = ",".join(names or sorted(held)) or "efficientnet-lite0"
         listed = []
         for part in parts:
             slug = part.dataset["slug"]
@@ -382,7 +382,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
         raise StoreError(
             f"Only a part of {dataset} is extracted: {', '.join(listed)}.",
             f"To train on the part: --dataset {slug}\n"
-            f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(wanted)}",
+            f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(example)}",
         )
 
 

@@ -129,10 +129,10 @@ def _joined_splits(
     """
 
     def has_rows(held: Mapping[str, Any]) -> bool:
-        asked = [key for key in choice.features if key in held]
+        chosen = [key for key in choice.features if key in held]
         usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
         return any(
-            isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in asked or usual
+            isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in chosen or usual
         )
 
     if ending_of(path) in TABLES:

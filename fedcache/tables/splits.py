@@ -131,17 +131,17 @@ def by_split(
     return [*((SPLIT_WORDS[word], tables[word]) for word in in_order), (None, without)]
 
 
-def refuse_one_split(asked: str, names: Sequence[str], where: str, option: str) -> None:
+def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str) -> None:
     """Refuse rows that the user names by the column of one split, where others of ``names`` hold those of other splits.
 
     Raises UsageError with the name that all of them have in common. Backbones may be called features/train.
     """
-    base, word = split_of_name(asked)
-    others = [name for name in names if name != asked and split_of_name(name)[0] == base]
+    base, word = split_of_name(chosen)
+    others = [name for name in names if name != chosen and split_of_name(name)[0] == base]
     if word and others and base not in others and not base.startswith("features"):
         rest = ", ".join(others)
         raise UsageError(
-            f"{where}: {asked} has the rows of one split alone; those of {rest} would be left out.",
+            f"{where}: {chosen} has the rows of one split alone; those of {rest} would be left out.",
             f"{option} {shell_word(base)} takes the rows of all splits.",
         )
 
@@ -161,7 +161,7 @@ NO_SPLITS = FoundSplits((), None, [])
 def find_splits(
     where: str,
     raw: Mapping[str, Any],
-    asked: str | None,
+    chosen: str | None,
     usual: str | None,
     groups: Sequence[str],
     count: int,
@@ -171,15 +171,15 @@ def find_splits(
     Args:
         where: file, for messages.
         raw: columns by name, without those of labels and domains.
-        asked: column that the user names.
+        chosen: column that the user names.
         usual: column with a usual name.
         groups: columns that the user names as groups. They are no splits if they cannot be read as such.
         count: of rows.
 
     Raises UsageError for values that say no split, in a column that is named like one.
     """
-    if asked is not None:
-        return _asked_splits(where, asked, raw[asked], count)
+    if chosen is not None:
+        return _asked_splits(where, chosen, raw[chosen], count)
     if usual is not None:
         codes = _codes_of(where, usual, raw[usual], CODES | SPLIT_WORDS, groups, count, every=True)
         if codes is not None:
@@ -256,10 +256,10 @@ def _flag_of(name: str) -> int | None:
 def _meaning_of(name: str) -> int | None:
     """The only split that the words of a name say, None where they say none, several, or the opposite: not_train."""
     words = [word.lower() for word in _BETWEEN_WORDS.split(name)]
-    said = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
-    if len(said) != 1 or not {"not", "no", "non"}.isdisjoint(words):
+    codes = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    if len(codes) != 1 or not {"not", "no", "non"}.isdisjoint(words):
         return None
-    return said.pop()
+    return codes.pop()
 
 
 def _values(column: Any, count: int) -> Group | None:
@@ -424,10 +424,10 @@ def _strange(
     have = f"have no value of {key}"
     if code >= 0:
         have = f"have the {key} {group.words[code]!r}"
-    wanted = ", ".join(meanings)
+    expected = ", ".join(meanings)
     return UsageError(
         f"{where}: {rows:,} rows {have}, the first is row {first:,}.",
-        f"Each row needs one of {wanted}. {_otherwise(key)}",
+        f"Each row needs one of {expected}. {_otherwise(key)}",
     )
 
 

@@ -137,13 +137,13 @@ def explain_damage(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         refuse_empty(path)
-        said = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:160]
         ending = ending_of(path)
         kind = type(error).__name__
         hint = f"Write it again, whole and as {ending}."
-        if "allow_pickle" in said:
+        if "allow_pickle" in reason:
             hint = "Object arrays and pickles are never read; write plain numbers."
-        message = f"{path} could not be read as {ending}: {kind}: {said}"
+        message = f"{path} could not be read as {ending}: {kind}: {reason}"
         raise UsageError(message, hint) from error
 
 
@@ -221,9 +221,9 @@ def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]])
     """
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
-        told = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
         raise UsageError(
-            f"{path}: the rows of {name} have the shapes {told}.",
+            f"{path}: the rows of {name} have the shapes {listed}.",
             "All splits need the same features.",
         )
     count = sum(len(part) for part in parts)

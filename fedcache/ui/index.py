@@ -211,9 +211,9 @@ def _draw(records: Sequence[Mapping[str, Any]]) -> str:
 
 def matches(run: Mapping[str, Any], words: str) -> bool:
     """Whether each of some words is part of what is known of a run: its name, method, data, state, settings."""
-    said = [str(run.get(name)) for name in SEARCHED]
-    said += [f"{key}={value}" for key, value in run["settings"].items()]
-    text = "\n".join(said).lower()
+    texts = [str(run.get(name)) for name in SEARCHED]
+    texts += [f"{key}={value}" for key, value in run["settings"].items()]
+    text = "\n".join(texts).lower()
     return all(word in text for word in words.lower().split())
 
 
@@ -433,30 +433,30 @@ class GridIndex:
         stamp = (stat.st_mtime_ns, stat.st_size)
         if self._records.get(path, (None,))[0] != stamp:
             try:
-                told = {"damaged": "", **(read_record(path) or {})}
+                record = {"damaged": "", **(read_record(path) or {})}
             except CorruptionError as error:
                 damaged = f"{error.message} {error.hint}"
-                told = {**NOTHING, "damaged": damaged, "started": stat.st_mtime}
-            self._records[path] = stamp, told
-        told = self._records[path][1]
-        at_work = "ended" not in told and still_runs(told["process"]) is not False
+                record = {**NOTHING, "damaged": damaged, "started": stat.st_mtime}
+            self._records[path] = stamp, record
+        record = self._records[path][1]
+        at_work = "ended" not in record and still_runs(record["process"]) is not False
         key = (stamp, self.runs.version, at_work)
         if self._lines.get(path, (None,))[0] != key:
-            self._lines[path] = key, {"name": path.stem, **self._grid(told, at_work)}
+            self._lines[path] = key, {"name": path.stem, **self._grid(record, at_work)}
         return self._lines[path][1]
 
-    def _grid(self, told: dict[str, Any], at_work: bool) -> dict[str, Any]:
-        here = not told["runs"] or Path(told["runs"]).resolve() == self.runs.root.resolve()
-        points = self._points(told, here)
+    def _grid(self, record: dict[str, Any], at_work: bool) -> dict[str, Any]:
+        here = not record["runs"] or Path(record["runs"]).resolve() == self.runs.root.resolve()
+        points = self._points(record, here)
         _score_alike(points)
         state = "running"
-        if told["damaged"]:
+        if record["damaged"]:
             state = "damaged"
         elif not at_work:
             state = "finished"
-            if "error" in told or "ended" not in told:
+            if "error" in record or "ended" not in record:
                 state = "stopped"
-        problem = told["damaged"] or told.get("error")
+        problem = record["damaged"] or record.get("error")
         if state == "stopped" and not problem:
             problem = (
                 "The grid is not finished: its process ended, or the end of its record is lost."
@@ -464,7 +464,7 @@ class GridIndex:
         # A search may still add points while it is running.
         total = len(points)
         if at_work:
-            total = max(total, told.get("trials", 0))
+            total = max(total, record.get("trials", 0))
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
         parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p["total"]]
@@ -474,8 +474,8 @@ class GridIndex:
         chosen = [p for p in points if p["choice"] is not None]
         return {
             "state": state,
-            "command": told["command"],
-            "started": told["started"],
+            "command": record["command"],
+            "started": record["started"],
             "problem": problem,
             "keys": list(dict.fromkeys(key for p in points for key in p["sweep"])),
             "methods": list(dict.fromkeys(p["method"] for p in points)),
@@ -489,12 +489,12 @@ class GridIndex:
             "left": _left(points, count["waiting"] + total - len(points)),
         }
 
-    def _points(self, told: dict[str, Any], here: bool) -> list[dict[str, Any]]:
+    def _points(self, record: dict[str, Any], here: bool) -> list[dict[str, Any]]:
         """The points in their order, each with what is known of its run."""
         unfinished = [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
         points = []
-        for number, (method, sweep) in enumerate(told["points"]):
-            end = told["ends"].get(number, {})
+        for number, (method, sweep) in enumerate(record["points"]):
+            end = record["ends"].get(number, {})
             run = None
             state = "waiting"
             if "error" in end:
@@ -504,8 +504,8 @@ class GridIndex:
                 if here:
                     run = self.runs.facts(end["run"])
                 state = "gone"
-            elif here and "ended" not in told:
-                run = _run_of(method, sweep, unfinished, told["started"])
+            elif here and "ended" not in record:
+                run = _run_of(method, sweep, unfinished, record["started"])
             if run is not None:
                 state = "pruned"
                 if "pruned" not in end:
@@ -564,12 +564,12 @@ def _run_of(
     for run in runs:
         if run["method"] == method and run["begun"] >= started - 1:
             given = run["settings"]
-            told = [
+            matching = [
                 (given[k], v)
                 for key, v in sweep.items()
                 if (k := key.rpartition(".")[2].replace("-", "_")) in given
             ]
-            if all(_same(a, b) for a, b in told):
+            if all(_same(a, b) for a, b in matching):
                 return run
     return None
 

@@ -242,12 +242,12 @@ class Pages:
         """The number of the home's version, at once and after every change, for as long as the page is open."""
 
         async def versions() -> AsyncIterator[str]:
-            told = 0
+            sent = 0
             while not self.ended() and not await request.is_disconnected():
                 await run_in_threadpool(self.look)
-                if told != self.version:
-                    told = self.version
-                    yield f"data: {told}\n\n"
+                if sent != self.version:
+                    sent = self.version
+                    yield f"data: {sent}\n\n"
                 await asyncio.sleep(0.1 if self.runs.waiting else 0.5)
 
         return StreamingResponse(versions(), media_type="text/event-stream")

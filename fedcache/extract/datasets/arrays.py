@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
@@ -273,12 +273,12 @@ def key(rest: str, context: Context) -> list[Any]:
     return ["arrays", *facts_of(columns.parse_rest(rest), context)]
 
 
-def facts_of(asked: Asked, context: Context) -> list[Any]:
+def facts_of(request: DatasetRequest, context: Context) -> list[Any]:
     """What a dataset of arrays depends on: the columns that its spec names, and the stat of every file."""
-    path = locate(asked.place)
+    path = locate(request.place)
     if path.is_dir():
-        return [asked.facts, tree.listing_digest(path, context.within(path))]
-    return [asked.facts, stat_key(path)]
+        return [request.facts, tree.listing_digest(path, context.within(path))]
+    return [request.facts, stat_key(path)]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -313,24 +313,24 @@ PIXELS = Reading(
 
 
 def load_arrays(
-    reading: Reading, spec: str, asked: Asked, facts: list[Any], context: Context
+    reading: Reading, spec: str, request: DatasetRequest, facts: list[Any], context: Context
 ) -> Dataset:
     """The dataset of a spec, whose ``place`` holds arrays of rows that mean what ``reading`` says; errors as ``load``.
 
     ``facts`` are what the digests depend on.
     """
-    path = locate(asked.place)
+    path = locate(request.place)
     arrays = read_arrays(path, context)
-    if asked.content and asked.content in arrays:
+    if request.content and request.content in arrays:
         with_rows = [name for name, array in arrays.items() if len(array.shape) > 1]
-        refuse_one_split(asked.content, with_rows, str(path), "--images-key")
+        refuse_one_split(request.content, with_rows, str(path), "--images-key")
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
         hint = "--images-key NAME says which are meant"
         tables = by_split(
-            arrays, lambda held: _rows_of(held, asked, reading) is not None, str(path), hint
+            arrays, lambda held: _rows_of(held, request, reading) is not None, str(path), hint
         )
-    if _rows_of(tables[0][1], asked, reading) is None:
+    if _rows_of(tables[0][1], request, reading) is None:
         listed = []
         for name, array in list(arrays.items())[:8]:
             shape = list(array.shape)
@@ -338,8 +338,8 @@ def load_arrays(
         shapes = ", ".join(listed)
         like = [name for name, array in arrays.items() if reading.fits(array)]
         missing = f"no column of {reading.holds}"
-        if asked.content:
-            missing = f"no column {asked.content!r}"
+        if request.content:
+            missing = f"no column {request.content!r}"
         elif len(like) > 1:
             missing = f"several columns that may be {reading.holds}"
         raise UsageError(
@@ -360,13 +360,13 @@ def load_arrays(
             name: Unread(array.shape, str(array.dtype), NO_SPLIT) for name, array in others.items()
         }
     for split, held in tables:
-        part, how = _part(split, held, asked, path, reading)
+        part, how = _part(split, held, request, path, reading)
         parts.append(replace(part, left_out=left_out))
     return columns.assemble(
         spec,
         path,
         columns.numbered_parts(parts),
-        asked=asked,
+        request=request,
         class_names=class_names,
         how=how,
         facts=facts,
@@ -396,11 +396,11 @@ def locate(place: str) -> Path:
     return path
 
 
-def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
+def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
     """The column of images or rows: named, of a usual name, or the only one that can be nothing else."""
-    if asked.content:
-        if asked.content in held:
-            return asked.content
+    if request.content:
+        if request.content in held:
+            return request.content
         return None
     usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
     if usual is not None and len(held[usual].shape) > 1:
@@ -412,10 +412,14 @@ def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
 
 
 def _part(
-    split: int | None, held: dict[str, FileArray], asked: Asked, path: Path, reading: Reading
+    split: int | None,
+    held: dict[str, FileArray],
+    request: DatasetRequest,
+    path: Path,
+    reading: Reading,
 ) -> tuple[TableRows, str]:
     """The rows of a split, and a clause on what was read."""
-    name = str(_rows_of(held, asked, reading))
+    name = str(_rows_of(held, request, reading))
     images = held.pop(name)
     layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]

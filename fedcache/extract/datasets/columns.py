@@ -69,18 +69,18 @@ IN_THE_SPEC = ("name",)
 
 
 @dataclass(frozen=True)
-class Asked:
+class DatasetRequest:
     """The part of a spec after its kind: a place, and the columns that it names."""
 
     place: str
     content: str = ""  # column of images, texts or rows; found by its usual name when empty
     choice: ColumnChoice = field(default_factory=ColumnChoice)
-    said: Mapping[str, str] = field(default_factory=dict)  # every word of the spec with its value
+    given: Mapping[str, str] = field(default_factory=dict)  # every word of the spec with its value
 
     @property
     def facts(self) -> list[list[str]]:
         """The words of the spec, as a part of what the dataset depends on."""
-        return [list(pair) for pair in sorted(self.said.items())]
+        return [list(pair) for pair in sorted(self.given.items())]
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class TableRows:
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
 
-def with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
+def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRequest:
     """What is asked for, with the labels that are in no column as the labels, where a part has some."""
     if not any(LABEL in part.columns for part in parts):
-        return asked
-    return replace(asked, choice=replace(asked.choice, label=LABEL))
+        return request
+    return replace(request, choice=replace(request.choice, label=LABEL))
 
 
 def keys_of(kind: str) -> dict[str, str]:
@@ -107,7 +107,7 @@ def keys_of(kind: str) -> dict[str, str]:
     return {CONTENT[kind]: "--images-key", **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
 
 
-def parse_rest(rest: str, kind: str = "arrays") -> Asked:
+def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
     """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
 
     In the name of a column ``&`` is written %26 and ``%`` is written %25.
@@ -125,7 +125,7 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
         place = rest[: begin.start()]
         tail = rest[begin.end() :]
     if not mark or Path(rest).expanduser().exists():
-        return Asked(rest)
+        return DatasetRequest(rest)
     found: dict[str, str] = {}
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
@@ -154,7 +154,7 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
         no_label=_several(found.get("no-label", "")),
         unlabelled=found.get("unlabelled", "no") != "no",
     )
-    return Asked(place, found.get(CONTENT[kind], ""), choice, found)
+    return DatasetRequest(place, found.get(CONTENT[kind], ""), choice, found)
 
 
 def _several(words: str) -> tuple[str, ...]:
@@ -271,7 +271,7 @@ def from_rows(
         spec,
         place,
         [rows],
-        asked=Asked(str(place), choice=ColumnChoice(label=label, groups=groups)),
+        request=DatasetRequest(str(place), choice=ColumnChoice(label=label, groups=groups)),
         class_names=class_names,
         how=f"{holds} of {kind}",
         facts=list(key or ()),
@@ -286,7 +286,7 @@ def assemble(
     where: Path,
     parts: Sequence[TableRows],
     *,
-    asked: Asked,
+    request: DatasetRequest,
     class_names: Sequence[str] | None,
     how: str,
     facts: list[Any],
@@ -301,7 +301,7 @@ def assemble(
         spec: as the user wrote it.
         where: file or folder; its name is that of the dataset.
         parts: the rows; their names must differ.
-        asked: the columns that the spec names.
+        request: the columns that the spec names.
         class_names: by number, where the files have them outside of their columns.
         how: a clause on how they were read.
         facts: what the digests depend on (``read_uids``).
@@ -320,7 +320,7 @@ def assemble(
         where,
         columns,
         len(names),
-        asked.choice,
+        request.choice,
         splits=splits,
         names=names,
         classes=class_names,

@@ -126,13 +126,13 @@ def infer(
         roles = parse_layout(layout)
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
-    wanted = "the same number for every image, at least 1"
+    expected = "the same number for every image, at least 1"
     if roles:
-        wanted = f"{len(roles)} (--layout {layout})"
+        expected = f"{len(roles)} (--layout {layout})"
     if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
         raise UsageError(
-            f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {wanted}.",
+            f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {expected}.",
             _with_tables(
                 tables,
                 "Move the odd ones out, give --layout (for example domain/class), "
@@ -224,13 +224,13 @@ _SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
 
 def key(rest: str, context: Context) -> list[Any]:
     """What the answer depends on, without reading an image: the stat of the archive or of every file."""
-    asked = columns.parse_rest(rest, "folder")
-    path = _locate(asked.place)
-    head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *asked.facts]
+    request = columns.parse_rest(rest, "folder")
+    path = _locate(request.place)
+    head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *request.facts]
     if path.is_dir():
         return [*head, tree.listing_digest(path, context.within(path))]
     if _kind(path) in image_lists.ENDINGS:
-        listed = image_lists.read_list(path, asked.content).paths
+        listed = image_lists.read_list(path, request.content).paths
         stats = [tree.stat_numbers(path.parent / p) for p in _inside(path, listed, context)]
         return [*head, stat_key(path), digest_of(stats)]
     return [*head, stat_key(path)]
@@ -241,12 +241,12 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
     """
-    asked = columns.parse_rest(rest, "folder")
-    path = _locate(asked.place)
+    request = columns.parse_rest(rest, "folder")
+    path = _locate(request.place)
     # before the images are read: a change in between must not go unnoticed
     facts = key(rest, context)
     if _kind(path) in image_lists.ENDINGS:
-        read = _from_list(path, asked, context)
+        read = _from_list(path, request, context)
     else:
         found = tree.scan(path, context.within(path))
         if not found.paths:
@@ -259,8 +259,8 @@ def load(rest: str, context: Context) -> Dataset:
             )
         tables = image_lists.tables_among(found.others)
         if tables and context.layout is None:
-            read = _from_tables(path, found, tables, asked, context)
-        elif asked.said:
+            read = _from_tables(path, found, tables, request, context)
+        elif request.given:
             raise UsageError(
                 f"{path} has no table of labels, and only a table has columns to name.",
                 "--layout names the levels of folders; metadata.csv with the columns file_name and label names each "
@@ -383,7 +383,11 @@ def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Con
 
 
 def _from_tables(
-    path: Path, found: tree.Tree, tables: Sequence[str], asked: columns.Asked, context: Context
+    path: Path,
+    found: tree.Tree,
+    tables: Sequence[str],
+    request: columns.DatasetRequest,
+    context: Context,
 ) -> _ImageRows:
     """The images whose labels are in tables among them."""
     spelled = [tree.name_of(p) for p in found.paths]
@@ -393,12 +397,12 @@ def _from_tables(
         for name, table in zip(spelt_tables, tables, strict=True)
     }
     listed = image_lists.listed_images(
-        str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content
+        str(path), spelled, spelt_tables, raw.__getitem__, request.choice, request.content
     )
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
-    choice = asked.choice
+    choice = request.choice
     if listed.label is not None:
         choice = replace(choice, label=listed.label)
     roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
@@ -412,14 +416,14 @@ def _from_tables(
     return _ImageRows(source, roles, how, +ignored)
 
 
-def _from_list(path: Path, asked: columns.Asked, context: Context) -> _ImageRows:
+def _from_list(path: Path, request: columns.DatasetRequest, context: Context) -> _ImageRows:
     """The images of a list, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
-    listed = image_lists.read_list(path, asked.content)
+    listed = image_lists.read_list(path, request.content)
     paths = _inside(path, listed.paths, context)
     if not paths:
         raise UsageError(
@@ -430,7 +434,7 @@ def _from_list(path: Path, asked: columns.Asked, context: Context) -> _ImageRows
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
     table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
     names = [tree.name_of(p) for p in paths]
-    roles = read_roles(path, table, len(paths), asked.choice, names=names)
+    roles = read_roles(path, table, len(paths), request.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
     ignored = +Counter({tree.LINK_OUT: len(listed.paths) - len(paths)})
     return _ImageRows(source, roles, f"images from {listed.column}", ignored)

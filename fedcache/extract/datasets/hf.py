@@ -22,7 +22,7 @@ import numpy as np
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import Shards
@@ -58,11 +58,11 @@ class RecordFile:
 
 def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
-    asked = columns.parse_rest(rest, "hf")
-    path = _locate(asked.place, context)
+    request = columns.parse_rest(rest, "hf")
+    path = _locate(request.place, context)
     if path.is_dir():
-        return ["hf", asked.facts, tree.listing_digest(path, context.within(path))]
-    return ["hf", asked.facts, stat_key(path)]
+        return ["hf", request.facts, tree.listing_digest(path, context.within(path))]
+    return ["hf", request.facts, stat_key(path)]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -71,23 +71,23 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for files without images, several configurations, or columns that make no sense, MachineError for
     a name that was not pulled, and without pyarrow.
     """
-    asked = columns.parse_rest(rest, "hf")
-    path = _locate(asked.place, context)
+    request = columns.parse_rest(rest, "hf")
+    path = _locate(request.place, context)
     facts = key(rest, context)
-    need_arrow(f"hf:{asked.place}")
-    files, left_out = _files(path, context, by_name=asked.choice.split is None)
+    need_arrow(f"hf:{request.place}")
+    files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     features = [_features(file, path) for file in files]
     images = [
-        _image_column(file.schema, said, asked, file.path)
-        for file, said in zip(files, features, strict=True)
+        _image_column(file.schema, feature, request, file.path)
+        for file, feature in zip(files, features, strict=True)
     ]
     named: dict[str, list[str]] = {}  # of each column the first list, for files without one
-    for said in reversed(features):
-        named |= class_names_of(said)
+    for feature in reversed(features):
+        named |= class_names_of(feature)
     by_split: dict[int | None, list[TableRows]] = {}
-    for file, said, image in zip(files, features, images, strict=True):
-        rows = _rows(file, image, named | class_names_of(said))
+    for file, feature, image in zip(files, features, images, strict=True):
+        rows = _rows(file, image, named | class_names_of(feature))
         by_split.setdefault(file.split, []).append(rows)
     parts = [_one_after_another(by_split[split]) for split in sorted(by_split, key=_word)]
     suffix = files[0].path.suffix[1:]
@@ -97,7 +97,7 @@ def load(rest: str, context: Context) -> Dataset:
         f"hf:{rest}",
         path,
         parts,
-        asked=asked,
+        request=request,
         class_names=None,
         how=how,
         facts=facts,
@@ -296,7 +296,9 @@ def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: Path) -> str:
+def _image_column(
+    schema: Any, features: Mapping[str, Any], request: DatasetRequest, path: Path
+) -> str:
     import pyarrow as pa
 
     def holds_bytes(kind: Any) -> bool:
@@ -306,7 +308,7 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
 
     like = [f.name for f in schema if holds_bytes(f.type)]
     chosen = find_column(
-        path, dict.fromkeys(schema.names), asked.content or None, (), "--images-key"
+        path, dict.fromkeys(schema.names), request.content or None, (), "--images-key"
     )
     if chosen is None:
         marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like

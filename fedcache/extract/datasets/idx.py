@@ -22,7 +22,7 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_wo
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import stamp_of
 from fedcache.extract.datasets.arrays import MOST_COLUMN
-from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
@@ -67,7 +67,7 @@ def load(rest: str, context: Context) -> Dataset:
         f"idx:{rest}",
         place,
         [part for part, _ in parts],
-        asked=columns.with_label(Asked(rest), [part for part, _ in parts]),
+        request=columns.with_label(DatasetRequest(rest), [part for part, _ in parts]),
         class_names=None,
         how=f"images {sizes} from {names}",
         facts=facts,
@@ -215,14 +215,14 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     shape, dtype, start = _header(path)
     if math.prod(shape) * dtype.itemsize > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
         raise _damaged(path, f"it says that it has {list(shape)} labels of {dtype}")
-    wanted = start + math.prod(shape) * dtype.itemsize
+    expected = start + math.prod(shape) * dtype.itemsize
     try:
         with _open(path) as file:
-            raw = file.read(wanted + 1)
+            raw = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)[:80]) from None
-    if len(raw) != wanted:
-        raise _damaged(path, f"it has {len(raw):,} bytes; {wanted:,} were expected")
+    if len(raw) != expected:
+        raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
     return (
         np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
         .astype(np.int64)
@@ -230,7 +230,7 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     )
 
 
-def _check_stream(path: Path, wanted: int, context: Context) -> None:
+def _check_stream(path: Path, expected: int, context: Context) -> None:
     """Unpack a .gz once, whose last bytes are its checksum; what it said is remembered until the file changes."""
     fact = ["length of a gz", *stat_key(path)]
     length = context.memory.recall(fact)
@@ -240,14 +240,14 @@ def _check_stream(path: Path, wanted: int, context: Context) -> None:
             with gzip.open(path) as file:
                 while raw := file.read(BLOCK):
                     length += len(raw)
-                    if length > wanted:  # no need to unpack a bomb to its end
+                    if length > expected:  # no need to unpack a bomb to its end
                         break
         except (OSError, EOFError, zlib.error) as error:
             raise _damaged(path, str(error)[:80]) from None
         context.memory.remember(fact, length)
-    if length != wanted:
+    if length != expected:
         raise _damaged(
-            path, f"its content has another length than the {wanted:,} bytes that it should have"
+            path, f"its content has another length than the {expected:,} bytes that it should have"
         )
 
 

@@ -66,15 +66,15 @@ class ImageList:
     columns: dict[str, Column]  # the others [N], by name
 
 
-def read_list(path: Path, asked: str = "") -> ImageList:
-    """A list in a file of its own, whose images are stored below its folder; ``asked`` is the column of paths.
+def read_list(path: Path, path_column: str = "") -> ImageList:
+    """A list in a file of its own, whose images are stored below its folder; ``path_column`` is the column of paths.
 
     Raises UsageError with the row, for a wrong path, a path given twice, or no image that is there.
     """
     folder = path.parent
     stems = Stems(lambda inside: _listed(folder / inside))
     found = parse_list(
-        str(path), path.read_bytes(), asked, lambda name: (folder / name).is_file(), stems
+        str(path), path.read_bytes(), path_column, lambda name: (folder / name).is_file(), stems
     )
     if not any((folder / name).is_file() for name in found.paths):
         count = len(found.paths)
@@ -116,7 +116,7 @@ class Stems:
 
 
 def parse_list(
-    where: str, raw: bytes, asked: str, exists: Callable[[str], bool], stems: Stems
+    where: str, raw: bytes, path_column: str, exists: Callable[[str], bool], stems: Stems
 ) -> ImageList:
     """A list from its bytes. ``exists`` says whether there is an image of a name, relative to the list; errors as
     ``read_list``."""
@@ -126,12 +126,12 @@ def parse_list(
         columns = _cells(where, raw)
     count = len(next(iter(columns.values()), []))
     lowered = {name.lower(): name for name in reversed([*columns])}
-    if asked and asked not in columns:
+    if path_column and path_column not in columns:
         raise unknown(
-            f"column of {where}", asked, columns, hint="--images-key NAME takes one of these"
+            f"column of {where}", path_column, columns, hint="--images-key NAME takes one of these"
         )
-    if asked:
-        usual = [asked]
+    if path_column:
+        usual = [path_column]
     else:
         usual = [lowered[name] for name in PATHS if name in lowered]
     if not usual or not count:

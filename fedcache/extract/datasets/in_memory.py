@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import HELD, columns
-from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, uid_of
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.image_files import BadImage
@@ -70,7 +70,7 @@ def load(source: Any, context: Context) -> Dataset:
         f"{HELD}:images",
         Path("images"),
         columns.numbered_parts(parts),
-        asked=columns.with_label(Asked(""), parts),
+        request=columns.with_label(DatasetRequest(""), parts),
         class_names=class_names,
         how=how,
         facts=[],

@@ -26,7 +26,7 @@ import numpy as np
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
 from fedcache.extract.datasets.image_lists import splits_of_folders
@@ -63,11 +63,11 @@ class _Shard:
 
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of every shard."""
-    asked = columns.parse_rest(rest, "webdataset")
+    request = columns.parse_rest(rest, "webdataset")
     return [
         "webdataset",
-        asked.facts,
-        [stat_key(path) for path in _shards(asked.place, context)[1]],
+        request.facts,
+        [stat_key(path) for path in _shards(request.place, context)[1]],
     ]
 
 
@@ -77,11 +77,11 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a pattern that matches nothing, samples without images or compressed shards, CorruptionError
     for damaged or hostile ones.
     """
-    asked = columns.parse_rest(rest, "webdataset")
+    request = columns.parse_rest(rest, "webdataset")
     facts = key(rest, context)
-    top, paths = _shards(asked.place, context)
+    top, paths = _shards(request.place, context)
     left: Counter[str] = Counter()
-    shards = [_read_shard(top, path, asked, left) for path in paths]
+    shards = [_read_shard(top, path, request, left) for path in paths]
     known = [shard for shard in shards if shard.split is not None]
     left_out = [shard.name for shard in shards if known and shard.split is None]
     columns.refuse_without_training(top, [shard.split for shard in known], left_out)
@@ -90,7 +90,7 @@ def load(rest: str, context: Context) -> Dataset:
     for shard in shards:
         by_split.setdefault(shard.split, []).append(shard)
     parts = [_rows(of_split) for of_split in by_split.values()]
-    asked = _with_label(asked, parts, shards)
+    request = _with_label(request, parts, shards)
     how = counted(len(shards), "shard") + columns.left_out_words(left_out)
     if left:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
@@ -102,7 +102,7 @@ def load(rest: str, context: Context) -> Dataset:
         f"webdataset:{rest}",
         where,
         parts,
-        asked=asked,
+        request=request,
         class_names=None,
         how=how,
         facts=facts,
@@ -182,14 +182,14 @@ def _matching(text: str) -> list[str]:
     return glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
-def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Shard:
+def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[str]) -> _Shard:
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
     refuse_empty(path)
     entries = archives.list_tar(path)
     # The ending of images is the one that the user named, or any usual one.
     endings_of_images = {ending.removeprefix(".") for ending in EXTENSIONS}
-    if asked.content:
-        endings_of_images = {asked.content.lower().lstrip(".")}
+    if request.content:
+        endings_of_images = {request.content.lower().lstrip(".")}
     relative = path.name
     if path != top:
         relative = os.path.relpath(path, top)
@@ -234,7 +234,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     for row, sample in enumerate(keys):
         parts = part_of.get(sample, {})
         fields.append(_fields(reader, parts, path))
-        endings = _endings_of_text(parts, fields[-1], asked.choice)
+        endings = _endings_of_text(parts, fields[-1], request.choice)
         left.update(
             ending for ending in ("cls", "txt") if ending in parts and ending not in endings
         )
@@ -243,7 +243,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
                 reader, parts[ending], path
             ).strip()
     split = None
-    if asked.choice.split is None:
+    if request.choice.split is None:
         split = split_in(relative)
     return _Shard(relative, split, kept, tuple(keys), fields, texts)
 
@@ -291,13 +291,15 @@ def _is_labelled(names: Iterable[str]) -> bool:
     return any(last_level(name) in LABELS for name in names)
 
 
-def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shard]) -> Asked:
+def _with_label(
+    request: DatasetRequest, parts: Sequence[TableRows], shards: Sequence[_Shard]
+) -> DatasetRequest:
     """What is asked for, with .cls as the labels if samples have it, or .txt if no field is called like labels."""
     texts = {
         ending for shard in shards for ending in shard.texts
     }  # a field of .json may be called like one
     names = {name for part in parts for name in part.columns}
-    choice = asked.choice
+    choice = request.choice
     if choice.label is None and not choice.unlabelled:
         label = None
         if "cls" in texts:
@@ -312,7 +314,7 @@ def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shar
     if choice.label in texts:
         for part in parts:
             _check_captions(part.columns.get(choice.label))
-    return replace(asked, choice=choice)
+    return replace(request, choice=choice)
 
 
 def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:

@@ -118,14 +118,14 @@ class Study:
     partitions: Mapping[str, BenchPartition]
     treatments: Mapping[str, BenchTreatment]
 
-    def only(self, wanted: Mapping[str, Sequence[str]]) -> Study:
+    def only(self, labels: Mapping[str, Sequence[str]]) -> Study:
         """The part with these values of these axes.
 
         Raises:
             UsageError with "did you mean" for an axis or value that is not there.
         """
         changed: dict[str, Any] = {}
-        for axis, values in wanted.items():
+        for axis, values in labels.items():
             if axis not in AXES:
                 raise unknown(f"label of {NAME}", axis, AXES)
             if axis == "data":

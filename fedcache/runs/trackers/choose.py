@@ -149,14 +149,14 @@ def tracking(
     as ``tracker``.
     """
     if isinstance(specs, str):
-        asked = [specs]
+        given = [specs]
     else:
-        asked = list(specs or ())
-    if len({spec.partition(":")[0] for spec in asked}) < len(asked):
+        given = list(specs or ())
+    if len({spec.partition(":")[0] for spec in given}) < len(given):
         raise UsageError(
-            f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out."
+            f"--track names a tracker twice: {', '.join(given)}.", "Leave one of them out."
         )
-    made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in asked]
+    made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in given]
     with ExitStack() as opened:
         for spec, one in made:
             opened.callback(_close, spec, one, runs or home.runs, observer)

@@ -66,8 +66,8 @@ class MLflow(SeedTracker):
                 found = None
             if found is None:
                 return MLflowRun(self._client, self._new(round_, name), set())
-            told = {metric.step for metric in self._client.get_metric_history(found, "bytes/up")}
-            return MLflowRun(self._client, found, told)
+            logged = {metric.step for metric in self._client.get_metric_history(found, "bytes/up")}
+            return MLflowRun(self._client, found, logged)
 
     def close(self) -> None:
         """Close the runs of groups too."""
@@ -131,17 +131,17 @@ class MLflow(SeedTracker):
 
 
 class MLflowRun:
-    """The run of one seed; ``told`` are the rounds that it has."""
+    """The run of one seed; ``logged`` are the rounds that it has."""
 
-    def __init__(self, client: MlflowClient, run: str, told: set[int]) -> None:
+    def __init__(self, client: MlflowClient, run: str, logged: set[int]) -> None:
         self._client = client
         self._run = run
-        self._told = told
+        self._told = logged
         self._gathered: list[Any] = []
         self._moment: int | None = None  # of all figures of a private run, in milliseconds
         self._written = time.monotonic()
         self._last = 0
-        self._live = not told
+        self._live = not logged
 
     def write(self, round_: Round) -> None:
         """Gather the figures of a round, and write what is gathered when it is time."""
