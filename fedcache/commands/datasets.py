@@ -69,6 +69,7 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
+    # Options that name columns become part of the spec, so that the name of the dataset says how it is read.
     columns = {option_name(item): given[item.name] for item in pick(ExtractConfig, *COLUMNS)}
     if given["unlabelled"]:
         columns["--unlabelled"] = "yes"

@@ -96,6 +96,7 @@ def demo(
         check_methods([name])
     rows: list[dict[str, Any]] = []
     made: list[Run] = []
+    # A second demo takes everything from the cache: stores, partitions and runs.
     with stop_on_signals(stop.ask, observer.note):
         # Extract the features once; every method is then trained on both partitions.
         path = extract_features(home, observer, stop)

@@ -82,6 +82,7 @@ def to_toml(section: str, config: Any) -> list[str]:
     """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
     import tomli_w
 
+    # Values come first; settings without a value follow as comments, and tables last, as TOML wants them.
     values = to_table(config)
     plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
     lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
@@ -100,6 +101,7 @@ def to_toml(section: str, config: Any) -> list[str]:
             meaning = f"{info.meaning} Default: {info.default}."
         else:
             meaning = info.meaning
+        # The shape shows what may be written there.
         if typing.get_origin(hints[item.name]) is Mapping:
             tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
         else:

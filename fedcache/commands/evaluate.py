@@ -61,6 +61,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     model = configured(ModelOptions, given)
     request = configured(EvaluateOptions, given)
     config = replace(configured(ExtractConfig, given), dataset=request.dataset)
+    # Exactly one option says which rows the models are measured on.
     rows = {
         "--dataset": request.dataset,
         "--store": request.store,
@@ -73,6 +74,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     check_asked(out, with_images=request.with_images)
     places = [find_model(name, model) for name in run]
     for place in places:
+        # The evaluation must not overwrite what it reads.
         check_apart(out, place, model, [request.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
@@ -105,6 +107,7 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
     )
     right = ("rows", *columns[4:])
     tables = [TextTable("", columns, [_cells(e) for e in found], right)]
+    # Sentences name their run where there are several.
     for e in found:
         prefix = ""
         if len(found) > 1:

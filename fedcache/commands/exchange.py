@@ -65,6 +65,7 @@ def ingest(
     """
     home = Home.from_environment()
     choice = configured(ColumnChoice, given)
+    # The columns are read and checked first; the store appears whole or not at all.
     done = ingest_file(
         home,
         file,

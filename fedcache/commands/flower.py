@@ -369,6 +369,7 @@ def up(
         "secure": secure,
         "secure_bound": secure_bound,
     }
+    # A site for each client store; an empty folder is refused by `up`, with what makes the stores.
     plan = plan_of(given, sweep, sites=len(list(shards.glob("*.zarr"))) or 100_000, **terms)
     with _taking_all_along():
         return _ended(

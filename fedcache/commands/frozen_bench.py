@@ -117,10 +117,12 @@ def run_bench(
     stop = Stop()
     began = time.monotonic()
     keep_freed_memory()
+    # Thousands of small runs: memory that is freed is kept for the next one.
     with stop_on_signals(stop.ask, observer.note):
         scores = measure.run_study(
             study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
         )
+    # A study without any score is an error, with the reason of the first.
     if not any(s.values for s in scores):
         why = next(
             (s.why_not for s in scores), "no block of data, backbone and partition could be made"
@@ -129,6 +131,7 @@ def run_bench(
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)
+    # The JSON beside the page has what the page rounds, and the digests of the runs.
     if out is not None:
         write_output(out, page.markdown(data).encode())
         write_output(out.with_suffix(".json"), page.as_json(data).encode())

@@ -169,6 +169,7 @@ def bar(stretch: Stretch) -> Progress:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     from rich.text import Text
 
+    # The words are a line of their own, as a column of the bar would be cut on a narrow terminal.
     class WithWords(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:

@@ -144,6 +144,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
     """The Python package of a name. Raises UsageError, with one that works, for a name that cannot be one."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
+        # Propose the nearest name that would be accepted.
         likely = (
             re.sub("[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("0123456789-")[:LONGEST]
             or f"my-{kind}"
@@ -157,6 +158,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
         raise UsageError(
             f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}"
         )
+    # The package is imported by its name, which must not take the place of another one.
     if (
         keyword.iskeyword(package)
         or package in sys.stdlib_module_names

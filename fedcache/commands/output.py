@@ -282,6 +282,7 @@ def described(error: BaseException) -> FedcacheError:
             "Stopped at once.",
             "Run the same command again: what it has kept is not computed again.",
         )
+    # A full disk is told apart from other errors of files: space helps there, permissions elsewhere.
     if isinstance(error, OSError) and error.errno in FULL:
         return full_disk(error)
     if isinstance(error, OSError):
@@ -295,6 +296,7 @@ def described(error: BaseException) -> FedcacheError:
     short = memory_error(error)
     if short is not None:
         return short
+    # What remains is a bug: the traceback goes to stderr, and the envelope stays one JSON object.
     print(visible("".join(traceback.format_exception(error)), lines=True), end="", file=sys.stderr)
     return InternalError(
         f"This is a bug in fedcache: {type(error).__name__}: {error}",

@@ -29,6 +29,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         raise UsageError(
             "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
         )
+    # The run is looked up before torch is imported, so that a wrong name is refused at once.
     place = find_model(run, model)
     from fedcache.runs.predict_run import personalise_run
 

@@ -104,6 +104,7 @@ def reproduce(
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
+    # `list` and `info` run nothing, so options of a run would be ignored: they are refused.
     if what in ("list", "info"):
         others = {"engine": engine, "ray_address": ray_address, "runs": runs}
         if engine == "local":
@@ -131,6 +132,7 @@ def reproduce(
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     on = flags.pop("on", ())
     only = only_labels(given["only"])
+    # The study of frozen features has options of its own and its own page.
     if what == FROZEN_BENCH:
         if engine != "local":
             raise UsageError(
@@ -145,6 +147,7 @@ def reproduce(
             f"{what} runs on one dataset, got {len(on)}.",
             f"fedcache reproduce {shell_word(what)} --on {dataset}",
         )
+    # Data given with --on make the entry a proxy of the paper's.
     proxy = None
     if on:
         proxy = on[0]
@@ -243,6 +246,7 @@ def describe_entry(name: str) -> CommandResult:
         lines.append(f"Missing {need.kind} {need.name}:  {need.command}")
     if not missing:
         lines.append("Everything it needs is here.")
+    # One row for each printed number, and one for the protocol of each cell.
     printed = [
         (*cell.at, metrics.name(m), metrics.show_printed(p, m))
         for cell in entry.cells
@@ -286,6 +290,7 @@ def run_entry(
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
     keep_freed_memory()
+    # A cell that was run before is read from its stored run.
     with stop_on_signals(stop.ask, observer.note):
         report = runner.reproduce(
             registry.entry(name),

@@ -227,6 +227,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
 
     Example: fedcache runs show 3f9c
     """
+    # The facts are shown in this order; --json has them under the same names.
     entry = finished_run(name, runs_directory(root))
     r = entry.result
     apart = set_apart(entry)
@@ -262,12 +263,14 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         "files": [{"name": name, "bytes": size} for name, size in files],
     }
     lines = [f"{name:<11} {value}" for name, value in facts.items()]
+    # Settings that are the method's own or the default are left out: what remains says how this run differs.
     tables = []
     if apart:
         cells = [tuple(a.values()) for a in apart]
         tables.append(TextTable("settings of its own", ("setting", "value", "default"), cells))
     else:
         lines.append("settings    all of them the method's own")
+    # Figures that the run does not have are left out.
     known = [
         (_over(name, r["seeds"]), _figure(name, value))
         for name, value in figures.items()
@@ -345,6 +348,7 @@ def runs_rm(
     folder = runs_directory(root)
     found = {one.path: one for one in every_run(names, folder)}
     planned = [plan_removal(path) for path in found]
+    # Say what is removed and what stays before asking.
     size = sum(one.bytes for one in planned)
     megabytes = size / 1e6
     what = f"{counted(len(planned), 'run')}, {megabytes:,.2f} MB"
@@ -368,6 +372,7 @@ def runs_rm(
                 f"What {name} spent of privacy stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
+    # Without --yes a person has to answer; a script that forgot --yes removes nothing.
     if not yes and not _confirmed(f"Remove {what}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
     remove_runs(planned)

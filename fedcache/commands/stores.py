@@ -204,6 +204,7 @@ def inspect(
         Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
     )
     samples = opened.samples
+    # Rows that can be read, by split. Rows that vanished from the dataset keep their number, and are not rows any more.
     codes = enumerate(("train", "test", "validation"))
     splits = {
         name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes
@@ -244,6 +245,7 @@ def inspect(
         "partitions": sorted(opened.partitions),
     }
     holds = held_by(array.recipe for array in opened.arrays.values())
+    # Names come from files and folders, and may contain control characters.
     classes = [visible(name) for name in samples.classes[:12]]
     more = ""
     if len(samples.classes) > 12:
@@ -256,6 +258,7 @@ def inspect(
         f"dataset     {slug}  {opened.dataset['digest']}",
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
+    # The first unreadable rows with their reasons; the file beside the store has all.
     if bad:
         quarantine = opened.path / QUARANTINE
         lines.append(f"unreadable  {len(bad):,}: {quarantine}")

@@ -275,6 +275,7 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
         against = str(against.path)
     if against in blocks.names:
         return against
+    # A method's name first, then directories and digests of runs.
     matching = [name for name, row in blocks.runs.items() if row[0].method == against]
     if not matching and against:
         path = Path(against).resolve()

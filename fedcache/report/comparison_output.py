@@ -137,9 +137,11 @@ def differences(c: Comparison) -> Sheet | None:
     """Pair, mean difference with interval, p; the same over test rows. None for one block without test rows."""
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
+    # With one reference, the other run of each pair is always the same and is named in the caption.
     first = ("pair", [f"{p.one} - {p.other}" for p in c.pairs])
     if _against_one(c):
         first = ("run", [p.one for p in c.pairs])
+    # Which seeds a pair shares is said only where it differs.
     over = [""] * len(c.pairs)
     if not same_blocks(c):
         over = [compact(p.blocks) for p in c.pairs]
@@ -184,6 +186,7 @@ def caption(c: Comparison) -> str:
     metric = SCORE_WORDS.get(c.metric, c.metric)
     what = f"{c.setting}: {metric} in %"
     bold = f"{_rows_words(c)}. Bold: {c.chosen_by}."
+    # One block: no mean, no interval over blocks and no test to explain.
     if len(c.blocks) == 1:
         block = c.over.removesuffix("s")
         return f"{what}, {block} {c.blocks[0]}{bold}"
@@ -231,6 +234,7 @@ def ranking_words(c: Comparison) -> str | None:
     if c.ranking is None:
         return None
     names = [t.name for t in c.treatments]
+    # Groups of runs between which Nemenyi's test finds no difference.
     groups = []
     for group in c.ranking.groups:
         members = ", ".join(names[i] for i in group)
@@ -400,6 +404,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             without matplotlib.
     """
     count = len(c.treatments)
+    # Without a ranking there is nothing to draw: say what is missing.
     if c.ranking is None:
         lacks = f", and at most one run without a spread over {c.over}"
         kind = "other"
@@ -411,6 +416,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             f"Leave --plot out, or name {kind} runs.",
         )
     _, levels = _bars(c.ranking)
+    # Names are written on both sides, half of them each, with the bars in between.
     lines = -(-count // 2) + STEP * levels
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count

@@ -80,6 +80,7 @@ def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed
     found = every_run(names, root)
     pairs = [(one, entry_of(one)) for one in found]
     kept = [(one, entry) for one, entry in pairs if condition.takes(entry)]
+    # Labels say only what differs between the finished runs; the method has a column of its own.
     finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
         entry["differs"] = (
@@ -88,12 +89,14 @@ def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed
     problems = [
         one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING
     ]
+    # Tags that cannot be read are reported, and the runs are listed all the same.
     lost = []
     for run in found:
         try:
             tags_of(run.path)
         except FedcacheError as error:
             lost.append(f"{error.message} {error.hint}")
+    # Runs that hold out one value each are summarised by their mean, after seeds of equal settings are merged.
     joined = merge_seeds(Gathered([one for one, _ in finished])).entries
     return RunsListed([entry for _, entry in kept], problems, held_out_groups(joined), lost)
 
@@ -230,6 +233,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     dataset = r["dataset"]
     partition = setting_name(entry).partition(", ")[2]
     digest = r["partition"]["digest"][:8]
+    # Digests tell datasets and partitions apart that have the same name.
     made = {
         "dataset": f"{dataset['slug']} {dataset['digest'][:8]}",
         "features": " ".join(r["arrays"]),

@@ -324,6 +324,7 @@ def legend_below(
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
+    # Two columns fit only if all names are short.
     columns = 1
     if max(map(len, names)) <= 18:
         columns = 2
@@ -336,6 +337,7 @@ def legend_below(
     }
     style["title"] = style.get("title") or None
     legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
+    # On a page, a name in the legend highlights the marks of its run.
     if marks is not None:
         for run, handle, text in zip(runs, legend.legend_handles, legend.get_texts(), strict=True):
             marks(handle, (), run)
@@ -437,6 +439,7 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
     ink = "#1b1f24"
     muted = "#3c444d"
     line = "#d8dee4"
+    # Type 42 embeds the font, so that text in a PDF stays text; in an SVG letters become outlines.
     style = {
         "font.size": _POINTS,
         "legend.fontsize": _POINTS,
@@ -464,6 +467,7 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
         "ytick.major.size": 2,
         "axes.formatter.use_mathtext": False,
     }
+    # A figure over two columns of a paper is a little flatter than one of the page.
     height = made.height * COLUMNS[1] / WIDTH * (1.0 if columns == 1 else 1.2)
 
     def draw_in_colours(axes: Any) -> None:
@@ -479,12 +483,15 @@ def _recolour(figure: Any) -> None:
 
     shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}
 
+    # Keep the opacity: only the colour changes.
+
     def light(colour: Any) -> Any:
         known = shown.get(to_hex(colour))
         if known is None:
             return colour
         return to_rgba(known, to_rgba(colour)[3])
 
+    # Boxes behind texts are not found by findobj.
     boxes = [
         box
         for t in figure.findobj()
@@ -498,6 +505,7 @@ def _recolour(figure: Any) -> None:
             colour = take()
             if isinstance(colour, str) and colour.lower() in ("none", "auto"):
                 continue
+            # A collection has one colour for each of its marks.
             rows = not isinstance(colour, str) and getattr(colour, "ndim", 1) == 2
             put([light(c) for c in colour] if rows else light(colour))
 

@@ -132,6 +132,7 @@ def _table(found: Sequence[RunEvaluation]) -> str:
 
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
+    # Columns that a line does not have stay empty in the table.
     whose = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
     m = e.measures
     best = None
@@ -186,12 +187,14 @@ def evaluation_page(
         f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
         "models figures are means over clients."
     )
+    # One section for each set of rows: figures on different rows do not compare.
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
         mine = [e for e in found if e.rows == rows]
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
         galleries: list[Gallery] = []
         notes = [f"{e.label}: {sentence}" for e in mine for sentence in e.sentences()]
+        # Figures and images are of the first runs only; the table has all of them.
         for i, e in enumerate(mine[:MOST_DRAWN]):
             plots.append(accuracy_of_classes(f"{ident}-classes{i}", e))
             plots.append(confusion(f"{ident}-confusion{i}", e))
@@ -223,6 +226,7 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
     columns = [*map(Column, texts), *(Column(n, True) for n in numbers), Column("95 % interval")]
     rows = []
     for e in found:
+        # Of several clients' models the spread over clients is shown, of one model the interval over rows.
         m = e.measures
         interval = "-"
         if e.clients is not None and e.clients.std is not None:
@@ -235,6 +239,7 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
         for fraction in (e.accuracy, m.macro_f1, m.ece):
             cells.append(_number(fraction, percent(fraction)))
         cells.append(_number(m.nll, f"{m.nll:.4f}"))
+        # The temperature that would fit best, and the loss with it.
         if m.temperature is None:
             cells += [_number(None, "-")] * 2
         else:
@@ -259,6 +264,8 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
     )
     rows: list[list[Cell]] = [[e.label, n, c, a] for e in found for n, c, a in e.measures.bins if n]
 
+    # On the dashed diagonal, a model is right as often as its confidence says.
+
     def fill(axes: Any, marks: Marks) -> None:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--")
         for i, e in enumerate(found):
@@ -281,6 +288,7 @@ MOST_BARS = 24
 
 def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     """A bar for each class, or for those that are right least often."""
+    # The classes that are right least often come first.
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
     description = "Of the rows of each class, the percentage that is right"

@@ -173,15 +173,18 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     rows = sampled(source, key)
     if len(rows) < 3 or how == "none":
         return None
+    # Rows that could not be read are NaN, and left out.
     x = source.features(key, rows)
     keep = np.isfinite(x).all(1)
     rows = rows[keep]
     x = x[keep]
+    # Rows and means are projected together, so that they share one plane.
     proto, words, global_count = _prototypes(source, key)
     flat = _project(np.concatenate([x, proto]), how)
     points = flat[: len(x)]
     stars = flat[len(x) : len(x) + global_count]
     small = flat[len(x) + global_count :]
+    # A legend is readable for some classes only; marks tell the class of a row anyway.
     label = columns.label[rows]
     there = np.unique(label)
     legend = len(there) <= MOST_LEGEND
@@ -190,6 +193,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     if how == "tsne":
         way = "t-SNE"
     description = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
+    # The means of a large store are taken over a sample of its rows.
     train = source.partition.table.train.rows
     of = f"an even sample of {len(train):,} training rows"
     if averaged_whole(source, key, train):
@@ -211,6 +215,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
             marks(made, words[global_count:])
         made = axes.scatter(*stars.T, s=70, marker="*", color=INK, linewidths=0)
         marks(made, words[:global_count])
+        # Names beside the stars, unless there are too many to read.
         if global_count <= 20:
             for word, at in zip(words, stars, strict=False):
                 axes.annotate(short(word, 10), at, xytext=(4, 4), textcoords="offset points")
@@ -383,6 +388,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
+    # The first backbone that has text features.
     for key in source.keys:
         backbone = str(source.store.arrays[key].recipe.get("backbone"))
         if (entry := text_of_array(source.store.manifest, key)) is not None:
@@ -396,6 +402,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         return None
     text_rows = read_text(source.store.path, backbone, entry)
     unit, text = (_unit_rows(np.asarray(part, np.float64)) for part in (x, text_rows))
+    # FST-CBDG sharpens by a factor of 1; CLIP multiplies similarities by 100.
     scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
     values = {s: _entropy_bits(unit, text, float(s)) for s in scales}
     most = float(np.log2(len(text)))
@@ -405,6 +412,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     )
 
     def fill(axes: Any, marks: Marks) -> None:
+        # The last edge is a little above the maximum, so that it has a bin.
         edges = np.linspace(0, most * 1.0001, 25)
         for i, (s, v) in enumerate(values.items()):
             count, _ = np.histogram(v, edges)

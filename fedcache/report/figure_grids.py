@@ -129,6 +129,7 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
 
 
 def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best: Cells) -> Draw:
+    # Not every combination was run: the others stay empty.
     top = max(best, key=lambda at: best[at][0])
     places = [
         (x, y, (a, b)) for x, a in enumerate(across) for y, b in enumerate(down) if (a, b) in best
@@ -142,10 +143,12 @@ def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best
             v = 100 * best[at][0]
             where = f"{names[0]}={at[0]}, {names[1]}={at[1]}"
             cells.append((x, y, v, f"{where}: {v:.2f} %"))
+        # The best point has a frame.
         keys = [best[at][1].key for *_, at in places]
         squares(axes, marks, cells, small=len(across) > 7, runs=keys)
         corner = (across.index(top[0]) - 0.48, down.index(top[1]) - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
+        # Long words are turned when they would overlap.
         words = [short(v, 9) for v in across]
         turned = {}
         if len(words) * max(map(len, words)) > 34:
@@ -231,6 +234,7 @@ def matrix(
     ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]
 ) -> Plot | None:
     """(label, setting, accuracy) of the same methods in several settings, beside each other and not averaged."""
+    # Of several runs of a method in a setting, the best is shown.
     best: dict[str, dict[str, float]] = {}
     for label, setting, accuracy in runs:
         if accuracy is not None:
@@ -241,6 +245,7 @@ def matrix(
     names = sorted(best, key=lambda n: -max(best[n].values()))[: 2 * MOST_SIDE]
     description = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
     description += "Settings are not averaged."
+    # Names of settings are written in lines; more than three settings turn them, and the figure gets taller.
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     rotation = 0
     below = 0.13 * max(map(len, parts))
@@ -373,6 +378,7 @@ def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own"
 def importance_bars(ident: str, points: SweptPoints) -> Plot:
     """How much each setting mattered."""
     found = importances(points)
+    # Main effects need not explain everything: the rest is interactions and chance.
     rest = 100 * max(0.0, 1.0 - sum(v for _, v in found))
     count = len(points.runs)
     description = f"Share of the variance of the {points.what} over {count} points that each setting's marginal "

@@ -65,6 +65,7 @@ def model_card(
     whose = "the one for all clients"
     if client is not None:
         whose = f"that of client {client} alone"
+    # Accuracy and privacy are figures of the run, which a model file alone does not have.
     unknown_run = ["Not known: the run is not at hand."]
     accuracy = unknown_run
     privacy = unknown_run
@@ -82,6 +83,7 @@ def model_card(
         "What left the clients": left_lines(saved, result),
         "Privacy spent": privacy,
     }
+    # A client's own model may reveal something about that client's rows.
     personal = predictor.deployed[0].personal
     if client is not None and personal:
         tensors = []
@@ -146,6 +148,7 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
     data = result["dataset"]
     part = result["partition"]
     lines = []
+    # What was held out is the first thing to know about the test set.
     held = values_held_out(result)
     if held:
         column = part["args"].get("by") or "domain"
@@ -210,6 +213,7 @@ def accuracy_lines(
         "everywhere": "each client's model on all test rows",
     }[result["protocol"]]
     lines = []
+    # The number of test rows is known for one model only; the accuracy must be a whole number of them.
     rows = test_rows(result)
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
         if value is None:
@@ -267,6 +271,7 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
             f"{facts.method} is a method of somebody's own; see its code for what it sends."
         )
         return lines
+    # The shapes of uploads depend on the widths of the model.
     sizes = None
     if facts.image is None:
         sizes = Sizes(facts.width, facts.width, len(facts.classes))
@@ -332,6 +337,7 @@ def export_model(
     out = Path(request.out)
     kind = format_of(out, request.kind)
     check_place(out, kind, request.force)
+    # Everything that can be refused is refused before the program is made, which takes longest.
     members = open_members(place, options, observer)
     check_saved(place, members[0], options)
     check_weights(options, [members[0].facts.backbones])
@@ -340,6 +346,7 @@ def export_model(
     program = None
     if kind in PROGRAMS:
         program = make_program(predictor, home, weights_of(options))
+    # A model file whose run is not there gets a card without the run's figures.
     result = None
     if found is not None:
         result = read_result(found)

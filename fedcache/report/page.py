@@ -326,6 +326,7 @@ def section_of(
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
     first_words = verdict(title, named, score)
+    # Figures take most of the time and of the page, so only the first settings get them.
     ident = f"s{number}"
     plots: list[Plot] = []
     details: list[Plot] = []
@@ -348,6 +349,7 @@ def section_of(
             f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
         )
     columns, rows = table_of(entries, names, score, first_words.digest)
+    # Commands name the store, so that they can be run where the store is.
     store = ""
     if isinstance(source, RunStore):
         store = source.store.path.name
@@ -417,6 +419,7 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
     entries = [e for _, e in first]
     if len(entries) < 2:
         return None
+    # Too few seeds for a test, and no test rows: the clients are the blocks, where each is scored by itself.
     over = "seeds"
     metric = _metric(score)
     if not all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries):
@@ -424,10 +427,12 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
         metric = "accuracy"
         if score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries):
             return None
+    # No test is better than an error here: the page is also for runs that cannot be compared.
     try:
         blocks = within(entries, title, metric, over, names)
     except UsageError:
         return None
+    # A run without values is not among the blocks; then the best of the others is the reference.
     against = None
     if names[0] in blocks.names:
         against = names[0]
@@ -486,6 +491,7 @@ def _detail_plots(
         notes.append(
             "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
         )
+    # Confusions are of the first run of each method.
     first, *others = first_of_each(named)
     made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
@@ -498,6 +504,7 @@ def _detail_plots(
     notes += merged_notes({label: [e] for label, e in named})
     made += figure_runs.own_numbers(f"{ident}-own", named)
     notes += figure_runs.last_numbers(named)
+    # Figures of the data need the store and its partition.
     if isinstance(source, RunStore):
         made.append(figure_data.dots(f"{ident}-dots", source))
         for i, key in enumerate(source.keys[:MOST_PLANES]):
@@ -758,6 +765,7 @@ def _verdict(
         by = "is best by mean validation accuracy and reaches"
     headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
     others = {name: value for name, value in means.items() if name != best and value is not None}
+    # How far it is above the second, also where the difference is negative because validation chose.
     if others and mean is not None:
         second = max(others, key=lambda name: others[name])
         gap = 100 * (mean - others[second])

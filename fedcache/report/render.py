@@ -140,6 +140,7 @@ def render_page(
     """
     place = files("fedcache.report")
     style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
+    # The page contains its style and script; the hash lets the browser run this script and no other.
     template = html_environment().from_string(
         place.joinpath("page.html.j2").read_text(encoding="utf-8")
     )
@@ -243,6 +244,7 @@ def gallery(
     if not mistakes.most:
         return []
     images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
+    # Images that the dataset no longer has are counted below.
     shown = tuple(
         Thumbnail(thumbnail_uri(images[m.row]), m, f"{percent(m.probability)} %")
         for m in mistakes.most

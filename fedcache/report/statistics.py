@@ -44,10 +44,12 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
     count = len(values)
     if count < LEAST_BLOCKS or constant(values):
         return None
+    # Student's interval is right for few values that are about normal; the bootstrap needs more of them.
     if count < FEW_BLOCKS:
         mean = float(values.mean())
         half = student_half(values, level)
         return mean - half, mean + half
+    # Sorted values and a fixed seed give the same interval, whatever order the runs came in.
     found = scipy.stats.bootstrap(
         (np.sort(values),),
         np.mean,

@@ -153,9 +153,11 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     theirs = score_of(other.result, score).mean
     if ours is None or theirs is None:
         return None
+    # First choice: seeds that both runs have. They differ only where training draws at random.
     paired = differences_of_seeds(one, other, score)
     if _vary(paired):
         return _student(paired, level, "seeds")
+    # Second choice: the test rows that both runs have, if their difference is that of the shared seeds.
     if len(paired):
         found = row_difference(one, other, METRIC[score], level)
         if (
@@ -164,6 +166,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
             and math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9)
         ):
             return Estimate(found.difference, *found.interval, f"{found.rows:,} test rows")
+    # Third choice: one model on known numbers of rows, taken as independent.
     mine = rows_interval(one.result, level)
     its = rows_interval(other.result, level)
     if score == "own" and mine is not None and its is not None:
@@ -172,6 +175,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         spread = math.sqrt((ours * (1 - ours) + theirs * (1 - theirs)) / rows)
         half = NormalDist().inv_cdf(0.5 + level / 2) * spread
         return Estimate(gap, gap - half, gap + half, f"{rows:,} test rows")
+    # Last choice: clients that are scored by themselves, the same ones in both runs.
     if _client_scores(one, ours) is None or _client_scores(other, theirs) is None:
         return None
     if list(one.clients.names) != list(other.clients.names):
@@ -370,6 +374,7 @@ def _sure(
         and len({*best.result["partition"]["digests"]}) == 1
     ):
         why += " All seeds share one partition and its test rows."
+    # The best of several on the test rows is optimistic: validation rows would choose without them.
     if not chosen:
         why += (
             f" No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
@@ -428,6 +433,7 @@ def _cost(
 ) -> str:
     if best.pooled_rows:
         return "It is no federation: nothing travels because all rows lie in one place."
+    # A one-shot method sends once; others in every round.
     rounds = int(best.result.get("rounds") or 1)
     sent = sent_bytes(best)
     received = _bytes(_each_client(best, "down_bytes"))

@@ -71,6 +71,7 @@ def current_sizes(home: Home) -> Sizes:
     arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
     if not arrays:
         return Sizes()
+    # Methods without text read all backbones; methods with text read one, chosen as training chooses it.
     by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
     text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
     width = sum(by_name.values())

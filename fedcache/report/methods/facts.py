@@ -371,6 +371,7 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     if method.central:
         return [Part((), (), "", *_ALL, "refused")]
     parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
+    # Tensors of one kind and dtype share a row of the table.
     for name, t in _trial(method, sizes or Sizes())[1].items():
         numbers = t.dtype.is_floating_point and not counts_rows(name)
         private = covered_by_noise(method, numbers=numbers)
@@ -388,6 +389,7 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
         )
         for (what, tells, dtype, private), tensors in parts.items()
     ]
+    # An average weighted by rows also needs the number of rows of each client.
     if made and "mean" in method.pool(method.resolve()).values():
         private = "refused"
         if method_takes_noise(method):
