@@ -50,9 +50,8 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     ]
     lines = []
     for plugin in plugins("backbones").values():
-        lines.append(
-            f"From outside: {plugin.name} ({plugin.origin}), which is module:{plugin.place}"
-        )
+        place = f"module:{plugin.place}"
+        lines.append(f"From outside: {plugin.name} ({plugin.origin}), which is {place}")
     return CommandResult(
         {"backbones": [*entries, *others]}, lines, renderables=[shown], listing=True
     )

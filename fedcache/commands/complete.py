@@ -22,6 +22,7 @@ def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False)
     """What completes one name; with ``several`` the last of some between commas."""
 
     def complete(incomplete: str) -> list[str]:
+        # Of several names between commas the last is completed, and the others are not proposed again.
         if several:
             before = incomplete.rpartition(",")
         else:
@@ -30,6 +31,7 @@ def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False)
         given = set(before[0].split(","))
         try:
             found = [name for name in names(Home.from_environment()) if name not in given]
+        # The shell waits for an answer: nothing to propose is better than an error.
         except (FedcacheError, OSError):
             return []
         return [f"{head}{name}" for name in found if name.startswith(before[2])]

@@ -135,7 +135,8 @@ def datasets_check(
     found += [f"wrong: {text}" for text in report["wrong"]]
     counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
     layout = report["layout"] or "no layout is recognised"
-    lines = [f"{report['name']} in {report['path']}: {layout}"]
+    folder = report["path"]
+    lines = [f"{report['name']} in {folder}: {layout}"]
     if counts:
         lines.append(f"counts: {counts}")
     lines += found or ["Everything is there."]

@@ -42,6 +42,7 @@ def doctor() -> CommandResult:
     home = Home.from_environment()
     checks = [*packages(), machine(), device(), home_row(home), torch_cache(), offline(home)]
     checks += extras()
+    # A missing extra is a warning; only what fails makes the command fail.
     bad = [c for c in checks if c["status"] == "fail"]
     rows = [(c["name"], c["status"], c["found"], c["hint"]) for c in checks]
     shown = TextTable("", ("what", "status", "found", "what to do"), rows)
@@ -164,6 +165,7 @@ def extras() -> list[Row]:
     """Optional extras; one that is missing is no problem."""
     rows = []
     for extra, needed in requirements().items():
+        # Extras of developers are no concern of an installation.
         if not extra or extra in OF_DEVELOPERS:
             continue
         missing = [name for name in needed if installed(name) is None]
@@ -197,7 +199,8 @@ def device() -> Row:
     except Exception as error:
         hint = "pip install --force-reinstall torch torchvision"
         return check("device", "fail", str(error).partition("\n")[0], hint)
-    message = f"{found.kind} ({found.name}): {found.why}"
+    name = f"{found.kind} ({found.name})"
+    message = f"{name}: {found.why}"
     if found.kind == "cpu" and shutil.which("nvidia-smi"):
         hint = "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org."
         return check("device", "warn", message, hint)

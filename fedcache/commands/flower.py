@@ -254,6 +254,7 @@ def site(
     from fedcache.federate.engines.flower.serving import attend
 
     _one_of(keys, insecure)
+    # The site answers requests until a signal comes.
     with _until_stopped(observer) as stopping:
         home = Home.from_environment()
         attend(
@@ -411,6 +412,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
     if "error" in last:
         e = last["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))
+    # A run that was stored already is said to be, as nothing was trained.
     lines = []
     for run in last["done"]:
         mean = run["result"]["accuracy"]["mean"]

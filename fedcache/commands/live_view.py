@@ -69,8 +69,8 @@ class Stretch:
         """How far it is, what was measured, what was sent, how fast, how long; what is not known is left out."""
         last = self._last
         if last is None:
-            progress = f"{self.done:,}/{self.total:,} {self.unit}"
-            return ", ".join([progress, *self._pace(now)])
+            units = f"{self.total:,} {self.unit}"
+            return ", ".join([f"{self.done:,}/{units}", *self._pace(now)])
         parts = [f"round {last.round} of {last.rounds}"]
         if last.seeds > 1:
             parts.append(f"seed {last.seed_number} of {last.seeds}")

@@ -372,9 +372,11 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(kind):
         value = given.get(item.name)
+        # None, and a flag that is off, were not given: the file or the default decides.
         if value is None or value is False:
             continue
         info: OptionInfo = item.metadata["option"]
+        # typer gives options that may be repeated as lists of words.
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             if str(item.type).startswith("Mapping"):
                 value = pairs(value, option_name(item), split=info.split, once=info.once)
@@ -431,6 +433,7 @@ def pairs(
         if not key or not rest:
             example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
+        # A repeated key is a mistake where both values would be needed.
         if once and key in out:
             hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
             if name == "--set":

@@ -157,6 +157,7 @@ class TextTable:
         """Of every column the width of its longest word, and of its longest line."""
         from rich.cells import cell_len
 
+        # Widths are those of cells on a terminal: a Chinese letter takes two.
         columns = [
             [name, *map(_cell, cells)]
             for name, *cells in zip(self.columns, *self.rows, strict=True)
@@ -203,6 +204,7 @@ class TextTable:
             if column in self.right:
                 side = "right"
             made.add_column(column, justify=side, overflow="fold", width=width)
+        # Texts are no markup: square brackets in a name stay as they are.
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
@@ -261,11 +263,13 @@ def run_command(
         finally:
             observer.close()
     except BrokenPipeError:
+        # Whoever reads the output has seen enough, such as `head`.
         raise typer.Exit(int(Exit.OK)) from None
     except (Exception, KeyboardInterrupt) as error:
         message = described(error)
         fail(command, as_json, message, observer.warnings)
         raise typer.Exit(int(message.code)) from None
+    # Output that cannot be written is an error too, such as a full disk behind a redirection.
     try:
         show(command, as_json, result, observer.warnings)
     except OSError as error:

@@ -42,7 +42,8 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     trained = ""
     if found.rounds:
         trained = f" in {found.rounds} rounds"
-    lines = [f"{found.client}: a model of {found.method} from {found.rows:,} rows{trained}"]
+    rows = f"{found.rows:,} rows{trained}"
+    lines = [f"{found.client}: a model of {found.method} from {rows}"]
     if found.measures is not None:
         measured = found.measures.all
         interval = ""

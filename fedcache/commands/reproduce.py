@@ -243,7 +243,8 @@ def describe_entry(name: str) -> CommandResult:
     lines += [f"Not given: {text}." for text in entry.not_given]
     lines += [f"Note: {text}" for text in entry.notes]
     for need in missing:
-        lines.append(f"Missing {need.kind} {need.name}:  {need.command}")
+        thing = f"{need.kind} {need.name}"
+        lines.append(f"Missing {thing}:  {need.command}")
     if not missing:
         lines.append("Everything it needs is here.")
     # One row for each printed number, and one for the protocol of each cell.

@@ -238,19 +238,21 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     dataset, _, partition = setting_name(entry).partition(", ")
     clients = r["partition"]["clients"]
     preset = r["preset"]
-    execution = r["execution"]
+    fidelity = r["fidelity"]
+    rounds = r["rounds"]
+    execution = f"{r['execution']}, {r['dtype']}"
     facts = {
         "run": entry.digest,
         "state": state_of(entry),
         "tags": " ".join(tags) or "none",
         "begun": begun(entry.path),
-        "method": f"{entry.method} ({preset}, {r['fidelity']})",
+        "method": f"{entry.method} ({preset}, {fidelity})",
         "dataset": dataset,
         "backbones": " + ".join(r["arrays"]),
         "partition": f"{partition}: {clients} clients",
-        "rounds": f"{r['rounds']}, {r['participation']} clients a round",
+        "rounds": f"{rounds}, {r['participation']} clients a round",
         "seeds": " ".join(map(str, r["seeds"])),
-        "computed": f"{execution}, {r['dtype']}, {r['device']}",
+        "computed": f"{execution}, {r['device']}",
         "directory": str(entry.path),
         "again": again,
     }
@@ -351,7 +353,8 @@ def runs_rm(
     # Say what is removed and what stays before asking.
     size = sum(one.bytes for one in planned)
     megabytes = size / 1e6
-    what = f"{counted(len(planned), 'run')}, {megabytes:,.2f} MB"
+    runs = counted(len(planned), "run")
+    what = f"{runs}, {megabytes:,.2f} MB"
     for one in planned:
         entry = found[one.path]
         name = one.path.name
@@ -362,7 +365,8 @@ def runs_rm(
         megabytes = one.bytes / 1e6
         observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if one.kept:
-            observer.warn(f"{name}: {', '.join(one.kept)} is not of the run, and stays.")
+            kept = ", ".join(one.kept)
+            observer.warn(f"{name}: {kept} is not of the run, and stays.")
         if users := partitions_named(one.path, found):
             observer.warn(
                 f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition of {name}."
@@ -437,6 +441,7 @@ def runs_tag(
 def _tags_answer(folder: Path) -> CommandResult:
     """Every tag and its runs."""
     found: dict[str, list[str]] = {}
+    # Tags are stored with the runs, so every run is looked at.
     for one in every_run([], folder):
         for tag in tags_of(one.path):
             found.setdefault(tag, []).append(one.path.name)

@@ -286,8 +286,9 @@ def inspect(
     lines += text_of(opened) or ["text        none"]
     lines.append(f"partitions  {partitions}")
     for array in unfinished:
-        kept = f"{array['kept']} of {array['chunks']} chunks"
-        lines.append(f"unfinished  {array['name']}: {kept}; the same extract command goes on")
+        name = array["name"]
+        kept = f"{array['kept']} of {array['chunks']}"
+        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command goes on")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
@@ -305,6 +306,7 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     for a in arrays:
         recipe = a["recipe"]
         side = recipe.get("size")
+        # Embeddings were prepared elsewhere; images, texts and rows have different steps.
         if side is None:
             prepared = "as given"
         elif (kind := held_by([recipe])) == IMAGES:
@@ -338,6 +340,7 @@ def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
     lines = []
     for name, entries in sorted(store.texts.items()):
+        # The last templates are the current ones; the others are kept, so that they need not be computed again.
         current = quoted(entries[-1]["templates"]) or "from the file of embeddings"
         others = len(entries) - 1
         more = ""

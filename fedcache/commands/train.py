@@ -127,6 +127,7 @@ def train_run(
         models = "none"
     keep_freed_memory()
     with ExitStack() as opened:
+        # On a cluster, clients are computed by workers; everything else happens in this process.
         if cluster is not None:
             opened.enter_context(
                 cluster.training(config, partition, home, given["repartition"], observer)
@@ -257,6 +258,7 @@ def grid(
 
 def list_ready_grids() -> CommandResult:
     """Every ready grid."""
+    # Ready grids are files of the package, in the order of their names.
     grids = [presets.find_preset(name) for name in presets.preset_names()]
     rows = [
         (

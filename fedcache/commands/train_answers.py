@@ -73,14 +73,16 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     method = result["method"]
     rounds = result["rounds"]
-    name = f"{method} ({result['preset']}, {result['fidelity']})"
+    fidelity = result["fidelity"]
+    name = f"{method} ({result['preset']}, {fidelity})"
     buffer = result.get("timing", {}).get("asynchronous")
     if buffer is None:
         how = f"a round, {counted(rounds, 'round')}"
     else:
         how = f"at a time, {counted(rounds, 'step')} of {buffer} updates"
     scheme = part["scheme"]
-    setting = f"{scheme}, {part['clients']} clients, {result['participation']} {how}"
+    setting = f"{scheme}, {part['clients']} clients, "
+    setting += f"{result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = ""
     if zero is not None:
@@ -168,16 +170,18 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
     lines = []
     mean, pooled = (score_of(result, name).mean for name in SCORES)
+    # Both are shown unless they equal the headline, which is shown anyway.
     if mean is not None and pooled is not None:
         shown = result["accuracy"]["mean"] or 0.0
         if not all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
             of_clients = percent(mean)
             lines.append(f"  client mean {of_clients} %, pooled over test rows {percent(pooled)} %")
+    # One model that draws nothing at random has no spread over seeds, but its test rows are a sample.
     if (found := rows_interval(result)) is not None:
         rows, low, high = found
         level = 100 * LEVEL
-        bounds = f"{percent(low)} to {percent(high)} %"
-        lines.append(f"  {level:g} % interval over the {rows:,} test rows (Wilson) {bounds}")
+        bounds = " to ".join((percent(low), percent(high)))
+        lines.append(f"  {level:g} % interval over the {rows:,} test rows (Wilson) {bounds} %")
     return lines
 
 
@@ -222,6 +226,7 @@ FEW_ROWS = 20
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     values = list(rows[0].accuracy)
+    # A column for each swept setting, then one for each held-out value.
     sweeps = list(dict.fromkeys(key for row in rows for key in row.sweep))
     cells = [
         (
@@ -233,6 +238,7 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         for row in rows
     ]
     counts: dict[str, int | None] = {}
+    # Values differ in size: the heading says how many rows each has.
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]
@@ -252,11 +258,13 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
             what = "Chosen by mean validation accuracy"
         mean = percent(rows[0].mean)
         count = len(values)
-        lines.append(f"{what} over {count} held-out values: {rows[0].words}  {mean} %")
+        best = rows[0].words
+        lines.append(f"{what} over {count} held-out values: {best}  {mean} %")
         if done.tie:
             lines.append(done.tie)
         lines += weight_lines(counts)
     tables = [shown]
+    # The best settings, trained again with the validation rows.
     if again := Grid(done.retrained).held_out():
         line = (
             again[0].method,
@@ -341,6 +349,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     if held_out := done.held_out():
         return held_out_answer(done, held_out)
     best = done.best()
+    # Columns that no point fills are left out.
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
     worst = ("worst 10 %",) * any(tails)
     validation = ("validation %",) * done.by_validation
@@ -362,7 +371,8 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         sends = p.run.traffic["exact"]["per_client_round"]["up"]
         seconds = "-"
         if p.run.measured:
-            seconds = f"{p.run.measured['seconds']['train']:.2f}"
+            trained = p.run.measured["seconds"]["train"]
+            seconds = f"{trained:.2f}"
         rows.append(
             (
                 p.method,
@@ -375,6 +385,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
                 seconds,
             )
         )
+    # Points that failed are listed too, without figures.
     blank = ("",) * (len(columns) - len(sweeps) - 2)
     lost_rows = [
         (f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed
@@ -392,6 +403,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         *search_lines(done),
         f"{chosen_by}: {best.method} {values}  {figures}",
     ]
+    # What makes the choice less certain: ties, different kinds of models, different seeds.
     unlike = unlike_tests(p.run.result for p in done.points)
     lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
     lines += [
@@ -400,6 +412,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     ]
     if not done.retrained:
         lines += model_lines(best.run.path, best.run.result)
+    # Why the worst tenth is missing, in all rows or in some.
     few = "worst 10 % needs at least 10 scored clients"
     if any(tails) and not all(tails):
         lines.append(f"{few}; a row with - has fewer.")

@@ -474,8 +474,8 @@ def _one_block(c: Comparison) -> str:
     untested = "no test"
     if any(p.rows for p in c.pairs):
         untested = f"no test over {c.over}"
-    block = f"{c.over[:-1]} only ({c.blocks[0]})"
-    return f"One {block}: {lacks} and {untested}. {more}"
+    block = c.over.removesuffix("s")
+    return f"One {block} only ({c.blocks[0]}): {lacks} and {untested}. {more}"
 
 
 def _spreadless(c: Comparison) -> list[str]:

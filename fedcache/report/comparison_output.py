@@ -122,8 +122,7 @@ def _mean(t: Treatment) -> str:
     """Mean in percent, with its deviation where its values differ."""
     if t.std is None or constant(t.known):
         return _two(t.mean, 100)
-    deviation = _two(t.std, 100)
-    return f"{_two(t.mean, 100)} ± {deviation}"
+    return " ± ".join((_two(t.mean, 100), _two(t.std, 100)))
 
 
 def _reach(t: Treatment) -> tuple[float, float] | None:

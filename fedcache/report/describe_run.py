@@ -235,7 +235,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     digest = r["partition"]["digest"][:8]
     # Digests tell datasets and partitions apart that have the same name.
     made = {
-        "dataset": f"{dataset['slug']} {dataset['digest'][:8]}",
+        "dataset": " ".join((dataset["slug"], dataset["digest"][:8])),
         "features": " ".join(r["arrays"]),
         "partition": f"{partition} {digest}",
     }

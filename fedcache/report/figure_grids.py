@@ -141,7 +141,7 @@ def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best
         cells = []
         for x, y, at in places:
             v = 100 * best[at][0]
-            where = f"{names[0]}={at[0]}, {names[1]}={at[1]}"
+            where = ", ".join(f"{name}={value}" for name, value in zip(names, at, strict=True))
             cells.append((x, y, v, f"{where}: {v:.2f} %"))
         # The best point has a frame.
         keys = [best[at][1].key for *_, at in places]

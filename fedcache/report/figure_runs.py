@@ -85,8 +85,8 @@ def curves(ident: str, runs: Named) -> Plot | None:
                 marks(line, [f"{label}: round {r}, {m:.2f} %" for r, m in each], key)
             else:
                 (line,) = axes.plot(rounds, mean, **style)
-                last = f"{mean[-1]:.2f} % after round {rounds[-1]}"
-                marks(line, [f"{label}: {last}"], key)
+                last = rounds[-1]
+                marks(line, [f"{label}: {mean[-1]:.2f} % after round {last}"], key)
             if len(values) > 1:
                 span = (values.min(0), values.max(0))
                 band = axes.fill_between(rounds, *span, color=SERIES[i], alpha=0.18, linewidth=0)

@@ -555,7 +555,7 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
-    words = f"{entry.result['dataset']['slug']}, {partition_words(entry.result)}"
+    words = ", ".join((entry.result["dataset"]["slug"], partition_words(entry.result)))
     if len(set(entry.result["partition"]["digests"])) > 1:
         words += ", redrawn for every seed"
     if entry.claimed:
@@ -571,7 +571,8 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     for w, group in zip(words, groups, strict=True):
         if w in twice:
             dataset, partition, *_ = map(str, group[0].setting)
-            w = f"{w} (dataset {dataset[:8]}, partition {partition[:8]})"
+            digests = f"dataset {dataset[:8]}, "
+            w = f"{w} ({digests}partition {partition[:8]})"
         names.append(w)
     return names
 

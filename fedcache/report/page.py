@@ -763,7 +763,8 @@ def _verdict(
     by = "has the highest mean test accuracy,"
     if chosen:
         by = "is best by mean validation accuracy and reaches"
-    headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
+    headline = f"{best} {by} {percent(mean)} % "
+    headline += f"over {count} held-out values of {group.column}"
     others = {name: value for name, value in means.items() if name != best and value is not None}
     # How far it is above the second, also where the difference is negative because validation chose.
     if others and mean is not None:

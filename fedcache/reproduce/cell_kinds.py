@@ -85,7 +85,8 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     if len(owned) == 1:
         per_class = float(owned[0])
     elif owned:
-        per_class = f"{owned[0]} to {owned[-1]}"
+        most = owned[-1]
+        per_class = f"{owned[0]} to {most}"
     values: dict[str, Value | None] = {
         "clients_of": float(len(rows)),
         "classes_of": classes,

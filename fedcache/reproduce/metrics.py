@@ -298,10 +298,16 @@ def show_printed(printed: Printed | None, metric: str) -> str:
         return "-"
     if printed.mean is None:
         return printed.text or "-"
-    mean = show_number(printed.mean, metric)
-    if printed.std is None:
-        return mean
-    return f"{mean} ({show_number(printed.std, metric)})"
+    return _with_std(printed.mean, printed.std, metric)
+
+
+def _with_std(mean: float, std: float | None, metric: str) -> str:
+    """``mean (std)``, or the mean alone."""
+    words = show_number(mean, metric)
+    if std is None:
+        return words
+    spread = show_number(std, metric)
+    return f"{words} ({spread})"
 
 
 def show_measured(measured: Measurement, metric: str) -> str:
@@ -313,11 +319,10 @@ def show_measured(measured: Measurement, metric: str) -> str:
         return f"{first} to {last} in {rounds} rounds"
     if measured.mean is None:
         return measured.text or "-"
-    mean = show_number(measured.mean, metric)
-    same_for_every_seed = not unit(metric) and not measured.std  # a number that is counted
-    if measured.std is None or same_for_every_seed:
-        return mean
-    return f"{mean} ({show_number(measured.std, metric)})"
+    # A count that is the same for every seed has no spread worth showing.
+    if not unit(metric) and not measured.std:
+        return show_number(measured.mean, metric)
+    return _with_std(measured.mean, measured.std, metric)
 
 
 def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:

@@ -346,8 +346,9 @@ class Part:
     def label(self) -> str:
         """The names and shapes, shortened where there are many."""
         if len(self.names) > SHOWN:
+            count = len(self.names)
             first = self.names[0]
-            return f"{len(self.names)} tensors, {first} to {self.names[-1]}"
+            return f"{count} tensors, {first} to {self.names[-1]}"
         labels = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             size = "x".join(map(str, shape)) or "1"

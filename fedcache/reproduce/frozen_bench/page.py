@@ -191,7 +191,8 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
         lines += ["### Not trained", ""]
         for s in failed:
             block = ", ".join(s["block"].values())
-            lines.append(f"- {block}, {s['treatment']}: {s['why_not']}")
+            treatment = s["treatment"]
+            lines.append(f"- {block}, {treatment}: {s['why_not']}")
     return lines
 
 
