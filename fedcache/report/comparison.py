@@ -214,7 +214,8 @@ class Comparison:
     def __repr__(self) -> str:
         first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
         blocks = len(self.blocks)
-        what = f"{len(self.treatments)} treatments over {blocks} {self.over}"
+        treatments = len(self.treatments)
+        what = f"{treatments} treatments over {blocks} {self.over}"
         best = f"{first.name} {first.mean:.4f}"
         return f"Comparison({self.setting}: {what}, {self.chosen_by}: {best})"
 

@@ -187,8 +187,8 @@ def caption(c: Comparison) -> str:
     bold = f"{_rows_words(c)}. Bold: {c.chosen_by}."
     # One block: no mean, no interval over blocks and no test to explain.
     if len(c.blocks) == 1:
-        block = c.over.removesuffix("s")
-        return f"{what}, {block} {c.blocks[0]}{bold}"
+        block = c.blocks[0]
+        return f"{what}, {c.over.removesuffix('s')} {block}{bold}"
     over = f"over the {c.over} that each run has"
     shared = f", over the {c.over} that both have"
     if same_blocks(c):

@@ -99,8 +99,8 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         )
         words = []
         for i, j in zip(client, label, strict=True):
-            name = f"{names[i]}, {classes[j]}"
-            words.append(f"{name}: {shown[i, j]} rows")
+            name = classes[j]
+            words.append(f"{names[i]}, {name}: {shown[i, j]} rows")
         marks(made, words)
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])

@@ -49,6 +49,7 @@ def model(cell: PaperCell, _bench: Workbench) -> Measured:
     widths = [lookup(name).width for name in cell.backbones]
     head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
+    # Row 1 of the table is the projection, row 2 the classifier behind it.
     if cell.at == ("1",):
         out, into = made["P.W"].shape
         inputs = str(into)
@@ -77,6 +78,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     if "domain_of" in cell.options:
         name = find_domain(str(cell.options["domain_of"]), columns.domains)
         rows = [r for r in rows if r.client == name]
+    # How many rows of a class a client has: one number where all have as many, else the range.
     owned = sorted({c for r in rows for c in r.counts if c})
     classes = None
     if rows:
@@ -94,6 +96,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
         "sizes": ", ".join(str(r.train) for r in rows),
         "total": float(sum(r.train for r in rows)),
     }
+    # The picture is drawn only where the entry asks for it.
     if "dots" in cell.metrics:
         path = _picture(cell, workbench)
         draw(dealt.partition, columns, path)
@@ -109,6 +112,7 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     expected = int(cell.options["rows"])
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     rows = np.sort(rng.choice(pool, min(expected, len(pool)), replace=False))
+    # float64 is not needed: entropies are shown with three decimals.
     images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
     if (entry := text_of_array(store.manifest, found.keys[0])) is None:
         raise StoreError(
@@ -162,6 +166,7 @@ def formula(cell: PaperCell, _bench: Workbench) -> Measured:
     """
     o = cell.options
     if "bound_printed" in cell.metrics:
+        # The bound needs all options; the exchange of FLESD has names of its own for them.
         found = diagnostics.generalisation_bound(**o)
         return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
     cost = diagnostics.flesd_exchange(
@@ -240,6 +245,7 @@ def trained(
     )
     part = PartitionConfig(cell.scheme, None, seed, dealt.args)
     preparation = Preparation(workbench.home, workbench.quiet, workbench.halt, extract=False)
+    # The models are needed and not only their scores, so the engine is called without a run's directory.
     inputs = prepare_run(config, row_source(config, part, preparation))
     spec = TrainingRun(
         inputs.method,

@@ -63,11 +63,13 @@ class AgainstPrinted:
 def over_seeds(values: Sequence[Value | None]) -> Measurement:
     """One value per seed as one of all; nothing when any seed lacks it."""
     known = [v for v in values if v is not None]
+    # With a seed missing, a mean would be of another set of runs than the paper's.
     if not known or len(known) < len(values):
         return Measurement(n=len(values))
     first = known[0]
     if isinstance(first, str):
         return Measurement(text=first, n=len(known))
+    # Curves are averaged round by round.
     if isinstance(first, list):
         return Measurement(
             curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known)
@@ -86,6 +88,7 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
     """
     if printed is None:
         return AgainstPrinted()
+    # What is printed as text can only be equal or not.
     if printed.text is not None:
         if measured.text is None:
             return AgainstPrinted()
@@ -93,6 +96,7 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
     if printed.mean is None or measured.mean is None:
         return AgainstPrinted()
     difference = measured.mean - printed.mean
+    # The variance of a mean over n seeds is s^2 / n; those of printed and measured add up.
     parts = {}
     if printed.std is not None and printed_seeds:
         parts["printed"] = printed.std**2 / printed_seeds
@@ -327,6 +331,7 @@ def show_measured(measured: Measurement, metric: str) -> str:
 
 def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:
     """The difference, and its standard errors with whose spread they are of."""
+    # A text is equal or differs; it has no standard error.
     if compared.same is not None:
         words = "differs"
         if compared.same:

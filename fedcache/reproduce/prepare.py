@@ -231,6 +231,7 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
     domain = {}
     if cell.domain:
         domain = {"domain": cell.domain}
+    # Each attempt takes the values that the scheme proposes; some schemes need several.
     for _ in range(4):
         try:
             made = make(cell.scheme, columns, seed=seed, **args, **domain)
@@ -266,6 +267,7 @@ def short_batches(
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     batch = hp.get("batch")
     least = min(len(c.train) for c in partition.clients)
+    # Batches that are not full are left out by some settings; a small proxy may have no full one.
     left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
     made = dict(cell.set)
     departures = []
@@ -274,6 +276,7 @@ def short_batches(
         departures.append(
             f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
         )
+    # FLESD's queue must be filled twice over to be of use.
     public = len(partition.clients[0].train)
     queue = hp.get("queue")
     if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:

@@ -195,6 +195,7 @@ def parse(text: str, where: str) -> PaperTable:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, str(error)) from error
+    # The protocol holds for all cells; an axis adds the settings of each of its labels.
     protocol = data.pop("protocol", {})
     axes = data.pop("axes", {})
     known = {f.name for f in fields(PaperTable)}
@@ -208,6 +209,7 @@ def parse(text: str, where: str) -> PaperTable:
         raise _wrong(where, f"kind {data['kind']!r} is none of {kinds}")
     for axis in axes:
         if axis not in data["labels"]:
+            # The same labels would make two cells one row of the table.
             raise _wrong(where, f"[axes.{axis}] is no label")
     cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
     if len({c.at for c in cells}) < len(cells):
@@ -233,6 +235,7 @@ def _cell(
     expected = len(data["labels"])
     if len(at) != expected:
         raise _wrong(where, f"cell {at} has {len(at)} labels, expected {expected}")
+    # Later layers win: metrics of the table, its protocol, its axes, and the cell itself.
     layers: list[Mapping[str, Any]] = [{"metrics": data["metrics"]}, protocol]
     for label, value in zip(data["labels"], at, strict=True):
         if label in axes:
@@ -246,9 +249,11 @@ def _cell(
         for key, value in layer.items():
             if key not in known:
                 raise _wrong(where, f"cell {at}: unknown key {key!r}")
+            # Mappings are merged key by key; other values are replaced.
             if key in MERGED:
                 value = {**values.get(key, {}), **value}
             values[key] = value
+    # A cell without printed numbers is one that the paper leaves out.
     printed = own.get("printed", ["-"] * len(values["metrics"]))
     metrics = len(values["metrics"])
     if len(printed) != metrics:

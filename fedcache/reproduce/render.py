@@ -51,6 +51,7 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made: list[tuple[str, ...]] = []
+    # A proxy is compared by the order of its rows, and has ranks in the place of differences.
     ranks = {}
     for one in orders(report):
         for place in one.places:
@@ -72,12 +73,12 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             got = show_measured(line.measured[metric], metric)
             made.append((first, *line.cell.at, name(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
+    # Differences between rows that the paper prints, where all of these rows were run.
     for difference in report.entry.differences:
         measured = report.difference(difference)
         if measured.mean is None:
             continue
-        minus = ", ".join(difference.minus)
-        what = f"{', '.join(difference.of)} minus {minus}"
+        what = " minus ".join((", ".join(difference.of), ", ".join(difference.minus)))
         first = PLAIN
         last = show_compared(compare(difference.printed, 0, measured), difference.metric)
         if report.proxy:
@@ -86,6 +87,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         printed = show_printed(difference.printed, difference.metric)
         got = show_measured(measured, difference.metric)
         made.append((first, what, *blank, name(difference.metric), printed, got, *last))
+    # Every row has as many cells as there are columns, also those without a number.
     width = len(columns(report))
     return [row[:width] for row in made]
 
@@ -116,6 +118,7 @@ def sentences(report: Reproduction) -> list[str]:
     if report.departures:
         departures = "; ".join(report.departures)
         made.append(f"Departures of every row: {departures}.")
+    # A departure of some rows only is said once, with these rows.
     for departure, where in of_rows(report).items():
         made.append(f"Departure of {'; '.join(where)}: {departure}.")
     if report.proxy:
@@ -128,6 +131,7 @@ def sentences(report: Reproduction) -> list[str]:
             "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
         )
     else:
+        # What the paper does not give, and what was decided about it.
         made.append("Difference is got minus printed.")
     made += [f"Not given: {text}." for text in report.entry.not_given]
     made += [f"Note: {text}" for text in report.entry.notes]
@@ -202,6 +206,7 @@ def _statement(difference: Difference) -> dict[str, Any]:
 
 def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     values = {}
+    # Differences from printed numbers would mislead for a proxy, and are left out.
     for i, metric in enumerate(line.cell.metrics):
         measured = line.measured.get(metric)
         values[metric] = {
@@ -330,6 +335,7 @@ class RowRanking:
         metrics = dict.fromkeys(name(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
         counted = len(self.agree) + len(self.reverse) + len(self.undecided)
+        # Pairs that the paper prints as equal have no order to agree with.
         agree = len(self.agree)
         parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
         if self.reverse:
@@ -392,6 +398,7 @@ def orders(report: Reproduction) -> list[RowRanking]:
 def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | None:
     """Both orders of a group's rows; None with fewer than two that have both numbers."""
     found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
+    # Ranks are among the rows that have both numbers.
     if len(found) < 2:
         return None
     prints = [f[2] for f in found]
@@ -401,6 +408,7 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
         for f, mean in zip(found, means, strict=True)
     )
     sorts: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
+    # Each pair in the order of the paper: the row that is printed higher comes first.
     for above, below in itertools.combinations(places, 2):
         if above.printed < below.printed:
             above, below = below, above

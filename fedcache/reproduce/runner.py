@@ -219,11 +219,13 @@ def _nothing_can_run(
     entry: PaperTable, lacks: Sequence[Sequence[Requirement]], planned: Sequence[PlannedCell]
 ) -> FedcacheError:
     """The error of an entry none of whose cells can be run."""
+    # Each thing that is missing is named once, and with it the command that gets it.
     needs = list(dict.fromkeys(n for lack in lacks for n in lack))
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(
         p.refused or "" for p in planned
     )
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
+    # Where only weights or data are missing, the same protocol can be tried on offline data.
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
         chosen = ""
         if entry.roles():
@@ -249,6 +251,7 @@ def _measure_cell(
     line = ReproducedCell(planned, departures=list(planned.departures))
     if twin is not None:
         line.same_as = twin.cell.at
+    # Two cells of a proxy may be the same measurement: what needs no run of its own is taken over.
     if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
         line.departures += [d for d in twin.departures if d not in twin.planned.departures]
         line.measured = dict(twin.measured)
@@ -273,6 +276,7 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
     found = workbench.features(planned.cell)
     cell, departures = with_known_domains(planned.cell, found.columns, proxy=proxy)
     requests = []
+    # Every seed has its own partition, so every seed is a run of its own.
     for seed in parse_seeds(cell.seeds):
         dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
         participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
@@ -295,6 +299,7 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
         requests.append(
             (config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options))
         )
+    # The partition takes the number of clients as a field of its own.
     return requests, departures
 
 
@@ -329,6 +334,7 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
             observer=workbench.quiet,
             stop=workbench.halt,
         )
+        # Runs that this command made for another cell are not "there already".
         line.runs.append(done.path)
         line.reused += done.reused and done.path not in workbench.made
         line.fidelity = str(done.result["fidelity"])

@@ -305,6 +305,7 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
     """Say what was not asked for and matters, as rounds and participation of the paper, and what changes nothing."""
     config = spec.requested
     method = inputs.method
+    # Settings that change nothing are warned of, and values that the paper chose are named.
     for note in setting_notes(method, config):
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
@@ -543,6 +544,7 @@ class OpenRun:
 
         So it is where the state is older than what was told, or nothing is known of that.
         """
+        # Rounds that were reported after the state was saved have released their noise already.
         run = self.directory.path.name
         reported = reported_rounds(self._ledger, run, seed)
         released = any((r.run, r.seed) == (run, seed) for r in read_releases(self._ledger))
@@ -656,11 +658,13 @@ class OpenRun:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
         secret = self.spec.trust.secret_participants
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
+        # The choice of which models to keep may depend on the validation accuracy of this seed.
         held_out = values_held_out(
             {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
         )
         seeds = len({*self.spec.seeds, *self.earlier})
         if self.kept.wants(self.spec.method, result.choice, seeds, held_out):
+            # Sites keep their rows: there is nothing here to calibrate on.
             temperature = None
             if inputs is None:
                 temperature = temperature_of(
@@ -730,6 +734,7 @@ class OpenRun:
         """Write ``result.json`` and the files that it promises."""
         numbers = tuple(s.seed for s in seeds)
         spec = replace(self.spec, seeds=numbers)
+        # Times and versions are not promised: they differ between equal runs.
         promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
         figures = {
             "seconds": {
@@ -743,6 +748,7 @@ class OpenRun:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
+        # Models are sealed with the digest of this result, before the result itself appears.
         whole = self.directory.finish(
             promised,
             [r for s in seeds for r in s.rounds],

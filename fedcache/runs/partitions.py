@@ -105,6 +105,7 @@ def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(kind: str | None, value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    # Values that do not fit stay as they are: the scheme refuses them with its own words.
     if kind == "names":
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if kind == "bool":
@@ -249,6 +250,7 @@ def default_partition(
     method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
 ) -> tuple[str, dict[str, Any]]:
     """Scheme and arguments: those given, else the method's paper, and what the paper's scheme needs of the data."""
+    # What the user names wins; what is left open is the setting of the method's paper, and is said.
     scheme, arguments = with_column(config.scheme, config.options)
     if scheme is None:
         scheme = method.defaults.scheme
@@ -263,6 +265,7 @@ def default_partition(
             )
     if scheme not in parts.SCHEMES:
         raise unknown("partition scheme", scheme, parts.SCHEMES)
+    # The number of clients belongs to the method's paper, not to the scheme.
     known = {a.name: a.default for a in parts.SCHEMES[scheme].arguments}
     if config.clients is not None:
         arguments["clients"] = config.clients
@@ -519,6 +522,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
 
     Rows that it does not name are nobody's. Raises UsageError for a name that no row has, or that comes twice.
     """
+    # Only a pandas Series with names in its index is meant; a list has an `index` too, which is a method.
     index = getattr(clients, "index", None)
     if (
         index is None
@@ -529,6 +533,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     names = index.tolist()
     if not names or not all(isinstance(name, str) for name in names):
         return None
+    # Rows are matched by name, so that their order does not matter.
     place = {name: row for row, name in enumerate(store.samples.name)}
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
@@ -581,6 +586,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+    # The first line names the columns: without the split, the scheme chooses test rows.
     head = []
     if lines:
         head = [column.strip().lower() for column in lines[0]]
@@ -597,6 +603,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             f"{path} has no line after its first, {','.join(head)}.",
             f"Add a line for each row that a client holds, for example {line}",
         )
+    # Every line is checked, and the first wrong one is named with its number.
     place = {name: row for row, name in enumerate(store.samples.name)}
     client = [""] * store.rows
     split = np.full(store.rows, -1, np.int8)
@@ -684,6 +691,7 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
     for value in values:
         if value in store.samples.domains:
             continue
+        # Name the columns that hold the value, as one of them is probably meant.
         words = {
             "class": store.samples.classes,
             **{name: store.group(name).words for name in store.groups},

@@ -312,6 +312,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     known = cost.get("participants_known")
     figures = f"epsilon {_tight(cost)}"
     renyi = _number(cost["epsilon_rdp"])
+    # Seeds train on the same rows: together they cost more than each alone.
     seeds = cost["seeds"]
     if seeds > 1:
         figures += f" for each of {seeds} seeds and {_tight(together)} for all of them together"
@@ -319,6 +320,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     delta = cost["delta"]
     figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
+    # Noise that can be repeated protects nobody; the cost is what the same noise would have had.
     if cost["simulation"]:
         secret = ""
         if known:
@@ -327,6 +329,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
             f"Simulation of privacy: anyone can repeat the noise of {cost['noise_from']}, so it hides nothing. Noise "
             f"that is not repeatable would have {figures}{secret}"
         )
+    # Sampling counts only as long as nobody learns who took part.
     secret = ""
     if known:
         secret = f" Nobody is told who took part (else it were {_tight(known)})."

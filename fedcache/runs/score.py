@@ -141,6 +141,7 @@ def rows_interval(
     per_seed: Sequence[float | None] = result["accuracy"].get("per_seed", ())
     part = result.get("partition", {})
     fixed = len(set(part.get("digests", ()))) == 1
+    # With one model, one partition and equal seeds, only the test rows are a sample.
     if (
         result.get("protocol") != "global"
         or not fixed
@@ -148,6 +149,7 @@ def rows_interval(
         or len(set(per_seed)) != 1
     ):
         return None
+    # The confusion matrix sums over seeds, each with the same test rows.
     counts = np.array(result.get("confusion") or [], np.int64)
     if counts.size:
         rows = int(counts.sum()) // len(per_seed)

@@ -76,6 +76,7 @@ def client_overrides(
         widths: of each.
         clients: their number.
     """
+    # Where the features of each backbone are in the concatenated row.
     stops = np.cumsum(widths)
     place = {
         key: (int(stop) - width, int(stop))
@@ -91,12 +92,14 @@ def client_overrides(
                 "Leave --backbones out, or name all of them there.",
             )
         columns.append(tuple(place[key] for key in chosen))
+    # Each value is parsed once, before clients take turns.
     values: Mapping[str, list[str]] = {
         key: str(words).split(",") for key, words in train.client_set.items()
     }
     typed = {
         key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()
     }
+    # Clients take turns: client i gets entry i modulo the length of the list.
     own = {}
     for i in range(clients):
         columns_of_client: tuple[tuple[int, int], ...] = ()
@@ -459,6 +462,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     Raises UsageError, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
     """
     example = "For example --seeds 0,1,2 or --seeds 0-4"
+    # A dict keeps the order and drops repeats.
     seeds: dict[int, None] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
@@ -470,6 +474,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise UsageError(f"--seeds {text} is not a list of seeds.", example)
         if last > LARGEST_SEED:
             raise UsageError(f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
+        # A huge range is refused without being made.
         if last - first < MOST_SEEDS:
             seeds.update(dict.fromkeys(range(first, last + 1)))
         if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
@@ -492,6 +497,7 @@ def parse_share(text: str | None, option: str) -> int | float | None:
     """The value of an option that says how many clients, as ``parse_participation`` reads it. Raises UsageError."""
     if text is None or text == "all":
         return None
+    # `10` is a number of clients, `1.0` and `100%` are all of them.
     try:
         if text.endswith("%"):
             share = float(text[:-1]) / 100
@@ -536,6 +542,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     """Refuse wrong values, and options of which one would be ignored, before minutes of extraction and not after.
 
     Raises UsageError, naming the value, or both options.
+    # Options that say how rows are assigned, as opposed to a partition that is saved already.
     """
     dealt = ["--scheme"] * (partition.scheme is not None) + ["--clients"] * (
         partition.clients is not None
@@ -580,6 +587,7 @@ def check_values(config: TrainConfig) -> None:
             raise unknown(what, value, legal)
     if config.device != "auto":
         known_device(config.device)
+    # Parsing refuses wrong values; the results are needed only when the run is resolved.
     policy_from_config(config)
     parse_participation(config.participation)
     parse_share(config.eval_clients, EVAL_CLIENTS)

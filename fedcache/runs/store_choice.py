@@ -126,6 +126,7 @@ def arrays_for(
 
     Raises StoreError for what the store lacks, with the command that makes it; UsageError for more than one.
     """
+    # Methods that train an encoder read images; all others read features.
     if "pixels" in method.reads(hp) and not wants_encoders(method):
         return [image_array(method, store, names)]
     names = without_images(method, names)
@@ -134,6 +135,7 @@ def arrays_for(
         if not names:
             observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
         return keys
+    # Methods with text read one backbone, whose text and image features belong together.
     with_text = [
         k
         for k in chosen_arrays(store, names)
@@ -150,6 +152,7 @@ def arrays_for(
             f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
             f"--backbones {shell_word(names[0])}",
         )
+    # Of several, the usual order decides, unless the user named one.
     backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
     first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
     if first is None and len(with_text) > 1:
@@ -170,6 +173,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
     """The arrays to train on; every client must have them, by the digest of their recipe."""
     first = stores[0]
     keys = chosen_arrays(first, config.backbones)
+    # As for a single store, a method with text reads one backbone.
     if needs_text:
         keys = [k for k in keys if first.has_text(str(first.arrays[k].recipe.get("backbone")))][:1]
         if not keys:
@@ -177,6 +181,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
                 f"{first.path.name} has no text features.",
                 "Extract a backbone with text, then shard again.",
             )
+    # The same name is not enough: other weights give other features.
     for store in stores:
         for key in keys:
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
@@ -306,12 +311,14 @@ def needed_arrays(
     """Keys of the unfinished arrays without which the run has not what it was asked to train on."""
     complete = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
     if names:
+        # A backbone may be named alone or with its size; an array by its key.
         have = set(complete)
         for a in complete.values():
             name = str(a.recipe.get("backbone"))
             size = a.recipe.get("size", 0)
             have |= {name, f"{name}@{size}"}
         return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
+    # Methods with text need a backbone with a text tower; any one will do.
     if "text" in method.needs or wants_encoders(method):
         if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
             return []
@@ -364,6 +371,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     if whole is None:
         return
     parts = []
+    # Stores with --limit have the number of images in their name; the home remembers which are such.
     for path in sorted(home.stores.glob("*.zarr")):
         size = path.name.removeprefix(f"{whole[0]}-").partition("-")[0]
         fact = None
@@ -524,6 +532,7 @@ def open_clients(folder: Path) -> list[Store]:
                 f"{store.path} is not a client's store.",
                 "fedcache shard --partition NAME --out DIR",
             )
+    # Clients are numbered as in the partition, whatever order the files have.
     stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
     first = stores[0]
     numbers = [int(s.dataset["shard"]["number"]) for s in stores]
@@ -537,6 +546,7 @@ def open_clients(folder: Path) -> list[Store]:
                 f"{len(same)} stores are of one client, by its {what} {twice}: {paths_of_twins}.",
                 "Remove or move away all but one of them.",
             )
+    # A client that is missing would train another federation without saying so.
     gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if gone:
         first_lost = gone[0]
@@ -544,6 +554,7 @@ def open_clients(folder: Path) -> list[Store]:
             f"{folder} lacks client {first_lost}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
             "fedcache shard --partition NAME --out DIR   writes what is missing.",
         )
+    # Labels and rows are numbers in the parent: all stores must mean the same by them.
     for store in stores[1:]:
         for what, a, b in (
             ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),
