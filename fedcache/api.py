@@ -119,6 +119,7 @@ def ingest(
     """
     from fedcache.calls import stores
 
+    # The names of columns, in the order of `ColumnChoice`.
     keys = (
         features_key,
         label_key,
@@ -248,6 +249,7 @@ def train(
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
+    # The names of parameters are those of the configuration.
     given = fields_of(TrainConfig, locals())
     models = "none"
     if save_model:

@@ -399,6 +399,7 @@ def refuse_remote(value: object, name: str) -> None:
     Raises:
         UsageError, for an address within the text.
     """
+    # Containers are looked through; other values are no address.
     items = value
     if isinstance(value, Mapping):
         items = value.values()
@@ -492,6 +493,7 @@ def read_file(
         if not path.exists():
             return {}
         say(f"Settings of {path.resolve()} are in force where no option says otherwise.")
+    # A wrong name is refused with the nearest right one, as settings that are ignored would surprise later.
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:

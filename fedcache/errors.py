@@ -163,6 +163,7 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
     """
     found = []
     refused = []
+    # Errors of use are collected, so that all of them can be fixed at once; any other error ends at once.
     for call in calls:
         try:
             found.append(call())
@@ -182,6 +183,7 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
 
 def memory_error(error: BaseException) -> FedcacheError | None:
     """An allocation of numpy, torch or CUDA that failed, as an error with what was asked for; None for other errors."""
+    # numpy raises MemoryError; torch and CUDA raise RuntimeError with these words.
     text = str(error)
     refused = (
         r"DefaultCPUAllocator|not enough memory|out of memory|Storage size calculation overflowed"
@@ -192,6 +194,7 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)
+    # Say what was asked for, as far as the message tells it.
     parts = []
     if size:
         parts.append(size[1])

@@ -74,6 +74,7 @@ class Plugin:
 
     def loaded(self, expected: type[Any]) -> Any:
         """The thing, where it is what it should be. Raises UsageError as ``load``, and for anything else."""
+        # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
             good = issubclass(thing, expected)
@@ -151,6 +152,7 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
     Raises:
         UsageError for an unknown kind, a thing without a name, and a name of fedcache's own.
     """
+    # `method` and `methods` mean the same.
     if kind in KINDS:
         many = kind
     else:
@@ -165,12 +167,14 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
             f"The {many.removesuffix('s')} has no name.",
             'For example fc.register("method", METHOD, "mine")',
         )
+    # Backbones are looked up again by workers, which import them by their place.
     if many == "backbones" and not _is_found_again(thing):
         kind_of_thing = type(thing).__name__
         raise UsageError(
             f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[many]}.",
             "A module in memory is given as it is: fc.extract(backbones=[fc.backbone(module, name='mine')])",
         )
+    # A name of fedcache's own always means fedcache's own.
     if called in _own.get(many, frozenset()):
         raise UsageError(f"{called!r} is one of fedcache's own {many}.", "Give it another name.")
     _registered[many][called] = Plugin(many, called, "", "", None, thing)

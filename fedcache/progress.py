@@ -97,6 +97,7 @@ def told_as(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int,
     """
     seen = 0
 
+    # Work may begin again from 0, as for each of several files: then the observer gets a new stretch.
     def progress(done: int, total: int) -> None:
         nonlocal seen
         if seen == 0 or done < seen:

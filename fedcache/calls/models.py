@@ -75,6 +75,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         raise UsageError(
             "The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)"
         )
+    # Exactly one argument says which rows the model is measured on.
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:
@@ -101,6 +102,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
+    # The same call as the command's, for one run.
     (found,) = evaluate_runs([place], options, request, config, home, observer, Stop())
     if out is not None:
         images = None

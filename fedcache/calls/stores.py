@@ -31,10 +31,12 @@ def opened(store: Store | str | Path | None) -> Store:
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
     """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images in the place of a dataset."""
+    # Modules in memory become names that this process knows.
     if given.get("backbones"):
         named = {**given, "backbones": backbone_names(given["backbones"])}
     else:
         named = dict(given)
+    # A dataset is a spec, or the images themselves.
     if isinstance(named.get("dataset"), str):
         images = None
     else:
@@ -70,6 +72,7 @@ def ingest(
                 f"{key!r} is no name of a column.", 'For example label_key="diagnosis"'
             )
     only = None
+    # No groups at all is a choice, and differs from leaving the choice to the file.
     if groups is not None:
         only = _names(groups)
     if isinstance(no_label, str | int | float):

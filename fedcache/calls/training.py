@@ -37,6 +37,7 @@ def train_config(
     given: Mapping[str, Any],
 ) -> TrainConfig:
     """The configuration of ``train``; a partition that the store does not hold is saved in it."""
+    # Objects of Python become the words of a configuration, as the command line has them.
     if isinstance(seeds, int):
         seeds = (seeds,)
     chosen = tuple(seeds)
@@ -64,6 +65,7 @@ def train_config(
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
+        # A partition in memory is saved under its own name, with its digest where another one has that name.
         held = opened(store)
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
@@ -128,6 +130,7 @@ def named(method: str | Method, jobs: int) -> str:
     if METHODS.get(method.name) is method:
         return method.name
     if jobs > 1:
+        # Other processes import methods by name; an object of this process is not among them.
         raise UsageError(
             f"jobs={jobs} trains in other processes, which do not know the Method {method.name}.",
             f"jobs=1; or make it a package:  fedcache new method {shell_word(method.name)}",
@@ -156,6 +159,7 @@ def grid(
         raise UsageError(
             "No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
+    # Swept values are words, which each setting parses.
     words = {}
     for key, values in sweeps.items():
         if not isinstance(values, list | tuple | range):
@@ -163,6 +167,7 @@ def grid(
         words[key] = tuple(map(str, values))
     home = Home.from_environment()
     if words.get("hold_out") == (EACH,):
+        # Each value of a column is held out in turn: the values are read from the data.
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
             raise UsageError(
@@ -182,6 +187,7 @@ def grid(
             names, words, config, home, sampler=Sampling(*sampling), **request
         )
         done = train_points(points, jobs=jobs, observer=observer, hooks=every)
+    # Points that failed do not hide the others: the error comes after all have ended.
     lost = [*done.damaged, *done.failed]
     if done.code is not Exit.OK:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

@@ -55,6 +55,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
     """
     if not is_run(path):
         return None
+    # Whatever is in the directory, the list shows a line for it.
     try:
         one = open_run(path)
         line = {**entry_of(one), "changed": _changed(path)}
@@ -81,6 +82,7 @@ def read_details(path: Path) -> dict[str, Any]:
     """
     need_matplotlib()
     one = open_run(path)
+    # A finished run is drawn from its result; of others, the rounds that ended seeds and checkpoints hold.
     if isinstance(one, StoredRun):
         scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
@@ -130,6 +132,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
     """How far a run is, from the seeds that ended and the checkpoints of those under way."""
     table = train_table(path)
     records = [r for kept in _kept(path, table).values() for r in kept]
+    # The last rounds say how fast it is now.
     scored = [r for r in records if r["accuracy"] is not None]
     times = [r["seconds"] for r in records if r.get("seconds") is not None][-LAST:]
     total = int(table["rounds"]) * len(_seeds(table))
@@ -149,6 +152,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
         "begun": _changed(path / WRITTEN),
         "settings": _words(table),
     }
+    # Rounds that are left, at the mean time of the last ones.
     if running and times:
         made["left"] = sum(times) / len(times) * (total - len(records))
     if scored:
@@ -431,6 +435,7 @@ class GridIndex:
     def _line(self, path: Path) -> dict[str, Any]:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
+        # The record is read again only when its file changed.
         if self._records.get(path, (None,))[0] != stamp:
             try:
                 record = {"damaged": "", **(read_record(path) or {})}
@@ -439,6 +444,7 @@ class GridIndex:
                 record = {**NOTHING, "damaged": damaged, "started": stat.st_mtime}
             self._records[path] = stamp, record
         record = self._records[path][1]
+        # A line also changes with the runs of its points, and when its process ends.
         at_work = "ended" not in record and still_runs(record["process"]) is not False
         key = (stamp, self.runs.version, at_work)
         if self._lines.get(path, (None,))[0] != key:
@@ -493,6 +499,7 @@ class GridIndex:
         """The points in their order, each with what is known of its run."""
         unfinished = [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
         points = []
+        # What the record says of a point comes first; a point that is being trained is found by its settings.
         for number, (method, sweep) in enumerate(record["points"]):
             end = record["ends"].get(number, {})
             run = None
@@ -511,6 +518,7 @@ class GridIndex:
                 if "pruned" not in end:
                     state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
+            # Points without a run still have all columns, empty.
             facts = dict.fromkeys(LIVE)
             ident = end.get("run")
             if run is not None:

@@ -198,6 +198,7 @@ class Pages:
     def look(self) -> None:
         """Look at the home, unless somebody did just now."""
         with self._looking:
+            # Many pages may ask at once; the home is read at most every so often.
             if not self.runs.waiting and time.monotonic() - self._looked < OFTEN:
                 return
             self.runs.look()
@@ -211,12 +212,14 @@ class Pages:
             if state != self._state:
                 self._state = state
                 self.version += 1
+                # Pages that wait for a change compare this number.
             self._looked = time.monotonic()
 
     def page(self, name: str, request: Request) -> Response:
         """A page of the home as it is now, or of the problem that was met on the way."""
         self.look()
         every = sorted(self.runs.every(), key=lambda r: r["changed"], reverse=True)
+        # What every page may show; the templates choose.
         facts = {
             "page": name,
             "words": dict(request.query_params),
@@ -227,6 +230,7 @@ class Pages:
             "stores": self.stores.lines(),
         }
         code = 200
+        # Damaged files and names that no longer exist are shown as a page with what helps.
         try:
             text = self._templates.get_template(f"{name}.html.j2").render(facts)
         except (FedcacheError, OSError) as error:

@@ -53,6 +53,7 @@ class StoreIndex:
             return None
         store = Store.open(path)
         samples = store.samples
+        # Counts are of rows that can be read; unlabelled rows belong to no class.
         splits = samples.split[samples.ok == 1]
         labels = samples.label[(samples.ok == 1) & (samples.label >= 0)]
         counts = np.bincount(labels, minlength=len(samples.classes)).tolist()

@@ -106,8 +106,8 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         raise _damaged(path, str(error), f"Check it: unzip -t {path}") from None
     _check_count(path, len(infos))
     files = []
-    files = []
-    methods = []
+    files: list[zipfile.ZipInfo] = []
+    methods: list[int] = []
     for info in infos:
         kind = 0
         if info.create_system == 3:
