@@ -686,7 +686,6 @@ def differences(
             seeds = compact(pair.blocks)
             words += f", over {c.over} {seeds}"
         return words
-        return words
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.collections import LineCollection

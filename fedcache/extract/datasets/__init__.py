@@ -95,6 +95,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
     if (kind in READERS or find("datasets", kind) is not None) and (rest or kind == "digits"):
         return kind, rest
+    # What follows explains a spec that is none: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
         raise UsageError(
             f"{spec!r} are embeddings: there are no images to read.",
@@ -117,6 +118,7 @@ def kind_of(spec: str) -> tuple[str, str]:
             f"{spec!r} does not say which; expected {own_files(kind) or f'{kind}:NAME'}.",
             "fedcache datasets list",
         )
+    # A name without its kind, such as `cifar10` for `torchvision:cifar10`.
     bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]

@@ -105,7 +105,6 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise _damaged(path, str(error), f"Check it: unzip -t {path}") from None
     _check_count(path, len(infos))
-    files = []
     files: list[zipfile.ZipInfo] = []
     methods: list[int] = []
     for info in infos:
@@ -156,6 +155,7 @@ def list_tar(path: Path) -> Entries:
     try:
         for member in _members(path):
             name = member.name.removeprefix("./")
+            # Names that would be other files when unpacked are refused, also those of folders.
             if not member.isdir() and (not member.isfile() or member.issparse()):
                 raise _hostile(path, name, "is a link, a device or sparse")
             if not (member.isdir() and name in ("", ".")):
@@ -226,6 +226,7 @@ def check_images(entries: Entries) -> None:
             f"{count:,} images of {entries.path} {what}.",
             "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
         )
+    # A small archive may expand a lot; a large one may not.
     total = sum(entries.size.tolist())
     packed = entries.stamp[0]
     if total > FREE_BYTES and total > MAX_EXPANSION * packed:

@@ -193,6 +193,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
     fact = ["sums of a zip", *stat_key(path)]
     if context.memory.recall(fact) is not None:
         return
+    # Reading a member to its end compares its checksum.
     for name in entries.names:
         try:
             with zipfile.ZipFile(path) as archive, archive.open(name) as file:
@@ -222,6 +223,8 @@ def _h5(path: Path) -> dict[str, FileArray]:
     place = path.absolute()
     found = {}
 
+    # Columns are read when they are needed, each by its own handle: h5py's handles are not shared by threads.
+
     def column(key: str) -> NDArray[Any]:
         with h5py.File(path, "r") as file:
             data = file[key]
@@ -238,6 +241,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
             if item.shape is None:
+                # An empty dataset of HDF5 has a type and no values.
                 continue
             words = h5py.check_string_dtype(item.dtype) is not None
             dtype = item.dtype
@@ -253,12 +257,14 @@ def _h5(path: Path) -> dict[str, FileArray]:
                 tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
             )
         attributes = dict(h5_class_names(path, file))
+    # Client datasets of LEAF and TensorFlow Federated keep each client's rows apart.
     clients = clients_of([*found])
     if clients:
         raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
             f"{path} keeps the rows of each client apart, under examples/CLIENT.",
             f"Of embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
+    # Class names may be attributes of the file, and are read like a column.
     for key, names in attributes.items():
         whole = partial(np.array, names)
         found.setdefault(key, FileArray(names.shape, names.dtype, whole, rows(key, len(names), 1)))

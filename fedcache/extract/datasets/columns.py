@@ -175,6 +175,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
+    # Options that the kind of dataset has no word for would be ignored.
     words = {}
     if kind in CONTENT:
         words = {option: word for word, option in keys_of(kind).items() if option}
@@ -185,6 +186,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
                 f"{option} says what a column means, and {spec} is not one of {able}.",
                 "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
+    # A spec that names columns already gets more of them behind an &.
     mark = "?"
     if parse_rest(rest, kind).place != rest:
         mark = "&"
@@ -315,6 +317,7 @@ def assemble(
     names = [name for part in parts for name in part.names]
     if not names:
         raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
+    # Columns of all parts are joined, so that one file may lack a column that others have.
     columns, splits, left_out = joined_parts(parts)
     roles = read_roles(
         where,
@@ -326,6 +329,7 @@ def assemble(
         classes=class_names,
         left_out=left_out,
     )
+    # Rows stay where they are: the joined source finds the part of each row.
     lengths = [len(part.names) for part in parts]
     source: Source = dataset.JoinedSource(
         [part.source for part in parts],

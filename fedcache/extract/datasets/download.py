@@ -42,6 +42,7 @@ def pull(
         target = root / (file.gives or file.name)
         if not file.direct or target.exists():
             continue
+        # Files are downloaded beside their place, so that an interrupted download leaves nothing behind there.
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = file.url
@@ -222,6 +223,7 @@ def unpack(archive: Path, place: Path) -> None:
 
     Raises CorruptionError for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
     """
+    # The sizes that an archive claims are added up while it is unpacked: a bomb is stopped in time.
     limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
     if zipfile.is_zipfile(archive):
         entries = _zip_entries(archive)
@@ -233,6 +235,7 @@ def unpack(archive: Path, place: Path) -> None:
                 limit -= size
                 path = PurePosixPath(name)
                 with stream:
+                    # Every entry must stay below the folder, on any system.
                     if (
                         path.is_absolute()
                         or ".." in path.parts

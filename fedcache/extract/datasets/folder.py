@@ -74,6 +74,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     for role in roles:
         if role in _ROLES:
             continue
+        # A word that is nearly a level is a mistake; any other word names a group.
         if near := closest(role, _ROLES, MISSPELT):
             raise UsageError(
                 f"Unknown layout level {role!r}. Did you mean {near!r}?",
@@ -124,6 +125,7 @@ def infer(
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
+    # All images must lie at one depth, which is also that of the layout.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"
@@ -139,6 +141,7 @@ def infer(
                 "or list the images in a CSV with the columns path,label,domain,split and use folder:FILE.csv",
             ),
         )
+    # The names of each level, from the top.
     levels = [set(level) for level in zip(*set(folders), strict=True)]
     if roles is None:
         roles = _guess(levels)
@@ -332,6 +335,7 @@ def _slug(path: Path) -> str:
 
 def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     """The images of a directory or archive, whose folders say what they are."""
+    # Some archives have one folder around everything: it is entered.
     spelled = [tree.name_of(p) for p in found.paths]
     keep = 1
     if context.layout is not None:
@@ -344,6 +348,7 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     if cut:
         top = spelled[0][: cut - 1]
         how += f" inside {top}"
+    # Groups are levels that the layout names with a word of its own.
     classes, label = dataset.index_of(labels.classes)
     domains, domain = dataset.index_of(labels.domains)
     splits = None
@@ -424,6 +429,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
             "Leave --layout out",
         )
     listed = image_lists.read_list(path, request.content)
+    # Links that lead out of the folder are left out unless the user follows them.
     paths = _inside(path, listed.paths, context)
     if not paths:
         raise UsageError(

@@ -164,6 +164,7 @@ def _locate(place: str, context: Context) -> Path:
                 "Give such a file, or a folder of them",
             )
         return path
+    # A name of huggingface.co stands for the folder where it was pulled.
     root = None
     if _NAME.fullmatch(place) and path.suffix not in SUFFIXES:
         root = context.root_of("hf", place)
@@ -207,6 +208,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
         return [_open(path, None)], []
     listed = sorted(tree.scan(path, context.within(path)).others)
     found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
+    # A folder may hold parquet and Arrow files of the same rows: only the first kind is read.
     suffix = ""
     if found:
         suffix = Path(found[0]).suffix
@@ -222,6 +224,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
             f"{path} holds no {' or '.join(SUFFIXES)} files.",
             "Give the folder that holds them, hf:FOLDER",
         )
+    # Several configurations are several datasets.
     configurations = {_configuration(name) for name in names}
     if len(configurations) > 1:
         named = ", ".join(sorted(c or "." for c in configurations))
@@ -233,6 +236,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     splits: dict[str, int | None] = dict.fromkeys(names)
     if by_name:
         splits = {name: split_in(name) for name in names}
+    # Where some names say a split, files without one are left out.
     known = [name for name in names if splits[name] is not None]
     files = [_open(path / name, splits[name]) for name in known or names]
     return files, [name for name in names if known and splits[name] is None]
@@ -306,6 +310,7 @@ def _image_column(
             return any(f.name == "bytes" and holds_bytes(f.type) for f in kind)
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
+    # The column that is named, else the one that the file marks as images, else one of a usual name.
     like = [f.name for f in schema if holds_bytes(f.type)]
     chosen = find_column(
         path, dict.fromkeys(schema.names), request.content or None, (), "--images-key"

@@ -191,6 +191,7 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
     try:
         with _open(path) as file:
+            # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
             magic = file.read(4)
             axes = 0
             if len(magic) == 4:

@@ -205,6 +205,7 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
         ]
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
+    # Some programs write lines before the names of columns.
     lines = lines[dialect.skip :]
     names = []
     if lines:
@@ -296,6 +297,7 @@ def listed_images(
     kept: list[list[int]] = []
     ignored: Counter[str] = Counter()
     for table in tables:
+        # Paths of a table are relative to its own folder.
         folder = table[: table.rfind("/") + 1]
 
         def exists(path: str, folder: str = folder) -> bool:
@@ -317,6 +319,7 @@ def listed_images(
             f"None of the images that {where}/{table} names is there, for example {example}.",
             "Its paths are relative to the folder of the table.",
         )
+    # One image with two lines would have two labels.
     repeated = next((row for row, count in Counter(found).items() if count > 1), None)
     if repeated is not None:
         raise UsageError(
@@ -325,6 +328,7 @@ def listed_images(
     ignored["not listed"] += len(names) - len(found)
     columns = _joined(lists, kept)
     splits = splits_of_folders([names[row] for row in found])
+    # Without a column of labels, folders below the splits may name the classes.
     label = None
     if (
         choice.label is None

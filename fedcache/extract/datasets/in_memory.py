@@ -56,6 +56,7 @@ def load(source: Any, context: Context) -> Dataset:
     parts = []
     uids = []
     how = ""
+    # Splits of a dictionary are read one after the other; each keeps the order of its items.
     for split, items in _by_split(source):
         part, uid = _read(items, split, context)
         parts.append(part)
@@ -134,6 +135,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
     for row in range(count):
         image, label, others = _item(items, row)
         uid += _uid(image, row, names[row])
+        # Random transforms would give other pixels than those that were digested: the first rows are read twice.
         if row < LOOKED_AT_TWICE and uid[-16:] != _uid(_item(items, row)[0], row, names[row]):
             raise UsageError(
                 f"Image {row} of the {type(items).__name__} is another each time it is read.",
@@ -143,6 +145,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
         fields.append(others)
         if context.progress is not None:
             context.progress(row + 1, count)
+    # An item may lack a field that others have.
     fields_of_all = dict.fromkeys(name for held in fields for name in held)
     found: dict[str, Column] = {
         name: objects_of([held.get(name) for held in fields]) for name in fields_of_all
@@ -182,6 +185,7 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
             raise UsageError(
                 f"Item {row} has the keys {keys}.", "Expected image and label among them"
             )
+        # Fields that are no plain values, such as tensors, are of no use as columns.
         others = {
             n: v
             for n, v in item.items()

@@ -80,6 +80,7 @@ def known(
         ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
         *((name, about, "your files", True) for name, (about, _) in FILES.items()),
     ]
+    # Datasets of the papers, with the command that downloads them or says how to get them.
     for name in paper.NAMES:
         held = paper.read(name)
         command = "info"

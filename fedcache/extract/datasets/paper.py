@@ -129,6 +129,7 @@ def read(name: str) -> Paper:
         raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
     file = resources.files("fedcache.extract.datasets") / "papers" / f"{name}.toml"
     given = tomllib.loads(file.read_text(encoding="utf-8"))
+    # The digest is of the whole file, before its parts are taken out.
     digest = digest_of(given)
     return Paper(
         name=name,

@@ -226,6 +226,7 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         groups = {}
         if match:
             groups = match.groupdict()
+        # Numbers count from 1; one beyond the classes names no folder, and is refused below.
         if "number" in groups:
             number = int(groups["number"])
             groups["folder"] = ""
@@ -277,6 +278,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
         raise damaged(path, "it does not hold the lists train, val and test")
+    # CoOp's spelling of the classes is compared at the end, when all of them are known.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
         for entry in held[split]:
@@ -474,6 +476,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
             shape = list(flat.shape)
             raise damaged(path, f"its data are {flat.dtype} {shape}; expected uint8 [n, 3072]")
+        # Three planes of 32 x 32, red first.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
         if not isinstance(held, tuple | list) or len(held) != 2:
