@@ -463,13 +463,13 @@ class Home:
 
     @property
     def last(self) -> Path:
-        """Which store was extracted last."""
+        """The store that was extracted last."""
         return self.root / "last.json"
 
 
 @dataclass(frozen=True)
 class SaveModels:
-    """Which trained models are kept: of all points of a grid, the best of each method, or none; of which clients."""
+    """Trained models that are kept: of all points of a grid, the best of each method, or none; and of which clients."""
 
     which: str = "all"  # all | best | none
     clients: str | None = (

@@ -66,13 +66,13 @@ class CodedError(FedcacheError):
 
 
 class UsageError(CodedError):
-    """What was asked for makes no sense: an unknown name, a value out of range."""
+    """A request that makes no sense: an unknown name, a value out of range."""
 
     exit = Exit.USAGE
 
 
 class StoreError(CodedError):
-    """A store is missing, locked, incompatible, or without the features asked for."""
+    """A store is missing, locked, incompatible, or without the requested features."""
 
     exit = Exit.STORE
 
@@ -96,7 +96,7 @@ class FederatedRunError(CodedError):
 
 
 class StoppedError(CodedError):
-    """A signal stopped the work; the same command goes on."""
+    """A signal stopped the work; the same command resumes it."""
 
     exit = Exit.INTERRUPTED
 
@@ -157,7 +157,7 @@ def shell_word(value: object) -> str:
 
 
 def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
-    """What some calls give; where several refuse something, their messages and hints together, each hint once.
+    """Results of some calls; if several refuse, one error with all messages and hints, each hint once.
 
     Raises UsageError for one, as it is, and for several.
     """
@@ -182,7 +182,7 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def memory_error(error: BaseException) -> FedcacheError | None:
-    """An allocation of numpy, torch or CUDA that failed, as an error with what was asked for; None for other errors."""
+    """A failed allocation of numpy, torch or CUDA as an error with its size; None for other errors."""
     # numpy raises MemoryError; torch and CUDA raise RuntimeError with these words.
     text = str(error)
     refused = (

@@ -19,7 +19,7 @@ RESULTS = "Results"
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """How a field is an option of the command line.
+    """Metadata of a field that is an option of the command line.
 
     Attributes:
         meaning: one sentence.

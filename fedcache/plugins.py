@@ -52,7 +52,7 @@ class Plugin:
 
     @property
     def place(self) -> str:
-        """``package.module:attribute``, where the thing is defined."""
+        """``package.module:attribute`` of the definition."""
         if self.entry is not None:
             return self.entry.value
         module = self.thing.__module__
@@ -119,7 +119,7 @@ def _installed(kind: str) -> dict[str, Plugin]:
 
 
 def plugins(kind: str) -> dict[str, Plugin]:
-    """Everything from outside of a kind, by name; what bears a name of fedcache's own is left out."""
+    """All plug-ins of a kind, by name, without those that have a name of fedcache's own."""
     own = _own.get(kind, frozenset())
     return {
         name: p for name, p in {**_installed(kind), **_registered[kind]}.items() if name not in own
@@ -134,7 +134,7 @@ def find(kind: str, name: str) -> Plugin | None:
 
 
 def used(names: Mapping[str, str]) -> list[Plugin]:
-    """Those of these names, by kind, that come from outside."""
+    """The plug-ins among these names, by kind."""
     return [plugin for kind, name in names.items() if (plugin := find(kind, name)) is not None]
 
 
@@ -188,7 +188,7 @@ def _is_found_again(thing: Any) -> bool:
 
 
 class PluginTable(Mapping[str, T]):
-    """A table of fedcache's own things by name, which also finds plug-ins that are asked for by name.
+    """A table of fedcache's own things by name, which also finds plug-ins by name.
 
     It lists its own things alone. Raises UsageError where a plug-in cannot be loaded or is no ``expected``.
     """

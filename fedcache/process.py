@@ -1,4 +1,4 @@
-"""The process of a long call: how it is asked to stop and made to, and what the C library does with freed memory.
+"""The process of a long call: how signals stop it, and what the C library does with freed memory.
 
 glibc returns large blocks to the kernel when they are freed, and faults the next ones in page by page, zeroed: 98
 images/s instead of 166 for efficientnet-lite0 at 128 px on one core, and a third of the time of a grid of 240 points
@@ -69,7 +69,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once.
+    """Stop at SIGINT and SIGTERM: the first at the next chunk, step or round, the second at once.
 
     After the second a KeyboardInterrupt runs through the call, so that files are closed and locks released; whatever
     the call is doing then (a computation that Python cannot interrupt, a write that nobody reads, the wait for a
@@ -117,7 +117,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
 
 
 def _end_after_two(receiver: socket.socket) -> None:
-    """End this process ``GRACE`` seconds after the second signal to stop; return when no more can come."""
+    """End this process ``GRACE`` seconds after the second signal; return when no more signals can come."""
     requests = 0
     with receiver:
         while requests < 2:
@@ -191,7 +191,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give the kernel back what this process has freed until now; a few milliseconds. Only glibc can be told."""
+    """Return freed memory of this process to the kernel; a few milliseconds. Does nothing without glibc."""
     trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)

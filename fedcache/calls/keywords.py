@@ -121,5 +121,5 @@ def _literal(value: str) -> str:
 
 
 def fields_of(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some keywords that are fields of a configuration, as the section that ``resolve`` takes."""
+    """The keywords that are fields of a configuration, as a section for ``resolve``."""
     return {item.name: given[item.name] for item in fields(config) if item.name in given}

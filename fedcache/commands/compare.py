@@ -143,7 +143,7 @@ def _as_document(made: Comparisons, form: str | None) -> str:
 
 
 def written_format(form: str | None, out: Path | None, as_json: bool) -> str | None:
-    """What ``-o`` writes.
+    """The format of the file of ``-o``.
 
     Raises UsageError for unknown formats and endings, a missing directory, and options that would be ignored.
     """

@@ -19,7 +19,7 @@ Names = Callable[[str], list[str]]
 
 
 def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False) -> Names:
-    """What completes one name; with ``several`` the last of some between commas."""
+    """A completer of one name; with ``several``, of the last one of a comma-separated list."""
 
     def complete(incomplete: str) -> list[str]:
         # Of several names between commas the last is completed, and the others are not proposed again.
@@ -97,5 +97,5 @@ OF_FIELDS: dict[str, Names] = {
 
 
 def complete_words(words: Iterable[str]) -> Names:
-    """What completes one of a few words."""
+    """A completer of a fixed list of words."""
     return _completer(lambda _home: words, several=True)

@@ -195,7 +195,7 @@ def train_method(
 
 
 def central_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Which models for all clients are above central training, and why that can be; [] where it is the highest."""
+    """Sentences on global models that are above central training, with possible reasons; [] if none is."""
     central = [row for row in rows if row["name"] == "central"]
     lines = []
     for bound in central:

@@ -191,7 +191,7 @@ def machine() -> Row:
 
 
 def device() -> Row:
-    """Which device ``--device auto`` takes, and why. A broken torch must not end the other checks."""
+    """The device of ``--device auto``, with the reason. A broken torch must not end the other checks."""
     try:
         import torchvision  # noqa: F401  fails where it was built for another torch
 

@@ -37,7 +37,7 @@ def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
 
 
 def list_sentence() -> str:
-    """What ``reproduce list`` says of it."""
+    """The line on this study in ``reproduce list``."""
     study = read_study()
     looker = RequirementCheck(Home.from_environment())
     here = [name for name in study.backbones if looker.weights(name) is None]

@@ -66,7 +66,7 @@ class Stretch:
             self._window.popleft()
 
     def words(self, now: float) -> str:
-        """How far it is, what was measured, what was sent, how fast, how long; what is not known is left out."""
+        """Progress in words: rounds, last accuracy, bytes sent, pace and remaining time; unknown parts are left out."""
         last = self._last
         if last is None:
             units = f"{self.total:,} {self.unit}"

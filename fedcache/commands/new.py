@@ -177,7 +177,7 @@ def rendered(template: str, words: Mapping[str, str]) -> str:
 
 
 def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
-    """What was written, and the commands that come next."""
+    """The answer: the files that were written, and the next commands."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
     lines = [f"{folder}:", *(f"  {file}" for file in files), "", "Next:"]

@@ -350,7 +350,7 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
 
 
 def value_type(item: Field[Any]) -> Any:
-    """What typer reads for a field: texts for a tuple or a mapping, which may be given several times."""
+    """The type that typer reads for a field: a list of texts for a tuple or a mapping."""
     declared = str(item.type).removesuffix(" | None")
     if item.metadata["option"].path:
         return Path | None

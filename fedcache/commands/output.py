@@ -154,7 +154,7 @@ class TextTable:
             yield Text("")
 
     def needs(self) -> tuple[list[int], list[int]]:
-        """Of every column the width of its longest word, and of its longest line."""
+        """For every column, the width of its longest word and of its longest line."""
         from rich.cells import cell_len
 
         # Widths are those of cells on a terminal: a Chinese letter takes two.
@@ -231,7 +231,7 @@ def plain_line(text: str) -> Any:
 
 @dataclass
 class CommandResult:
-    """What a command found.
+    """The answer of a command.
 
     Attributes:
         data: the ``data`` of the envelope, plain JSON values.
@@ -278,7 +278,7 @@ def run_command(
 
 
 def described(error: BaseException) -> FedcacheError:
-    """An error as a user is told it; the traceback of one that nobody thought of is printed."""
+    """Any error as a FedcacheError; the traceback of an unexpected one is printed."""
     if isinstance(error, FedcacheError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -309,7 +309,7 @@ def described(error: BaseException) -> FedcacheError:
 
 
 def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[str]) -> None:
-    """Print what a command found; raises OSError when stdout takes no more."""
+    """Print the answer of a command; raises OSError when stdout cannot be written."""
     if as_json:
         status = "problem"
         if result.code is Exit.OK:
@@ -346,7 +346,7 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
 
 
 def unwritable(error: OSError) -> Exit:
-    """What to leave with when stdout cannot be written; what is still unprinted is dropped.
+    """The exit code when stdout cannot be written; output that is left is dropped.
 
     Returns:
         OK for a pipe closed by its reader, which is no error; ENVIRONMENT for all else (a full device), said on stderr.

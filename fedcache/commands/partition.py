@@ -46,7 +46,7 @@ MANY_ROWS = 1_000_000
 
 
 def say_if_many(rows: int, observer: TerminalObserver) -> None:
-    """That rows are being dealt, where this takes a while."""
+    """Note that rows are being assigned, where this takes a while."""
     if rows >= MANY_ROWS:
         observer.note(f"Dealing {rows:,} rows to clients ...")
 

@@ -99,7 +99,7 @@ def predict(
 
 @dataclass
 class Answer:
-    """What is said of predictions: the first of them and how many there are; all of them only for ``--json``."""
+    """The answer of predictions: the first rows and the counts; all rows only for ``--json``."""
 
     keep_all: bool
     rows: int = 0

@@ -1,4 +1,4 @@
-"""``fedcache reproduce``: printed tables and figures beside what is got here."""
+"""``fedcache reproduce``: printed tables and figures next to measured ones."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
 
 
 def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """``--only`` as label -> the values asked for."""
+    """``--only`` as label -> its allowed values."""
     found: dict[str, tuple[str, ...]] = {}
     for value in values or ():
         for label, listed in pairs([value], "--only").items():

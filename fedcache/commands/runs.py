@@ -384,7 +384,7 @@ def runs_rm(
 
 
 def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
-    """Whether a person says yes. Raises UsageError where nobody can be asked."""
+    """Whether a person confirms. Raises UsageError where there is no terminal to ask."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
             "Nothing was removed: nobody can be asked here.",

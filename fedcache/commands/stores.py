@@ -119,7 +119,7 @@ def ls(
 
 
 def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
-    """How many values each group of a store has; one that is damaged is warned of."""
+    """Number of values of each group of a store; a damaged group is a warning."""
     counts = {}
     for name in store.groups:
         try:
@@ -130,7 +130,7 @@ def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
 
 
 def list_privacy(observer: TerminalObserver) -> CommandResult:
-    """What ``ls --privacy`` shows: the ledger, added up for each partition and for each dataset."""
+    """The answer of ``ls --privacy``: totals of the ledger for each partition and for each dataset."""
     home = Home.from_environment()
     releases = read_releases(home.root / LEDGER)
     known = {(r.run, r.seed) for r in releases}

@@ -295,7 +295,7 @@ def requested_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, .
 def note_preset(
     preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver
 ) -> None:
-    """Say what is to know of a ready grid, and which arguments of its schemes mean nothing to those asked for."""
+    """Note a ready grid's title, and arguments of its schemes that the requested schemes do not have."""
     if left_out := preset.unused_arguments(schemes):
         own = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(

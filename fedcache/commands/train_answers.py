@@ -190,7 +190,7 @@ WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE"}
 
 
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
-    """How the models of a run with that result are used; [] for a run without any."""
+    """Commands that use the models of a run; [] for a run without models."""
     size = bytes_of_models(path)
     if size is None:
         return []
@@ -278,7 +278,7 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
 
 
 def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
-    """That held-out values with few rows weigh in a mean as much as all others; [] where none has."""
+    """A note that held-out values with few rows count as much in a mean as all others; [] if there are none."""
     few = [f"{value} {n:,}" for value, n in counts.items() if n is not None and n < FEW_ROWS]
     if not few:
         return []
@@ -291,7 +291,7 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
 
 
 def lost_lines(done: Grid) -> list[str]:
-    """What was lost of a grid, and what to do."""
+    """Points of a grid that failed, with hints."""
     lines = []
     for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
         for one in lost:
@@ -301,7 +301,7 @@ def lost_lines(done: Grid) -> list[str]:
 
 
 def search_lines(done: Grid) -> list[str]:
-    """How a search went; [] for a grid that is none."""
+    """Counts of a search's trials; [] for a grid that is no search."""
     if (search := done.search) is None:
         return []
     sampler = search["sampler"]
@@ -326,7 +326,7 @@ def _unlike_seeds(done: Grid) -> str | None:
 
 
 def points_line(done: Grid) -> str:
-    """How many points there are, and how many of them were there before."""
+    """Number of points, and how many of them were stored before."""
     points = counted(len(done.points), "point")
     verb = "were"
     if done.reused == 1:
@@ -430,7 +430,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
 
 
 def _privacy_line(spent: Mapping[str, Any]) -> str:
-    """What all noise of a grid costs together, of ``Grid.privacy``."""
+    """Total privacy cost of a grid, of ``Grid.privacy``."""
     # The tighter accountant has no bound for some noise; the other one then may.
     bounds = [spent[key] for key in ("epsilon_pld", "epsilon_rdp") if spent[key] is not None]
     epsilon = "no bound"

@@ -1,5 +1,5 @@
-"""What must be known before an accuracy is believed: no better than a guess, below zero-shot, or on unseen classes;
-and of how many clients it is where not all were scored.
+"""Cautions to read before an accuracy: no better than a guess, below zero-shot, on unseen classes, or of some clients
+only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
-    """That class texts alone, without any training, are more accurate."""
+    """A caution where class texts alone, without any training, are more accurate; [] otherwise."""
     untrained = result["accuracy"].get("zero_shot")
     trained = result["accuracy"]["mean"]
     if untrained is None or trained is None or untrained - trained < HALF_A_POINT:
@@ -77,7 +77,9 @@ def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
 
 
 def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
-    """That clients' own models are scored on classes that most of them have no training row of."""
+    """A caution where clients' own models are scored on classes that most clients have no training row of; []
+    otherwise.
+    """
     args = result["partition"].get("args", {})
     owned = result.get("classes_owned", {})
     if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
@@ -101,7 +103,7 @@ LARGE_RATE = 0.1
 
 
 def chance_lines(result: Mapping[str, Any]) -> list[str]:
-    """That the accuracy is no better than a guess, and the next command; [] for a result that is better."""
+    """A caution where the accuracy is no better than a guess, and the next command; [] for a better result."""
     chance = at_chance(result)
     if chance is None:
         return []

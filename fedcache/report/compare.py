@@ -258,7 +258,7 @@ def check(
 
 
 def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
-    """Whether a run, or one of those that it joins, has a digest that begins so or lies at that path."""
+    """Whether a run, or one of the runs that were merged into it, has this digest prefix or this directory."""
     if isinstance(entry, MergedRun):
         members = entry.members
     else:

@@ -162,7 +162,7 @@ class Comparison:
 
     @property
     def chosen_by(self) -> str:
-        """What stands out in words: chosen by validation accuracy, or highest, which is no choice."""
+        """The marked run in words: chosen by validation accuracy, or best by test accuracy, which is no choice."""
         if self.chosen is not None:
             return BY_VALIDATION
         if self.metric in ("accuracy", *SCORE_WORDS):
@@ -418,7 +418,7 @@ def _repeated(values: Floats, over: str) -> bool:
 
 
 def _notes(c: Comparison, *, chose: bool) -> list[str]:
-    """What these numbers cannot say."""
+    """Notes on the limits of these numbers: missing intervals, missing tests and biased choices."""
     count = len(c.blocks)
     alpha = 1.0 - c.level
     if count == 1:
@@ -461,7 +461,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
 
 
 def _one_block(c: Comparison) -> str:
-    """That one block has no interval and no test, and what would give both."""
+    """A note that one block gives no interval and no test, and what would give both."""
     more = {
         "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
         "clients": "More clients or --over seeds give both.",
@@ -720,7 +720,7 @@ def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
 
 
 def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    """Which rows are several runs of equal settings, and what of such a row is no exact mean over its seeds."""
+    """Notes on rows that merge several runs of equal settings, and on figures of them that are not exact means."""
     notes = []
     for name, row in runs.items():
         for run in row:
@@ -852,7 +852,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
 def _validation(
     runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str
 ) -> tuple[float, ...] | None:
-    """What treatments are chosen by, where all of their runs have it: by the score by which they are compared."""
+    """Validation accuracy by which treatments are chosen, in the score of the comparison; None where a run lacks it."""
     score = metric.replace("_", "-")
     if score not in SCORES and over == "clients":
         score = "client-mean"
@@ -960,7 +960,7 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
 
 
 def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """That runs were scored over different numbers of clients (``--eval-clients``), of the accuracy in each result."""
+    """A note where runs were scored over different numbers of clients (``--eval-clients``); [] where they were not."""
     kinds: dict[str, list[str]] = {}
     for name, accuracy in accuracies.items():
         kind = "all"
@@ -1083,7 +1083,7 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
 
 
 def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
-    """What each image adds, and its weight, means over seeds: an image that several seeds test is one image."""
+    """Contribution and weight of each test image, averaged over seeds; an image that several seeds test counts once."""
     if len(seeds) == 1:
         return seeds[0][1:]
     numbers, adds, weights = (np.concatenate(column) for column in zip(*seeds, strict=True))

@@ -167,7 +167,7 @@ def _against_one(c: Comparison) -> bool:
 
 
 def sheets(c: Comparison) -> list[Sheet]:
-    """All that a document shows: ``values``, with ``differences`` beside them or, of all pairs, below."""
+    """All tables of a document: ``values``, with ``differences`` next to them or, for all pairs, below."""
     left = values(c)
     right = differences(c)
     if right is None:
@@ -181,7 +181,7 @@ def sheets(c: Comparison) -> list[Sheet]:
 
 
 def caption(c: Comparison) -> str:
-    """What the numbers are."""
+    """The caption: metric, blocks, kind of interval, tests and marks."""
     metric = SCORE_WORDS.get(c.metric, c.metric)
     what = f"{c.setting}: {metric} in %"
     bold = f"{_rows_words(c)}. Bold: {c.chosen_by}."
@@ -217,7 +217,7 @@ def caption(c: Comparison) -> str:
 
 
 def _rows_words(c: Comparison) -> str:
-    """Which tests stand in the columns over rows, and of how many."""
+    """The tests of the columns over rows, and the number of rows."""
     found = [p.rows for p in c.pairs if p.rows is not None]
     if not found:
         return ""
@@ -256,7 +256,7 @@ def ranking_words(c: Comparison) -> str | None:
 
 
 def sentences(c: Comparison) -> list[str]:
-    """What must be read with the numbers."""
+    """Sentences to read with the numbers."""
     ranked = ranking_words(c)
     if ranked is None:
         return list(c.notes)

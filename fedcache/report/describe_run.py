@@ -37,7 +37,7 @@ NO_SETTING = {*PLACES, "method", "set", "backbones", "device"}
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are listed; empty takes all. Methods and datasets may be patterns: ``fed*``."""
+    """Filter of the runs that are listed; empty fields take all. Methods and datasets may be patterns: ``fed*``."""
 
     methods: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class RunsListed:
 
 
 def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed:
-    """The runs that were asked for, all of ``root`` when none was, as plain JSON values.
+    """The named runs, or all of ``root`` if none is named, as plain JSON values.
 
     Raises UsageError for a name that is no run.
     """
@@ -198,7 +198,7 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
 
 
 def figures_of(entry: StoredRun) -> dict[str, float | None]:
-    """What a run came to, by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
+    """Figures of a run by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
     r = entry.result
     exact = entry.result["traffic"]["exact"]
     scores = {name: score_of(r, name).mean for name in SCORES}
@@ -227,7 +227,7 @@ def _largest_error(result: Mapping[str, Any]) -> float | None:
 
 
 def settings_of(entry: StoredRun) -> dict[str, str]:
-    """Everything that was asked of a run, as words."""
+    """All settings of a run in words."""
     r = entry.result
     config = train_table(entry.path)
     dataset = r["dataset"]
@@ -249,7 +249,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
 
 
 def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What is not the same in all of some mappings: name -> the value in each, None where one lacks it."""
+    """Entries that differ between mappings: name -> the value in each mapping, None where it is missing."""
     names = dict.fromkeys(name for one in runs for name in one)
     found = {name: [one.get(name) for one in runs] for name in names}
     return {name: values for name, values in found.items() if any(v != values[0] for v in values)}

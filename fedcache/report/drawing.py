@@ -183,7 +183,7 @@ def _themed(
     marked: dict[str, tuple[list[str], str | Sequence[str]]],
     description: str,
 ) -> str:
-    """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
+    """An SVG of matplotlib as part of a page: unique ids, named colours, and a text behind each mark."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
@@ -257,7 +257,7 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
 
 
 def settings_of(names: Sequence[str], longest: int) -> str:
-    """What the values are of which ``shortened`` leaves alone, in their order; "" where it leaves names."""
+    """Names of the settings whose values ``shortened`` keeps, in their order; "" where it keeps the names."""
     without = _without_shared(names)
     keys_of_names = {
         tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without

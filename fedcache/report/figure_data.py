@@ -112,7 +112,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
-    """How many rows a dot of a size is: the largest, a quarter of it, and one row."""
+    """A legend of dot sizes: the largest number of rows, a quarter of it, and one row."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -144,7 +144,7 @@ def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
 
 
 def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
-    """Whether rows lie in no more chunks of an array than are read for one sample."""
+    """Whether rows are in no more chunks of an array than one sample may read."""
     return len(np.unique(rows // source.store.arrays[key].chunk_rows)) <= most_chunks(source, key)
 
 

@@ -31,7 +31,7 @@ from fedcache.runs.score import check_score, score_for, score_of
 
 @dataclass(frozen=True)
 class FigureInput:
-    """What a figure can be drawn from: the runs of one setting in the order of a report."""
+    """Input of a figure: the runs of one setting in the order of a report."""
 
     title: str
     named: figure_runs.Named
@@ -55,7 +55,7 @@ class FigureInput:
 
     @property
     def source(self) -> RunStore:
-        """The store of the runs. Raises UsageError where it is not at hand, or must not be shown."""
+        """The store of the runs. Raises UsageError if it is not available or must not be shown."""
         found: RunStore | str = PRIVATE
         if not any(e.private for e in self.entries):
             found = store_of_run(self.entries)

@@ -53,7 +53,7 @@ def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
 def criterion(
     entries: Sequence[StoredRun], score: str
 ) -> tuple[str, str, Callable[[StoredRun], float | None]]:
-    """What points are chosen by: its name, words for the highest, and its value of a run."""
+    """The criterion by which points are chosen: its name, words for the best, and its value for a run."""
     if has_validation(e.result for e in entries):
         return (
             "validation accuracy",
@@ -233,7 +233,7 @@ def order_of_value(value: str) -> tuple[int, float, str]:
 def matrix(
     ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]
 ) -> Plot | None:
-    """(label, setting, accuracy) of the same methods in several settings, beside each other and not averaged."""
+    """Accuracy of the same methods in several settings, side by side and not averaged."""
     # Of several runs of a method in a setting, the best is shown.
     best: dict[str, dict[str, float]] = {}
     for label, setting, accuracy in runs:
@@ -376,7 +376,7 @@ def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own"
 
 
 def importance_bars(ident: str, points: SweptPoints) -> Plot:
-    """How much each setting mattered."""
+    """Bars of the share of variance that each setting explains."""
     found = importances(points)
     # Main effects need not explain everything: the rest is interactions and chance.
     rest = 100 * max(0.0, 1.0 - sum(v for _, v in found))

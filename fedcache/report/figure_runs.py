@@ -190,7 +190,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
-    """Which clients of the first run have the lowest accuracies."""
+    """The clients of the first run with the lowest accuracies, in words."""
     # Clients without a score are sorted to the end.
     order = np.argsort(columns.accuracy, kind="stable")[: len(columns.scored)].tolist()
     if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:

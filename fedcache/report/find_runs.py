@@ -1,4 +1,4 @@
-"""Runs as reports and comparisons take them: found by what a user types, checked, and told apart by what differs."""
+"""Stored runs for reports and comparisons: found by the words of a user, checked, and labelled by their differences."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class StoredRun:
 
     @property
     def key(self) -> str:
-        """What its marks are named by in a page."""
+        """The key of the run's marks in a page."""
         return self.digest[:10]
 
     @property
@@ -156,7 +156,7 @@ class StoredRun:
 
     @property
     def setting(self) -> tuple[str, str, bool]:
-        """What must be equal for runs to be compared: digests of dataset and partition, and ``claimed``.
+        """The setting, equal for runs that can be compared: digests of dataset and partition, and ``claimed``.
 
         Where every seed draws a partition of its own, the digest is that of the scheme and its arguments: runs of more
         and of fewer seeds are of one setting.
@@ -185,7 +185,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that was asked for and cannot be shown: where, why, and the command that mends it."""
+    """A named run that cannot be shown: its path, the reason, and the command that helps."""
 
     path: Path
     why: str
@@ -220,7 +220,7 @@ def measured_alone(found: Gathered) -> Gathered:
 
 
 def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
-    """The runs that were asked for; all of ``root`` when none was.
+    """The runs of the queries, or all of ``root`` if there is none.
 
     Args:
         queries: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
@@ -267,7 +267,7 @@ def need_finished(found: Gathered, root: Path) -> None:
 
 
 def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:
-    """Of runs that differ in the code alone, those of the code that ran last; the others by name.
+    """Runs that differ only in the code version: the newest is kept, and the others are reported.
 
     A run by older code stays where it has a seed that the code that ran last has not.
     """
@@ -294,8 +294,8 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
 
 
 def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
-    """The runs that were asked for, all of ``root`` when none was, oldest first: finished, unfinished and damaged ones,
-    of this and of older code.
+    """The named runs, or all of ``root`` if none is named, oldest first: finished, unfinished, damaged, and of older
+    code.
 
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
@@ -307,7 +307,7 @@ def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
 
 
 def names_in(root: Path) -> list[str]:
-    """What names runs of a directory: those of their own directories, and ``tag:NAME`` of each tag."""
+    """Names of the runs of a directory: their directories, and ``tag:NAME`` of each tag."""
     found = _inside(root)
     return [
         *(p.name for p in found),
@@ -329,7 +329,7 @@ def find_one(name: str, root: Path) -> Path:
 
 
 def several(runs: object) -> list[RunQuery]:
-    """What a call was given, one by one; [] for None, which means all.
+    """The argument of a call as a list of queries; [] for None, which means all runs.
 
     Raises UsageError for an empty list, which means none.
     """
@@ -445,7 +445,7 @@ def _begun(path: Path) -> float:
 
 
 def open_run(path: Path) -> StoredRun | LeftOut:
-    """What lies in the directory of a run."""
+    """The run of a directory, or why it cannot be shown."""
     if not (path / "result.json").exists():
         config = path / "config.toml"
         if not config.exists():
@@ -482,7 +482,7 @@ def open_run(path: Path) -> StoredRun | LeftOut:
 
 
 def facts(entry: StoredRun) -> dict[str, str]:
-    """What a run was asked to do, as words: method, backbones, partition, every hyperparameter. Not to be changed."""
+    """Settings of a run in words: method, backbones, partition, every hyperparameter. Callers must not change it."""
     return entry.facts
 
 
@@ -564,7 +564,7 @@ def setting_name(entry: StoredRun) -> str:
 
 
 def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
-    """A name for each setting; equal words of different content are told apart by digests."""
+    """A name for each setting; settings of equal names get their digests."""
     words = [setting_name(g[0]) for g in groups]
     twice = {w for w, count in Counter(words).items() if count > 1}
     names = []

@@ -58,7 +58,7 @@ def model_card(
     home: Home,
     clients: ClientColumns | None = None,
 ) -> str:
-    """Markdown; ``result`` and ``clients`` are the run's, None for a model file whose run is not at hand."""
+    """The card as Markdown; ``result`` and ``clients`` are the run's, or None for a model file without its run."""
     saved = predictor.members[0]
     facts = saved.facts
     client = predictor.client
@@ -253,7 +253,7 @@ def test_rows(result: Mapping[str, Any]) -> int | None:
 
 
 def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
-    """What a client sent, in numbers and in kind."""
+    """Traffic of a client, in numbers and by kind of tensor."""
     lines = []
     if result is not None:
         exact = result["traffic"]["exact"]
@@ -290,7 +290,7 @@ def _privacy(result: Mapping[str, Any]) -> list[str]:
 
 
 def run_result(place: Path) -> Path | None:
-    """The result beside a model, None for a file whose run is not at hand."""
+    """The result next to a model; None for a file without its run."""
     if place.is_dir():
         found = place / "result.json"
     else:
@@ -302,7 +302,7 @@ def run_result(place: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What was written."""
+    """The exported file or folder."""
 
     path: Path
     kind: str  # folder | onnx | torch | safetensors | sklearn
@@ -374,7 +374,7 @@ def named(saved: SavedModel, options: ModelOptions) -> ModelOptions:
 
 
 def agreement(program: ModelProgram) -> str:
-    """The section of a card on how far another library's answers may lie from these."""
+    """The section of a card on differences between libraries."""
     dtypes = sorted({recipe.dtype for recipe in program.module.saved.recipes})
     kinds = " and ".join(dtypes)
     moved = program.libraries

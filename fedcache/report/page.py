@@ -1,4 +1,4 @@
-"""``fedcache report``: runs to one self-contained HTML file that asks nothing of any network."""
+"""``fedcache report``: runs as one self-contained HTML file that loads nothing from any network."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
 
 @dataclass
 class ToShow:
-    """What a page was to show, for the terminal."""
+    """Counts and warnings on images, for the terminal."""
 
     mistakes: int = 0  # of whose rows images were looked for
     missing: list[str] = field(default_factory=list)  # sentences on those that are not there
@@ -309,7 +309,7 @@ def galleries_of(
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page is asked to show: how features are embedded, the score, where images are, and which were found."""
+    """Request of a page: the embedding, the score, where images are, and counts of the images found."""
 
     embed: str
     score: str | None
@@ -320,7 +320,7 @@ class Shown:
 def section_of(
     number: int, title: str, entries: list[StoredRun], source: RunStore | str, request: Shown
 ) -> tuple[Verdict, Section]:
-    """What is to be said of a setting first, and all there is to see of it."""
+    """Verdict and section of one setting."""
     score = request.score or score_for(e.result for e in entries)
     entries = ranked(entries, score)
     names = differing(entries)
@@ -373,7 +373,7 @@ def section_of(
 
 
 def _says(entries: Sequence[StoredRun], score: str) -> str:
-    """What the table is of, and how it is to be read."""
+    """The text above a table: dataset, partition, score and order."""
     data_of = entries[0].result["dataset"]
     part = entries[0].result["partition"]
     holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
@@ -443,7 +443,7 @@ def comparison_of(title: str, named: figure_runs.Named, score: str) -> Compariso
 
 
 def _metric(score: str) -> str:
-    """What a score is called among the metrics of a comparison."""
+    """The name of a score among the metrics of a comparison."""
     if score == "own":
         return "accuracy"
     return score.replace("-", "_")
@@ -463,7 +463,7 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
 def _first_plots(
     ident: str, named: figure_runs.Named, score: str, tests: Comparison | None
 ) -> list[Plot]:
-    """What one asks first: costs, curves, who is left behind, what the swept values did."""
+    """The first figures: costs, curves, accuracy of clients, swept values."""
     shown = every_method_first(named)
     entries = [e for _, e in named]
     made = [
@@ -517,7 +517,7 @@ def _detail_plots(
 
 
 def caution_notes(named: figure_runs.Named) -> list[str]:
-    """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
+    """Cautions of all runs; more than ``MOST_NAMED`` of one kind are counted, with the words on the lowest."""
     kinds: dict[str, list[str]] = {}
     for label, entry in named:
         if lines := caution_lines(entry.result):
@@ -533,7 +533,7 @@ def caution_notes(named: figure_runs.Named) -> list[str]:
 
 
 def drawn_notes(named: figure_runs.Named) -> list[str]:
-    """Of which runs only some clients were scored, and how large the standard error of their mean is."""
+    """Notes on runs of which only some clients were scored, with the largest standard error of their mean."""
     labels_of: dict[str, list[str]] = {}
     errors_of: dict[str, list[float]] = {}
     for label, entry in named:
@@ -702,7 +702,7 @@ def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCe
 def held_out_section(
     number: int, group: HeldOutGroup, score: str | None
 ) -> tuple[Verdict, Section]:
-    """What is to be said of a group first, and its table: accuracy on each held-out value, and the mean."""
+    """Verdict and section of a group of runs that hold out one value each: accuracy on each value, and the mean."""
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
@@ -746,7 +746,7 @@ def held_out_section(
 
 
 def _falling(value: float | None) -> float:
-    """What sorts accuracies from the highest to the lowest, missing ones last."""
+    """Sort key of accuracies, highest first and missing ones last."""
     if value is None:
         return 1.0
     return -value
@@ -786,7 +786,7 @@ def _verdict(
 
 
 def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
-    """How sure the order is, in a word, and why."""
+    """The certainty of the order in one word, and the reason."""
     if found is None or not found.pairs:
         return "Alone", f"No other method has a run for each {group.column}."
     count = len(found.blocks)

@@ -35,7 +35,7 @@ SIDE = 64
 
 @dataclass(frozen=True)
 class HtmlCell:
-    """A cell of a table: what is shown, what it is sorted by, whether it stands out, and a small word beside it."""
+    """A cell of a table: its text, its sort key, whether it is bold, and a small note."""
 
     text: str
     sort: str
@@ -194,7 +194,7 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _shown(value: Any) -> Any:
-    """What the template shows: text as ``visible``; drawings and code, which are markup, were made so before."""
+    """Text of a template made ``visible``; drawings and code are markup already and stay."""
     if type(value) is str:
         return visible(value, lines=True)
     return value

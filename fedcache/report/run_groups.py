@@ -121,7 +121,7 @@ def merge_seeds(found: Gathered) -> Gathered:
 
 
 def settings_key(run: StoredRun) -> str:
-    """What two runs have in common that differ in their seeds alone.
+    """A key that is equal for runs that differ only in their seeds.
 
     The name of a preset does not count, the hyperparameters that it stands for do. A run with noise for privacy stands
     alone, because its epsilon is that of its own seeds.
@@ -256,7 +256,7 @@ def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict
 
 
 def _shares(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> list[float]:
-    """Of each run the share of its seeds that it adds."""
+    """The share of all seeds that each run adds."""
     return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
 
 
@@ -398,7 +398,7 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
 
 
 def _key(entry: StoredRun) -> str:
-    """What leave-one-out runs have in common."""
+    """A key that is equal for leave-one-out runs of one group."""
     part = entry.result["partition"]
     args = {name: value for name, value in part["args"].items() if name != "hold_out"}
     seeds = "redrawn"

@@ -25,7 +25,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class RunStore:
-    """Where a run's rows came from.
+    """The store, the columns and the partition behind stored runs.
 
     Attributes:
         store: of the run's dataset.
@@ -142,7 +142,7 @@ def command_of(entry: StoredRun, store: str) -> str:
 
 
 def _partition(entry: StoredRun, name: str) -> list[str]:
-    """By name where it is saved; by its scheme where it was dealt for the run."""
+    """Options of a partition: its name if it is saved, its scheme if it was made for the run."""
     made = entry.result["partition"]
     if name and not name.endswith(PARTITION_SUFFIXES):
         return ["--partition", name]

@@ -70,12 +70,12 @@ def student_half(values: Floats, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def student_quantile(level: float, freedom: int) -> float:
-    """The t beyond which 1 - level lies on both sides together."""
+    """The quantile of Student's t for a two-sided interval of this level."""
     return float(scipy.special.stdtrit(freedom, 0.5 + level / 2))
 
 
 def interval_words(count: int) -> str:
-    """What ``interval`` of so many values is called."""
+    """The name of the interval that ``interval`` uses for this number of values."""
     if count < FEW_BLOCKS:
         return "Student's t intervals"
     return "percentile bootstrap intervals"
@@ -193,7 +193,7 @@ class Ranking:
 
     @property
     def too_few(self) -> bool:
-        """Whether no two treatments could be told apart, because no two mean ranks are so far apart."""
+        """Whether the blocks are too few for any two mean ranks to differ by the critical difference."""
         return self.cd >= len(self.ranks) - 1
 
 

@@ -54,13 +54,13 @@ class Estimate:
 
     @property
     def above_zero(self) -> bool:
-        """Whether the interval lies above 0."""
+        """Whether the interval is above 0."""
         return self.low > 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a first screen says of a setting.
+    """First lines on a setting: the run to take, how sure that is, and its cost.
 
     Attributes:
         title: words for the setting.
@@ -143,7 +143,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
 
 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
-    """How far one run's score lies above another's.
+    """Difference between the scores of two runs, with an interval.
 
     Paired over seeds (three or more) where the difference varies with them; else paired over test rows; of
     earlier results without rows, of two models that are fixed, as of two independent samples of rows, which is
@@ -208,7 +208,7 @@ def _vary(gaps: Floats) -> bool:
 
 
 def verdict(title: str, named: Named, score: str) -> Verdict:
-    """What there is to say of the runs of one setting.
+    """The verdict on the runs of one setting.
 
     Args:
         title: words for the setting.
@@ -259,7 +259,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
 
 
 def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
-    """Whether two runs agree in every figure by which they are told apart."""
+    """Whether two runs agree in every figure that is compared."""
     held = [validation_value(e.result, score) for e in (one, other)]
     return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
 
@@ -310,7 +310,7 @@ def _headline(
 
 
 def price(entry: StoredRun) -> str:
-    """What a client of a run sends, and how long training takes, in words."""
+    """Bytes that a client of a run sends, and the time of training, in words."""
     if entry.pooled_rows:
         return "it needs all rows in one place"
     words = f"a client sends {_sent(entry)}"
@@ -351,7 +351,7 @@ def _sure(
     label: dict[str, str],
     chosen: bool,
 ) -> tuple[str, str]:
-    """How sure the order is, in a word, and why: which others are not told apart, and by which rows it stands."""
+    """The certainty of the order in one word, and the reason."""
     if not rivals:
         return "Alone", "There is no other run here to compare it with."
     if gap is None:
@@ -384,7 +384,7 @@ def _sure(
 
 
 def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
-    """That chance can explain the distance from some others of the rivals."""
+    """A sentence that the difference from some rivals may be chance."""
     letters = max(map(len, others))
     names = some_names(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
     of = "the other"

@@ -270,7 +270,7 @@ def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[fl
 
 
 def _picture(cell: PaperCell, workbench: Workbench) -> Path:
-    """Where a cell's picture goes."""
+    """The path of a cell's picture."""
     for folder in (workbench.home.root, workbench.pictures.parent, workbench.pictures):
         make_private(folder)
     name = slug("-".join(cell.at))

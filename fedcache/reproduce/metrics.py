@@ -26,7 +26,7 @@ NEAR = 0.5
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, over seeds.
+    """Measured value over seeds.
 
     Attributes:
         mean: None for a text, a curve, or nothing.

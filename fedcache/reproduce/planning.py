@@ -76,7 +76,7 @@ class RequirementCheck:
         self._found: dict[tuple[str, str], Requirement | None] = {}
 
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
-        """What a cell of an entry lacks; [] when it can be measured right now."""
+        """Requirements that a cell of an entry lacks; [] when it can be measured now."""
         reads = READS[entry.kind]
         requirements: list[Requirement | None] = []
         if "method" in reads:
@@ -90,13 +90,13 @@ class RequirementCheck:
         return [need for need in requirements if need is not None]
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
-        """What any cell lacks, each thing once."""
+        """Requirements that any cell lacks, each once."""
         return list(
             dict.fromkeys(need for cell in entry.cells for need in self.missing(entry, cell))
         )
 
     def weights(self, name: str) -> Requirement | None:
-        """What is missing of a backbone."""
+        """The missing requirement of a backbone; None if it is available."""
         return self._once("weights", name, lambda: self._weights(name))
 
     def _once(
@@ -172,7 +172,7 @@ DEFAULT = "glyph-clip"
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may change.
+    """Options that make an entry depart from its paper.
 
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.

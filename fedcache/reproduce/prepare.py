@@ -65,7 +65,7 @@ class Features:
 
 
 class ReproductionEngine(ExtractionEngine, Protocol):
-    """Where an entry's features are extracted and its runs are trained instead of in this process: ``--engine``."""
+    """Another place to extract features and train runs than this process: ``--engine``."""
 
     def run_configurations(
         self,
@@ -80,7 +80,7 @@ class ReproductionEngine(ExtractionEngine, Protocol):
 
 @dataclass
 class Workbench:
-    """Where cells are measured; features and images are prepared once, however many cells share them.
+    """Context of measuring cells; features and images are prepared once and shared by cells.
 
     Attributes:
         home: stores, runs, weights and data.
@@ -163,7 +163,7 @@ class Workbench:
         return self._images[cell.dataset]
 
     def columns(self, cell: PaperCell) -> Columns:
-        """What a partition may know of the images of a cell; every one counts as readable."""
+        """The columns of a cell's images that a partition may use; every image counts as readable."""
         d = self.images(cell)
         return Columns(
             d.label,

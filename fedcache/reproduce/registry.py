@@ -22,7 +22,7 @@ MERGED = ("set", "args", "recipe", "options")
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints.
+    """A printed value of a paper.
 
     Attributes:
         mean: the number, in the unit of its metric (per cent for accuracies); None for a text.

@@ -93,7 +93,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
 
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
-    """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
+    """The label of a row: PROXY, reproduced, with departures, as an approximation, or not run."""
     words = []
     if report.proxy:
         words.append(PROXY)
@@ -107,7 +107,7 @@ def label(report: Reproduction, line: ReproducedCell) -> str:
 
 
 def sentences(report: Reproduction) -> list[str]:
-    """What must be read with the numbers: departures, how differences are counted, what the paper leaves open."""
+    """Sentences to read with the numbers: departures, how differences are counted, what the paper does not give."""
     made = []
     if report.proxy:
         made.append(
@@ -238,7 +238,7 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
 
 
 def cell_data(cell: PaperCell) -> dict[str, Any]:
-    """Everything that determines a cell's runs."""
+    """All settings that determine a cell's runs."""
     found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
     return {
         k: list(v) if isinstance(v, tuple) else v
@@ -331,7 +331,7 @@ class RowRanking:
     tied: tuple[Pair, ...]
 
     def sentence(self) -> str:
-        """Where the order agrees with the paper and where it does not."""
+        """Agreement and disagreement with the order of the paper, in words."""
         metrics = dict.fromkeys(name(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
         counted = len(self.agree) + len(self.reverse) + len(self.undecided)

@@ -1,4 +1,4 @@
-"""Measure the cells of an entry and put what was got beside what is printed.
+"""Measure the cells of an entry and set the results next to the printed values.
 
 Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
 goes on, and every metric has a std over seeds. What was not run is never shown with a number.
@@ -82,7 +82,7 @@ class ReproducedCell:
 
 @dataclass
 class Reproduction:
-    """What ``reproduce NAME`` found.
+    """Answer of ``reproduce NAME``.
 
     Attributes:
         entry: of the registry.
@@ -346,7 +346,7 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
 
 
 def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
-    """Clients a round, no more than a scaled-down proxy has."""
+    """Clients per round, at most as many as a scaled-down proxy has."""
     requested = cell.participation
     if proxy and requested is not None and requested.isdigit() and int(requested) > clients:
         return "all", [f"participation: all {clients} clients instead of {requested}"]

@@ -213,7 +213,7 @@ class RunDirectory:
         self.forget(seed)
 
     def forget(self, seed: int) -> None:
-        """Drop a seed's checkpoint, and what its clients keep beside it."""
+        """Drop a seed's checkpoint and the states of its clients."""
         for left in (
             self._checkpoint(seed),
             self.states(seed),
@@ -325,7 +325,7 @@ def file_digest(name: str, raw: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def config_table(text: str) -> Mapping[str, Any]:
-    """The ``[train]`` table of a ``config.toml`` with that text, not to be changed: a report asks twice for each run.
+    """The ``[train]`` table of the text of a ``config.toml``; callers must not change it, as it is cached.
 
     Raises ValueError, KeyError or TypeError for what is no such file.
     """
@@ -342,17 +342,17 @@ def train_table(run: Path) -> dict[str, Any]:
 
 
 def is_of_run(name: str) -> bool:
-    """Whether a file of that name in a run's directory is the run's own, and not something that lies beside it."""
+    """Whether a file of that name in a run's directory was written by fedcache."""
     return re.fullmatch(OWN_FILES, name) is not None
 
 
 def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
-    """Say in the directory of a run that a search stopped it; whoever trains it to its end removes that."""
+    """Mark the directory of a run that a search stopped; training the run to its end removes the mark."""
     write_sealed(run / PRUNED, _what_pruned(run), dict(facts))
 
 
 def read_pruned(run: Path) -> dict[str, Any] | None:
-    """What ``mark_pruned`` wrote; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
+    """The mark of ``mark_pruned``; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
     found = read_sealed(run / PRUNED, _what_pruned(run))
     if found is None:
         return None
@@ -395,7 +395,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was measured when the run of a result was made; None when that file, no promise, is missing or damaged."""
+    """Measurements of a run, which are not promised; None when the file is missing or damaged."""
     try:
         found = read_sealed(folder / MEASURED, _what_measured(str(result.get("digest"))))
     except CorruptionError:
@@ -410,7 +410,7 @@ def _what_measured(run: str) -> dict[str, Any]:
 
 
 def check_config(path: Path | None) -> None:
-    """Refuse the ``config.toml`` in a run's directory, and the partitions beside it, that are not what fedcache wrote.
+    """Refuse a ``config.toml`` in a run's directory, or a partition next to it, that fedcache did not write.
 
     The configuration of an unfinished run is the user's to change; with that of a finished one, another run would be
     trained under the name of this one. A file that lies anywhere else is not looked at. Raises CorruptionError.
@@ -509,7 +509,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def what_of_models(digest: str) -> dict[str, Any]:
-    """What the list of a run's models is, for its seal."""
+    """The header of the list of a run's models, for its seal."""
     return {"kind": "models of a run", "run": digest}
 
 
@@ -538,7 +538,7 @@ def _files_of_models(path: Path) -> Iterator[Path]:
 
 
 def bytes_of_models(path: Path) -> int | None:
-    """What the trained models of a run take on disk; None for a run without."""
+    """Bytes of a run's trained models on disk; None for a run without models."""
     files = list(_files_of_models(path))
     if files:
         return sum(file.stat().st_size for file in files)
@@ -546,7 +546,7 @@ def bytes_of_models(path: Path) -> int | None:
 
 
 def reads_embeddings(path: Path) -> bool:
-    """Whether the models of a run read features that somebody else computed: no recipe says how of an image."""
+    """Whether the models of a run read ingested embeddings, for which no preprocessing recipe is known."""
     file = next(_files_of_models(path), None)
     try:
         return file is not None and any(

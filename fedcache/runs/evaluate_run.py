@@ -206,7 +206,7 @@ def evaluate_run(
 
 
 def label_of(place: Path) -> str:
-    """The name of a run's directory or of a model file, the latter after that of its run where it lies in one."""
+    """The name of a run's directory, or of a model file with the name of its run before it."""
     place = place.resolve()
     if place.is_file() and place.parent.name == MODELS:
         run = place.parents[1].name
@@ -370,7 +370,7 @@ TEST = SPLITS.index("test")
 def warning_of_trained_rows(
     place: Path, members: Sequence[SavedModel], label: str, rows: LabelledRows, home: Home
 ) -> str | None:
-    """What is to be said where rows are among those that a model was trained on, as far as that can be known.
+    """A warning where a model was trained on some of the rows, as far as that is known; None otherwise.
 
     Its run is that of the directory, else the one beside the model's file, else one of the home. Rows of the run's own
     dataset are known by their numbers, those of others by their content, and those of a file by their features, where
@@ -499,7 +499,7 @@ def rows_of_clients(
 def _same_features(
     store: Store, trained: NDArray[np.int64], model: SavedModel, rows: LabelledRows
 ) -> int:
-    """How many rows of a file have the features of some trained row of a store, of the model's first backbone."""
+    """Number of rows of a file whose features equal those of a training row, by the model's first backbone."""
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
     with np.errstate(over="ignore"):  # what does not fit into the stored dtype is no stored row

@@ -1,4 +1,4 @@
-"""The result stream: what each round of a run gave, told to an observer and to hooks (``runs.trackers`` are some)."""
+"""The result stream: each round of a run is passed to an observer and to hooks, such as ``runs.trackers``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED = ("accuracy", "seconds", "clients")
 
 @dataclass(frozen=True)
 class GridPosition:
-    """Where a run stands in a grid; the default is a run alone."""
+    """Position of a run in a grid; the default is a run alone."""
 
     point: str = ""  # its swept values in words
     done: int = 0  # points that had ended before
@@ -146,7 +146,7 @@ def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests of a run, and how its rows were dealt, flat: ``partition.alpha``."""
+    """Digests of a run, and the scheme of its partition, flat: ``partition.alpha``."""
     part = facts.get("partition", {})
     dealt = {
         **{k: part[k] for k in ("scheme", "seed", "digest") if k in part},
@@ -221,7 +221,7 @@ class HookedObserver(Silent):
 
 
 def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
-    """The observer itself when nobody else listens."""
+    """The observer itself if there is no hook."""
     if hooks:
         return HookedObserver(observer, hooks)
     return observer or Silent()

@@ -40,7 +40,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class RunFeatures:
-    """What a run reads, and what that was made from."""
+    """Features of a run, and their origin."""
 
     arrays: tuple[str, ...]  # keys of the arrays, in the order in which they are concatenated
     data: Data  # all rows
@@ -109,7 +109,7 @@ LOOKED_AT = 64
 
 
 def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
-    """How many rows were compared where all of them have the same features; 0 where any two differ."""
+    """Number of compared rows if all have the same features; 0 if any two differ."""
     rows = np.flatnonzero(ok)[:LOOKED_AT]
     found = array.rows(rows)
     if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()):
@@ -277,7 +277,7 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Everything a run reads."""
+    """All inputs of a run."""
 
     method: Method  # with ``settings`` its hyperparameters
     settings: Mapping[
@@ -313,7 +313,7 @@ class RunInputs:
         return next(iter(self.partitions.values())).clients
 
     def resolve(self, config: TrainConfig) -> ResolvedRun:
-        """What is run on these inputs; errors as ``resolve_run``."""
+        """The resolved configuration for these inputs; errors as ``resolve_run``."""
         return resolve_run(
             config, self.method, self.settings, self.features.arrays, len(self.clients)
         )
@@ -328,5 +328,5 @@ class RunInputs:
         return replace(self, settings={**settings, **kept})
 
     def with_data(self, data: Data) -> RunInputs:
-        """The same with other data."""
+        """The same inputs with other data."""
         return replace(self, features=replace(self.features, data=data))

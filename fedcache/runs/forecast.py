@@ -64,7 +64,7 @@ def forecast_run(
     kept: KeptModels | None = None,
     place: Path | None = None,
 ) -> tuple[ExecutionPlan, Forecast]:
-    """How that many points would be computed, and what they would need of memory, and of the disk of ``place``.
+    """Forecast for a number of points: the execution, the memory, and the disk space of ``place``.
 
     Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
     carry; MachineError when the peak does not fit into memory, or what is ``kept`` of the models, or what clients keep
@@ -94,7 +94,7 @@ def forecast_run(
 
 
 def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
-    """What each program would do: its execution, clients and points at once and the peak of memory in bytes.
+    """Forecast of each program: its execution, clients and points at once, and peak memory in bytes.
 
     A program is inputs, specification and number of points.
     """

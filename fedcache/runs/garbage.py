@@ -56,7 +56,7 @@ class Garbage:
 def find_garbage(
     home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS
 ) -> list[Garbage]:
-    """What can go, largest first; nothing is changed.
+    """Files that can be deleted, largest first; nothing is changed.
 
     leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
     knows; given-up are runs without a result and unfinished arrays that nothing has touched for ``idle_days``; old-runs
@@ -179,7 +179,7 @@ BOARDS = "tensorboard"
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes with a run."""
+    """Files that are removed with a run, and files that stay."""
 
     path: Path  # its directory
     parts: tuple[
@@ -190,7 +190,7 @@ class Removal:
 
 
 def plan_removal(folder: Path) -> Removal:
-    """What goes with the run of a directory; nothing is changed. Of a link the link alone goes.
+    """The removal of a run's directory; nothing is changed. Of a link only the link is removed.
 
     Raises UsageError for a run that is being trained.
     """
@@ -238,7 +238,7 @@ def remove_runs(removals: Sequence[Removal]) -> None:
 
 
 def partitions_named(folder: Path, going: Collection[Path]) -> list[str]:
-    """The names of runs beside that of a directory, and not ``going``, whose configuration names a partition in it."""
+    """Names of other runs whose configuration uses a partition in this run's directory, without ``going``."""
     users = []
     for config in sorted(folder.parent.glob("*/config.toml")):
         if config.parent not in going:

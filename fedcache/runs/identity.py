@@ -55,7 +55,7 @@ evaluation, and the decoding of images. Of the methods' own files only those tha
 
 @dataclass(frozen=True)
 class Identity:
-    """What determines the result of each seed: the setting of a run, which is the set of its seeds."""
+    """The parts that determine the result of each seed, without the seed itself."""
 
     # method, every hyperparameter, rounds, participation, execution, dtype, ... resolved; no seed
     config: Mapping[str, Any]
@@ -147,7 +147,7 @@ def own_digest(method: Method) -> str:
 
 
 def _place_of(plugin: Plugin) -> tuple[Path, ...]:
-    """Where the package of a plug-in lies: its folder, or the one file that is all of it; () for what is registered."""
+    """The folder or single file of a plug-in's package; () for a thing that was registered in this process."""
     top = ""
     if plugin.entry is not None:
         top = plugin.entry.module.partition(".")[0]

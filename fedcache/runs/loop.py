@@ -270,7 +270,7 @@ def named_method(config: TrainConfig) -> Method:
 def row_source(
     config: TrainConfig, partition: PartitionConfig, preparation: Preparation
 ) -> RowSource:
-    """The stores of ``--clients-from``, each a client, else one store whose rows are dealt by index."""
+    """The row source: client stores of ``--clients-from``, or one store whose rows a partition assigns."""
     if config.clients_from is not None:
         return ShardRows(config, Path(config.clients_from), preparation)
     return StoreRows(config, partition, preparation)
@@ -302,7 +302,7 @@ def resolve_inputs(
 
 
 def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
-    """Say what was not asked for and matters, as rounds and participation of the paper, and what changes nothing."""
+    """Note settings that the paper decided, such as rounds and participation, and settings that change nothing."""
     config = spec.requested
     method = inputs.method
     # Settings that change nothing are warned of, and values that the paper chose are named.
@@ -393,7 +393,7 @@ def open_run(
 
 
 def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
-    """What was asked for, without the name of the preset, which stands for hyperparameters that are all in it.
+    """The settings of a configuration without the name of the preset, whose hyperparameters are all included.
 
     Simulated noise is keyed by the name too, so there it counts.
     """
@@ -540,7 +540,7 @@ class OpenRun:
         keep_reported_rounds(self._ledger, name, seed, number)
 
     def _check_reported(self, seed: int, rounds: int) -> None:
-        """Write down another release where rounds after ``rounds``, of which noise is drawn again, may have been told.
+        """Record another release if rounds after ``rounds`` may have been reported, as their noise is drawn again.
 
         So it is where the state is older than what was told, or nothing is known of that.
         """
@@ -692,7 +692,7 @@ class OpenRun:
         seconds: Mapping[str, float] | None = None,
         measured: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Store the result of all seeds in the directory, and give the warnings of those that this command asks for.
+        """Store the result of all seeds, and warn of problems of the seeds that this command trained.
 
         ``result``, ``seconds`` and ``measured`` are added to what every run stores under these names.
         """
@@ -833,7 +833,7 @@ def _round_of(state: Snapshot | None) -> int:
 
 
 class CheckpointPolicy:
-    """When the states of a seed are written, and where a stop that was asked for ends its training.
+    """The checkpoint policy: when the states of a seed are written, and where a requested stop ends its training.
 
     States are written every ``CHECKPOINT_EVERY`` seconds, and less often where writing them would take more than
     ``CHECKPOINT_SHARE`` of the time. A stop ends a round early only if the rounds before it are all kept. Where the
@@ -899,12 +899,12 @@ class CheckpointPolicy:
 
 
 def stopped(where: str) -> FedcacheError:
-    """How a stop that was asked for ends a command."""
+    """The error of a requested stop."""
     return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")
 
 
 class SeedTraining:
-    """One seed of some runs, from checkpoints of one round: what is told, kept and stopped while it is trained.
+    """One seed of some runs, resumed from checkpoints of one round: callbacks while it is trained.
 
     ``states`` has the checkpoint of each run that is trained, by its place among ``runs``; ``cache`` is what the points
     of a grid share, None for a run alone; ``grid_points`` is how many the grid has.
@@ -986,7 +986,7 @@ class SeedTraining:
                 run.save_checkpoint(self.seed, snapshot())
 
     def _after_round(self, number: int) -> None:
-        """All runs have ended a round: stop here if that was asked for and every state is kept."""
+        """End a round of all runs: stop here if a stop was requested and every state is saved."""
         # Nothing is written after the last round: the seed ends then.
         if self.policy.round_ended(number):
             kept = "the state is kept"

@@ -53,7 +53,7 @@ def draws_nothing(method: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A fact about a method; a method from outside the package is asked each time, as its file may change."""
+    """A fact about a method. Methods from outside the package are not cached, as their files may change."""
     if method in NAMES:
         return remembered_of_package(key, read)
     return read()

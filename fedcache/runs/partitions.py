@@ -85,7 +85,7 @@ def check_same(store: Store, made: Partition, name: str) -> None:
 
 
 def columns_of(store: Store) -> Columns:
-    """What a partition may know of a store: one entry per row, no features."""
+    """The columns of a store that a partition may use: one entry per row, no features."""
     columns = {key: store.column(key) for key in ("label", "domain", "split", "ok", "uid")}
     held = store.manifest
     digest = str(store.dataset["digest"])
@@ -182,7 +182,7 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
 
 
 def report_notes(made: Partition, observer: Observer) -> None:
-    """The notes of a partition; clients with fewer rows than were asked for are warned of."""
+    """Report the notes of a partition; clients with fewer rows than requested are a warning."""
     for note in made.notes:
         if FEWER in note:
             observer.warn(note)
@@ -233,7 +233,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
 def single_class_warning(
     method: Method, label: NDArray[np.int32], classes: Sequence[str]
 ) -> str | None:
-    """What is to be warned of where a method that reads labels is given training rows of one class only.
+    """A warning where a method that reads labels gets training rows of one class only; None otherwise.
 
     ``label`` are those of the training rows, negative where there is none.
     """
@@ -379,7 +379,7 @@ def _load_partition(store: Store, name: str) -> Partition:
 
 
 def check_partitions(store: Store) -> dict[Path, str]:
-    """What is wrong with saved partitions whose files are those of the manifest: the digests that reading believes.
+    """Problems of saved partitions whose files match the manifest: a wrong digest of their rows.
 
     Returns:
         a sentence for each that is no partition of the store, or whose rows have another digest, by its file.
@@ -448,7 +448,7 @@ def given_partition(
     replace: bool = False,
     **arguments: Any,
 ) -> Partition:
-    """The partition that somebody brings, saved in the store.
+    """A partition from the user's own assignment of rows, saved in the store.
 
     Args:
         store: whose rows are dealt.
@@ -556,7 +556,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
 
 
 def _returned(clients: object) -> object:
-    """What a function of the store said. Raises UsageError for what names no clients."""
+    """The return value of a user's function of the store. Raises UsageError if it names no clients."""
     if (isinstance(clients, str | Path) and not is_given(clients)) or not isinstance(
         clients, str | Path | Iterable
     ):
@@ -646,7 +646,7 @@ _DEALS = re.compile(r"fedcache partition(?= --(?!help))")
 
 @contextmanager
 def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> Iterator[None]:
-    """What is raised inside is raised on, its commands ``fedcache partition`` with the option that was given.
+    """Add ``--dataset`` or ``--store`` to ``fedcache partition`` in the hints of errors raised inside.
 
     Args:
         dataset: of ``--dataset``; None where it was not given.
@@ -681,7 +681,7 @@ def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
-    """Where values are held out and no column is named, they are domains.
+    """Check held-out values: without a named column they must be domains.
 
     Raises UsageError for another value, with the columns that hold it.
     """

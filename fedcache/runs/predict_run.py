@@ -62,7 +62,7 @@ def open_predictor(
     device: str = "auto",
     method: Method | None = None,
 ) -> Predictor:
-    """The model that is asked for, ready to score; ``auto`` is the CPU, where light heads are fast.
+    """The requested model, ready to score; ``auto`` is the CPU, where light heads are fast.
 
     Args:
         place: the directory of a run, or a model file.
@@ -82,7 +82,7 @@ def open_predictor(
 
 
 def open_members(place: Path, options: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
-    """The models of the seeds that are asked for; arguments and errors as ``open_predictor``."""
+    """The models of the requested seeds; arguments and errors as ``open_predictor``."""
     if options.one_for_all and options.client is not None:
         raise UsageError("--client and --global are two models.", "Leave one out.")
     if place.suffix == ".safetensors":
@@ -148,7 +148,7 @@ def run_folder(place: Path) -> Path:
 
 
 def result_of(place: Path, run: str) -> dict[str, Any] | None:
-    """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
+    """The result of the run of that digest, in its directory or next to one of its model files; None elsewhere."""
     path = run_folder(place) / "result.json"
     found = None
     if path.is_file():
@@ -159,7 +159,7 @@ def result_of(place: Path, run: str) -> dict[str, Any] | None:
 
 
 def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
-    """Warn of a model of a method of the package that other code trained; with it all is done that is asked for.
+    """Warn where other code of a built-in method trained the model; the model is used all the same.
 
     A model is used long after a release: most changes of the code leave its predictions as they were, and which do not
     cannot be seen from a digest. A user's own methods come with the code that the user chose.
@@ -246,7 +246,7 @@ def predict_rows(
     observer: Observer,
     stop: Stop,
 ) -> Iterator[Prediction]:
-    """What a model says of images, or of the rows that ``rows`` names, block by block.
+    """Predictions for images, or for the rows that ``rows`` names, block by block.
 
     Raises, also while rows are taken, as ``models.sources``; StoppedError after a stop. ``config`` says how images are
     computed.
@@ -286,7 +286,7 @@ def each_counted(
 def counted(
     observer: Observer, stop: Stop, what: str, total: int
 ) -> Iterator[Callable[[int], None]]:
-    """Inside a ``with`` statement, a function that is told how many more rows are done; raises StoppedError in it."""
+    """A context with a function that counts finished rows; the function raises StoppedError after a stop."""
     so_far = 0
 
     def done(rows: int) -> None:
@@ -446,7 +446,7 @@ def check_new(path: Path) -> None:
 
 
 def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
-    """What is said of labelled rows whose class a model does not know; None where there are none."""
+    """A sentence on labelled rows of classes that the model does not know; None if there are none."""
     s = store.samples
     label = np.asarray(s.label, np.int64)
     unknown = (label >= 0) & (s.ok == 1) & (model_labels(label, s.classes, classes) < 0)

@@ -78,7 +78,7 @@ class Total:
 
 @dataclass(frozen=True)
 class DatasetTotal:
-    """All releases about the rows of one dataset, whatever partition assigned them to clients."""
+    """Total of all releases about the rows of one dataset, over all partitions."""
 
     dataset: str  # its slug
     partitions: int
@@ -120,7 +120,7 @@ def record_release(ledger: Path, release: Release) -> None:
 
 
 def reported_rounds(ledger: Path, run: str, seed: int) -> int | None:
-    """How many rounds of a seed that is being trained were told; None where that is not known."""
+    """Number of reported rounds of a seed in training; None if it is not known."""
     try:
         found = read_sealed(_rounds_file(ledger, run, seed), _rounds_are(run, seed))
     except CorruptionError:
@@ -131,7 +131,7 @@ def reported_rounds(ledger: Path, run: str, seed: int) -> int | None:
 
 
 def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
-    """Write down how many rounds of a seed are told from now on; ``record_release`` comes before the first.
+    """Record the number of reported rounds of a seed; ``record_release`` comes before the first round.
 
     Raises MachineError when that cannot be written.
     """
@@ -175,7 +175,7 @@ def read_releases(ledger: Path) -> list[Release]:
 
 
 def totals(releases: Iterable[Release]) -> list[Total]:
-    """What has been spent on each partition of each dataset, in the order of their first releases.
+    """Totals for each partition of each dataset, in the order of their first releases.
 
     Raises MachineError when dp-accounting is not installed.
     """
@@ -195,7 +195,7 @@ def totals(releases: Iterable[Release]) -> list[Total]:
 
 
 def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
-    """What has been spent on the rows of each dataset by all partitions together, in the order of first releases.
+    """Totals for the rows of each dataset over all partitions, in the order of first releases.
 
     Releases are about the same rows where the dataset has the same name (it may have grown in between) or the same
     content (it may have been stored under two names). Raises MachineError when dp-accounting is not installed.
@@ -226,7 +226,7 @@ def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
 
 
 def _together(group: Sequence[Release]) -> dict[str, Any]:
-    """What releases have in common and cost together, by the names of ``Total`` and ``DatasetTotal``."""
+    """Common fields and total cost of releases, by the names of ``Total`` and ``DatasetTotal``."""
     delta = min(r.delta for r in group)
     return {
         "releases": len(group),
@@ -238,7 +238,7 @@ def _together(group: Sequence[Release]) -> dict[str, Any]:
 
 
 def _read_count(ledger: Path) -> int:
-    """How many lines the ledger was left with; 0 before the first."""
+    """Number of lines that the ledger should have; 0 before the first."""
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
     except CorruptionError as error:
@@ -281,7 +281,7 @@ def is_private(result: Mapping[str, Any]) -> bool:
 
 
 def has_secret_times(result: Mapping[str, Any]) -> bool:
-    """Whether a result is private and its epsilon assumes that nobody learns who took part in a round."""
+    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
     cost = result.get("trust", {}).get("privacy") or {}
     return is_private(result) and cost.get("participants") == "secret"
 
@@ -305,7 +305,7 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
 
 
 def describe_privacy(cost: Mapping[str, Any]) -> str:
-    """What noise promises, and of what that is said."""
+    """The privacy guarantee of a run in words, and its limits."""
     if not cost["noise"]:
         return "Privacy: no noise, so nothing is promised (clipping alone)."
     together = cost["composed"]

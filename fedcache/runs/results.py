@@ -86,7 +86,7 @@ class SeedResult:
 
     @property
     def choice(self) -> float | None:
-        """What runs are chosen by: the headline on the rows to choose by, on test rows where there are none."""
+        """The primary metric on validation rows, or on test rows if there are none."""
         if self.validation is None:
             return self.accuracy
         return self.validation["accuracy"]
@@ -136,7 +136,7 @@ def _unpacked(packed: str | list[Any], dtype: type) -> NDArray[Any]:
 def seed_result(
     outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False
 ) -> SeedResult:
-    """What a run of one seed gave, as JSON values.
+    """The result of one seed as JSON values.
 
     ``secret`` leaves out who took part in which round, and the time of each, which tells how many they were.
     """
@@ -312,7 +312,7 @@ def _plugin(plugin: Plugin) -> dict[str, str]:
 
 
 def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
-    """What was simulated, when the last round ended (mean over seeds), and how old updates were, over all seeds."""
+    """Simulated time: its rule, the end of the last round (mean over seeds), and the age of updates over all seeds."""
     diagnostics = [[r["diagnostics"] for r in s.rounds] for s in seeds]
     section: dict[str, Any] = {
         **rule.words(),
@@ -352,13 +352,13 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
 
 
 def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How the rows of a run were assigned, from the facts of its seeds; every seed has the scheme of the first."""
+    """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
     first = {key: value for key, value in facts[0].items() if key != "validation_rows"}
     return {"name": name, **first, "digests": [one["digest"] for one in facts]}
 
 
 def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
-    """What all seeds together say of every client."""
+    """Columns of all clients, means over seeds."""
     per_seed = np.stack([s.per_client for s in seeds])
     owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
     held = [s.validation_per_client for s in seeds if s.validation_per_client is not None]
@@ -372,7 +372,7 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
-    """What a result has beside it, by name: columns of clients that are too many for it, and test rows."""
+    """Files next to a result, by name: columns of clients that are too many for it, and test rows."""
     made = {}
     if len(seeds[0].clients) > CLIENTS_IN_RESULT:
         made[CLIENTS_FILE] = columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])
@@ -443,7 +443,7 @@ def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> d
 
 
 def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
-    """How many clients were scored, how many of them took part in some round, and the standard error of their mean.
+    """Number of scored clients, how many of them took part in some round, and the standard error of their mean.
 
     Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
     """

@@ -95,7 +95,7 @@ def spread(accuracy: Mapping[str, Any]) -> str:
 
 
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a person looks for first, by name; None for what the run does not have."""
+    """The main facts of a run, by name; None for facts that the run does not have."""
     part = result["partition"]
     exact = result["traffic"]["exact"]
     seconds = measured.get("seconds", {})
@@ -183,7 +183,7 @@ class Run:
 
     @property
     def fairness(self) -> Figures:
-        """How accuracy is spread over clients; a tail of too few clients is None."""
+        """Spread of accuracy over clients; a tail of too few clients is None."""
         return Figures(self._scored_by("fairness"), self.result["fairness"])
 
     @property
@@ -199,7 +199,7 @@ class Run:
         *,
         one_for_all: bool = False,
     ) -> Model:
-        """What the run trained, ready to classify images or features.
+        """The trained model, ready to classify images or features.
 
         Args:
             seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.

@@ -82,7 +82,7 @@ class KeptModels:
     def check_room(
         self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int
     ) -> None:
-        """Refuse clients' models that are asked for and do not fit into memory when they are written.
+        """Refuse clients' models that were requested and do not fit into memory when they are written.
 
         A client's part is taken to be what it keeps between rounds, and a probe or an adapted model to be as large as
         what it trains. Raises MachineError before anything is trained.
@@ -118,7 +118,7 @@ class KeptModels:
             )
 
     def note_on_stored(self, run: Path) -> str | None:
-        """What is to be said where a run is there already and other models are asked for than it was made with."""
+        """A note where a stored run was made with other models than this command requests; None otherwise."""
         if not has_model(run):
             if self.which == "all":
                 return "The stored run has no model; --fresh trains it again and saves one."
@@ -168,7 +168,7 @@ class KeptModels:
 
 
 def model_file(run: Path, seed: int) -> Path:
-    """Where the models of a seed lie."""
+    """The path of the models of a seed."""
     return run / MODELS / f"seed-{seed}.safetensors"
 
 
@@ -179,7 +179,7 @@ def facts_of(
     out: TrainingOutput,
     temperature: float | None = None,
 ) -> ModelFacts:
-    """What the models of a seed are."""
+    """Facts of the models of a seed."""
     data = inputs.data
     features = inputs.features
     # A model with live encoders reads images: of its backbones, the first is the encoder.
@@ -280,7 +280,7 @@ def whole_seed(run: Path, digest: str, seed: int) -> bool:
 
 
 def seeds_of(run: Path, word: str | None) -> list[int]:
-    """The seeds of a run that are asked for: a number, ``all``, or None for the first.
+    """The requested seeds of a run: a number, ``all``, or None for the first.
 
     Raises StoreError for a run without a result, UsageError for what is no number.
     """
@@ -341,7 +341,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 
 def train_again(run: Path, result: Mapping[str, Any]) -> str:
-    """How the models of a finished run come back, and what that costs."""
+    """The command that makes the models of a finished run again, and its cost."""
     command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
     own_name = str(result["digest"])[:16]
     if run.name != own_name:  # moved or copied: it is made under its own name

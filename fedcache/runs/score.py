@@ -91,7 +91,7 @@ def _over_seeds(mean: float | None, seeds: int) -> Score:
 
 
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values of a column whose rows a result is scored on and that nobody trained on; () where there are none."""
+    """The held-out values of a column, whose rows score a result and train nobody; () if there are none."""
     held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
     if isinstance(held, str):
         return (held,)
@@ -99,7 +99,7 @@ def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def score_for(results: Iterable[Mapping[str, Any]]) -> str:
-    """What scores a table where nobody asked: the headline where it is one for all runs, else the mean over clients.
+    """The default score of a table: the primary metric if all runs share it, else the mean over clients.
 
     The headline too where an earlier run lacks the mean over clients of a seed.
     """
@@ -174,7 +174,7 @@ POINTS = 0.05
 
 @dataclass(frozen=True)
 class Chance:
-    """What a guess gives on the test rows of a run that is no better."""
+    """Accuracy of a guess on the test rows of a run that is no better."""
 
     accuracy: float  # of the run, mean over seeds
     level: (
@@ -186,7 +186,7 @@ class Chance:
 
 
 def at_chance(result: Mapping[str, Any]) -> Chance | None:
-    """What a guess gives, for a ``result.json`` whose accuracy is no better; None for one that is, or was not scored.
+    """Accuracy of a guess, for a ``result.json`` that is no better; None for a better one, or one without a score.
 
     Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
     by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
@@ -231,7 +231,7 @@ Order = tuple[tuple[str, int, float, str], ...]
 
 
 def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
-    """What runs are chosen by, mean over seeds: accuracy on the rows to choose by, else on test rows.
+    """The value by which runs are chosen, mean over seeds: validation accuracy, or test accuracy without validation.
 
     ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
     """
@@ -262,7 +262,7 @@ def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def order_of_settings(settings: Mapping[str, Any]) -> Order:
-    """What sorts settings alike however they were written: by name, and of each name numbers ascending, then words.
+    """Sort key of settings: by name, then numbers ascending, then words, however they were written.
 
     >>> sorted([{"lr": "auto"}, {"lr": 1}, {"lr": "0.1"}], key=order_of_settings)
     [{'lr': '0.1'}, {'lr': 1}, {'lr': 'auto'}]
@@ -271,7 +271,7 @@ def order_of_settings(settings: Mapping[str, Any]) -> Order:
 
 
 def order_of_run(result: Mapping[str, Any]) -> Order:
-    """What runs with equal figures are sorted by: the method, then its hyperparameters and all else that was asked."""
+    """Sort key of runs with equal figures: the method, then its hyperparameters and all other settings."""
     part = result.get("partition", {})
     trust = result.get("trust", {})
     rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
@@ -290,7 +290,7 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
 def tie_sentence(
     figures: Sequence[float | None], first: str, what: str, of: str = ""
 ) -> str | None:
-    """That the first of some figures, the highest first, is not alone, and which is taken; None where it is.
+    """A note that the first of some figures ties with others, and which is taken; None if it does not.
 
     ``what`` are the things that have the figures, and ``of`` what these are, where that is not plain.
     """

@@ -64,7 +64,7 @@ def client_overrides(
     widths: Sequence[int],
     clients: int,
 ) -> dict[int, ClientOverrides]:
-    """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
+    """Differences of each client: entry i of a list belongs to clients i, i + n, i + 2n, ..
 
     Raises UsageError for a backbone the run does not read, or a difference the method cannot bear.
 
@@ -127,7 +127,7 @@ TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
 
 
 def why_unread(name: str, hp: Mapping[str, Value]) -> str:
-    """Under which setting a hyperparameter is not read; "" for one that is."""
+    """The setting under which a hyperparameter is not read; "" if it is read."""
     if name in TURNED_OFF:
         words, is_off = TURNED_OFF[name]
         if is_off(hp):
@@ -136,7 +136,7 @@ def why_unread(name: str, hp: Mapping[str, Value]) -> str:
 
 
 def leaves_batchnorm_out(method: Method, config: TrainConfig) -> bool:
-    """Whether noise takes BatchNorm out of a model that has it, and nobody asked for it by name.
+    """Whether noise turns off the BatchNorm of a model although no setting requests that.
 
     Running statistics travel with the weights, and noise on a variance near 0 makes it negative.
     """
@@ -153,14 +153,14 @@ def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
 
 
 def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
-    """Hyperparameters whose schedule, where nobody says how long it is, is that of so many rounds."""
+    """Hyperparameters whose schedule has the length of the run where no setting gives one."""
     if "sched_rounds" in settings and settings["sched_rounds"] is None:
         return {**settings, "sched_rounds": rounds}
     return dict(settings)
 
 
 def setting_notes(method: Method, config: TrainConfig) -> list[str]:
-    """What is to say of the hyperparameters that were chosen, and of those that were set and are not read."""
+    """Notes on the chosen hyperparameters, and on those that were set and are not read."""
     notes = []
     if leaves_batchnorm_out(method, config):
         notes.append(
@@ -213,7 +213,7 @@ TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_dura
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """What determines the result of a run, beside its features, its dataset, its partitions and the code."""
+    """Resolved settings of a run: all that determines its result besides features, dataset, partitions and code."""
 
     requested: TrainConfig  # what the user asked for, defaults not in place
     method: str  # its name
@@ -249,7 +249,7 @@ class ResolvedRun:
 
     @property
     def plugins(self) -> list[Plugin]:
-        """What is used from outside of fedcache: the method, the executor, the rule of aggregation."""
+        """Plug-ins that the run uses: the method, the executor, the rule of aggregation."""
         rule = parse_rule(self.requested.aggregate).last
         return used({"methods": self.method, "executors": self.execution, "aggregators": rule})
 
@@ -265,7 +265,7 @@ class ResolvedRun:
         return {k: ("auto" if v is None else v) for k, v in sorted(self.settings.items())}
 
     def privacy_cost(self, clients: int) -> dict[str, Any]:
-        """What noise promises of a federation of so many clients; {} for a run without."""
+        """The privacy cost of a federation of this many clients; {} for a run without noise."""
         if self.trust.privacy is None:
             return {}
         share = clients_per_round(self.participation, clients) / clients
@@ -359,7 +359,7 @@ def resolve_run(
 
 
 def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:
-    """How a round's clients are drawn; reads the files of ``--availability`` and ``--client-clusters``.
+    """The sampling rule of a round's clients; reads the files of ``--availability`` and ``--client-clusters``.
 
     Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
     """
@@ -381,7 +381,7 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
 def timing_from_config(
     config: TrainConfig, method: Method | None = None, settings: Mapping[str, Value] | None = None
 ) -> TimingRule | None:
-    """How long clients take; None where no time is simulated. Reads the file of ``--client-durations``.
+    """The rule of simulated time; None where no time is simulated. Reads the file of ``--client-durations``.
 
     Raises UsageError for values that cannot be, and for an asynchronous server whose uploads are not mixed as they are.
     """
@@ -434,14 +434,14 @@ def _durations_from_everywhere(durations: str | None) -> str | None:
 def eval_clients(
     config: TrainConfig, method: Method, settings: Mapping[str, Value]
 ) -> int | float | None:
-    """How many personal models are scored; None for all, as of a method with one model for all clients."""
+    """Number of personal models that are scored; None for all, as for a method with one global model."""
     if config.eval_clients is None or method.protocol(settings) == "global":
         return None
     return parse_share(config.eval_clients, EVAL_CLIENTS)
 
 
 def participation_text(config: TrainConfig, method: Method, clients: int) -> str:
-    """What was asked for, else what the method's paper or its released code takes, where there are so many clients."""
+    """The requested participation, else that of the method's paper or released code if there are enough clients."""
     if config.participation is not None:
         return config.participation
     usual = method.defaults.participation
@@ -625,7 +625,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
 
 
 def non_default_options(config: TrainConfig) -> dict[str, Any]:
-    """What differs from the default, as a result's identity holds it; {} for an ordinary run."""
+    """Trust options that differ from the defaults, for a result's identity; {} for an ordinary run."""
     plain = TrainConfig()
     made = {k: getattr(config, k) for k in TRUST_OPTIONS if getattr(config, k) != getattr(plain, k)}
     if made.get("attack") == NO_ATTACK:

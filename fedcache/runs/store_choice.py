@@ -98,7 +98,7 @@ def _matching(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
 
 
 def _difference(array: ArrayInfo) -> str:
-    """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
+    """Differences of arrays of one backbone and size in words: the width, and the views and their augmentation."""
     words = f"width {array.shape[-1]}"
     views = array.shape[1]
     if views != 1:
@@ -107,7 +107,7 @@ def _difference(array: ArrayInfo) -> str:
 
 
 def array_name(store: Store, key: str) -> str:
-    """What ``--backbones`` calls an array, such that another size, or other views of it, extracted later, are not."""
+    """The name of an array for ``--backbones`` that stays unambiguous when other sizes or views are extracted."""
     _, backbone, sized = names_of(key, store.arrays[key])
     if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
         sized = backbone
@@ -269,7 +269,7 @@ def train_example(store: Store) -> str:
 
 
 def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
-    """``--backbones`` of a method with an image tower: its images may be named beside it, or not at all."""
+    """Names of ``--backbones`` without the images of an image tower, which may be named or not."""
     return tuple(
         n for n in names if "image tower" not in method.needs or n.partition("@")[0] != "pixels"
     )
@@ -308,7 +308,7 @@ def recipe_options(recipe: Mapping[str, str]) -> str:
 def needed_arrays(
     method: Method, store: Store, names: Sequence[str], begun: Sequence[UnfinishedArray], home: Home
 ) -> list[str]:
-    """Keys of the unfinished arrays without which the run has not what it was asked to train on."""
+    """Keys of the unfinished arrays that the run needs."""
     complete = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
     if names:
         # A backbone may be named alone or with its size; an array by its key.

@@ -49,7 +49,7 @@ from fedcache.tables.words import (
 
 @dataclass(frozen=True)
 class Embeddings(Roles):
-    """What a file holds: features and the roles of its other columns."""
+    """Content of a file of embeddings: features and the roles of its other columns."""
 
     features: dict[
         str, Any
@@ -75,7 +75,7 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
 
 
 def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embeddings:
-    """What columns mean; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
+    """Embeddings from columns; ``path`` is for messages. Raises UsageError for columns that do not fit."""
     raw = without_blanks(path, raw)
     raw, splits, unused = _joined_splits(path, raw, choice)
     features, keys = features_of(path, raw, choice.features)

@@ -69,7 +69,7 @@ class Group(Coded):
 
     @classmethod
     def of_words(cls, column: Words) -> Group:
-        """The same of words; an empty word is no value, and space around a word no part of it."""
+        """A group of words; an empty word is no value, and surrounding space is removed."""
         used = np.unique(column.codes).tolist()
         clean = [w.strip() for w in column.words]
         words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])

@@ -105,7 +105,7 @@ def read_labels(
 
 
 def _unlabelled(column: Any, coded: Group, words: Collection[str]) -> list[str]:
-    """How many rows have no label, and what the file has in its place."""
+    """A note on rows without a label, and how the file marks them."""
     nothing = "empty"
     if isinstance(column, Words) and column.declared:
         nothing = "with -1 or no value"

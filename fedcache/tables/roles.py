@@ -143,7 +143,7 @@ class ColumnChoice:
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of N rows mean."""
+    """Roles of the columns of N rows."""
 
     labels: NDArray[np.int32]  # [N], index into ``classes``; -1 where no label is known
     classes: tuple[str, ...]
@@ -292,7 +292,7 @@ def read_roles(
 def find_column(
     where: Path | str, raw: Mapping[str, Any], chosen: str | None, usual: Sequence[str], option: str
 ) -> str | None:
-    """The column that is asked for, else the first of a usual name, in capitals or not; None where there is none.
+    """The requested column, else the first of a usual name, in capitals or not; None if there is none.
 
     Of an HDF5 file, whose names have levels, the last level is compared. Of several columns of one usual name the one
     that is written exactly so is taken. Raises UsageError for a column that is asked for by ``option`` and that the
@@ -389,7 +389,7 @@ def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
 def _label_column(
     where: Path | str, columns: Mapping[str, Any], choice: ColumnChoice, count: int
 ) -> str | None:
-    """The column of labels: the one that is asked for, or the first of a usual name with a value for each row.
+    """The column of labels: the requested one, or the first of a usual name with a value for each row.
 
     Columns whose file lists their class names come first. A column of a usual name and another shape is taken where
     there is no better one, so that its shape is refused.
@@ -443,7 +443,7 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
 
 
 def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[str]:
-    """Which column is the labels, where another one is called like labels too."""
+    """A note on which of several columns with usual names holds the labels."""
     others = [key for key in columns if key != label_key and last_level(key) in LABELS]
     if label_key is None or not others:
         return []
@@ -670,7 +670,7 @@ def _backbone(path: Path, key: str) -> str:
 
 
 def wide_sentence(features: Mapping[str, Any]) -> list[str]:
-    """Which columns of a wide table the features are."""
+    """A note on the columns of a wide table that are the features."""
     lines = []
     for values in features.values():
         if isinstance(values, FileRows) and values.columns:
@@ -782,7 +782,7 @@ def groups_of(
 
 
 def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
-    """Which groups are called otherwise than their columns."""
+    """A note on groups whose names differ from their columns."""
     other = {
         key.removeprefix(GROUP): group
         for key, group in sorters.items()
@@ -823,7 +823,7 @@ def _short(message: str) -> str:
 
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
-    """Which columns are groups, with their numbers of values."""
+    """A note on the groups and their numbers of values."""
     parts = []
     for name, group in groups.items():
         part = counted(len(group.words))
@@ -837,7 +837,7 @@ def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
 
 
 def unused_sentence(unused: Mapping[str, str]) -> list[str]:
-    """Which columns are not used, and why."""
+    """A note on unused columns, with reasons."""
     if not unused:
         return []
     listed = ", ".join(f"{name or repr(name)} ({why})" for name, why in unused.items())

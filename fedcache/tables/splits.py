@@ -148,7 +148,7 @@ def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str)
 
 @dataclass(frozen=True)
 class FoundSplits:
-    """What the columns of a table say of the splits."""
+    """Splits of a table: the code of each row, the columns that say it, and notes."""
 
     keys: tuple[str, ...]  # columns that say it; () for none
     codes: NDArray[np.uint8] | None  # [N], None where no column says it
@@ -274,7 +274,7 @@ def _values(column: Any, count: int) -> Group | None:
 
 
 def _read(group: Group, meanings: Mapping[str, int]) -> NDArray[np.int64]:
-    """What the value of each row means, ``UNKNOWN`` for a value without a meaning and for none."""
+    """The split code of each row; ``UNKNOWN`` for a value without a meaning and for none."""
     codes = [meanings.get(word.lower(), UNKNOWN) for word in group.words]
     return np.array([*codes, UNKNOWN], np.int64)[group.codes]
 
@@ -289,7 +289,7 @@ def _codes_of(
     *,
     every: bool,
 ) -> NDArray[np.int64] | None:
-    """What each value of a column means; None for a column that is empty, or that holds something else.
+    """The split code of each value of a column; None for a column that is empty or holds other values.
 
     A column of which some values have a meaning and others have none is refused, and so is one without a single value
     that has one if ``every`` value must. Raises UsageError with the first row.
@@ -405,7 +405,7 @@ def _is_called_split(name: str) -> bool:
 
 
 def _rows_of_splits(codes: NDArray[np.int64]) -> str:
-    """How many rows each split has: ``8 train, 4 test rows``."""
+    """Number of rows of each split: ``8 train, 4 test rows``."""
     rows = []
     for code, name in enumerate(SPLIT_NAMES):
         count = int((codes == code).sum())
@@ -445,7 +445,7 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
 
 
 def _otherwise(key: str) -> str:
-    """What to do with a column that is named like a split and is none."""
+    """A hint for a column that is named like a split and holds none."""
     another = "--split-key NAME takes another column"
     if key.lower() in RESERVED:
         return f"{another}; without the column a fifth of the rows is held out."

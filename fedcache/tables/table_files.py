@@ -88,7 +88,7 @@ def _meta_of(schema: Any) -> dict[str, Any]:
 
 
 def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
-    """What Hugging Face says in a file of its columns, by their names; nothing where it says nothing that is whole."""
+    """Hugging Face's description of the columns of a file, by name; {} if there is none or it is damaged."""
     try:
         held = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
     except ValueError:

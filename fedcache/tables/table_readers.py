@@ -482,7 +482,7 @@ class GatheredColumn:
         self.parts.append(np.array([*here, -1], np.int32)[codes])
 
     def column(self, *, text: bool) -> Column:
-        """What the rows hold; the words of a ``text`` file may be numbers."""
+        """The column of parsed cells; words of a ``text`` file may be numbers."""
         if self.why:
             return Unread((self.rows,), self.kind, self.why)
         if not self.parts:

@@ -1,4 +1,4 @@
-"""Columns of words, whatever they were written as: strings, bytes, Python objects, dates, categories.
+"""Columns of words from any representation: strings, bytes, Python objects, dates, categories.
 
 A column of a million rows has few different words, or none twice: both are kept as the words and a number for each row.
 """
@@ -313,7 +313,7 @@ class Words(Coded):
         return self.codes.shape
 
     def typed(self) -> Column:
-        """What the cells of a text file mean, which has no types: numbers, lists, or the words themselves.
+        """Cells of a text file, which has no types, as numbers, lists or words.
 
         They are numbers only if all of them are written as a program writes numbers, so that no two words become one
         number: 1e5 beside 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64

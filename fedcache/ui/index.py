@@ -48,7 +48,7 @@ WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
-    """What a run's line in a table holds: ``entry_of`` and, of a finished run, ``figures_of``; None for no run.
+    """A run's line in a table: ``entry_of`` and, of a finished run, ``figures_of``; None if there is no run.
 
     ``state`` is finished, running, stopped or damaged; a damaged one has ``problem`` and ``hint``. ``changed`` are
     seconds since 1970, and ``settings`` what was set, in words.
@@ -76,7 +76,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
 
 
 def read_details(path: Path) -> dict[str, Any]:
-    """What the page of one run shows besides its line: a drawing, settings, its command, and the score of each seed.
+    """Details of a run's page: a drawing, settings, its command, and the score of each seed.
 
     Raises FedcacheError for a damaged run, and where there is nothing to draw with.
     """
@@ -129,7 +129,7 @@ def _finished(run: StoredRun) -> dict[str, Any]:
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    """How far a run is, from the seeds that ended and the checkpoints of those under way."""
+    """Progress of a run, from the seeds that ended and the checkpoints of running ones."""
     table = train_table(path)
     records = [r for kept in _kept(path, table).values() for r in kept]
     # The last rounds say how fast it is now.
@@ -305,7 +305,7 @@ class RunIndex:
         return len(self._waiting)
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """What is known of a run; None for a name that is none, whatever it holds."""
+        """The known facts of a run; None for a name that is no run."""
         return self._known.get(name, (None,))[0]
 
     def every(self) -> list[dict[str, Any]]:

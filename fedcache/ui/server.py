@@ -90,7 +90,7 @@ PAGES = (
 
 
 class Guard:
-    """Hands on what a page that knows the token asks; refuses everything else alike.
+    """A guard that passes on the requests of a page with the token, and refuses all others alike.
 
     Args:
         app: is handed the request, with the path after the token.
@@ -196,7 +196,7 @@ class Pages:
         return Guard(Starlette(routes=routes), token)
 
     def look(self) -> None:
-        """Look at the home, unless somebody did just now."""
+        """Read the home, unless that was done just now."""
         with self._looking:
             # Many pages may ask at once; the home is read at most every so often.
             if not self.runs.waiting and time.monotonic() - self._looked < OFTEN:
@@ -280,7 +280,7 @@ class Pages:
         return [*known, *(r for r in found if r.get(key) is None)]
 
     def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """What is known of a run, and its details. Raises FedcacheError for a damaged one."""
+        """The facts and details of a run. Raises FedcacheError for a damaged one."""
         facts = self.runs.facts(name)
         if facts is None:
             return None
@@ -402,7 +402,7 @@ def open_in_browser(address: str, folder: Path) -> bool:
 
 
 def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
-    """What ``fedcache compare`` finds of some runs, or the ``trouble`` that it has with them, and its command."""
+    """The comparison of some runs with its command, or the ``trouble`` with them."""
     score = metric.replace("_", "-")
     words = ["fedcache", "compare", *(p.name for p in paths), "--over", over, "--score", score]
     found = {"made": None, "command": shlex.join(words)}
@@ -414,7 +414,7 @@ def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
 
 
 class ReportShelf:
-    """Reports of chosen runs, written one at a time beside the server.
+    """Reports of chosen runs, written one at a time next to the server.
 
     Args:
         root: directory of the runs.

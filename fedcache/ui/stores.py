@@ -1,4 +1,4 @@
-"""Stores as the page shows them, and thumbnails of their images, which are made when they are asked for."""
+"""Stores as the page shows them, and thumbnails of their images, which are made on request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StoreIndex:
         return [self._lines[name][1] for name in paths]
 
     def details(self, name: str) -> dict[str, Any] | None:
-        """What ``fedcache inspect`` knows of a store, and the commands about it; None for a name that is none.
+        """Facts of a store as ``fedcache inspect`` has them, and commands; None for an unknown name.
 
         Raises FedcacheError for a damaged one.
         """
@@ -116,7 +116,7 @@ def _line(name: str, path: Path) -> dict[str, Any]:
 
 
 def extract_command(store: Store, home: Home) -> str:
-    """What makes a store again, or goes on; "" where that is not known."""
+    """The command that makes or resumes a store; "" if it is not known."""
     if is_ingested(store):
         return ""
     known = dataset_of_store(store, home)

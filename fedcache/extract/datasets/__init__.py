@@ -81,7 +81,7 @@ _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
 
 def module(name: str) -> Any:
-    """A module of this package, imported when it is first asked for."""
+    """A module of this package, imported when it is first needed."""
     return import_module(f"fedcache.extract.datasets.{name}")
 
 
@@ -217,13 +217,13 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
 
 
 def asked_for(spec: str, context: Context) -> list[Any]:
-    """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
+    """Facts that determine everything read of a dataset, its groups included, as JSON values; errors as of ``peek``."""
     parts = parts_of(spec) or {"": spec}
     return [[[name, _key(one, context)] for name, one in parts.items()], context.limit]
 
 
 def holds_of(spec: str) -> str:
-    """What a dataset holds, images, texts or rows, by its spec alone; errors as of ``peek``."""
+    """The kind of a dataset's rows by its spec alone: images, texts or rows; errors as of ``peek``."""
     kinds = [kind_of(one)[0] for one in (parts_of(spec) or {"": spec}).values()]
     return str(getattr(_reader(kinds[0]), "HOLDS", IMAGES))
 
@@ -250,7 +250,7 @@ def _key(spec: str, context: Context) -> list[Any]:
 
 
 def _reader(kind: str) -> Any:
-    """What reads a kind of datasets: a module of this package, or what a plug-in brings.
+    """The reader of a kind of datasets: a module of this package, or one of a plug-in.
 
     Raises UsageError for a plug-in that cannot be loaded or has no ``key`` and ``load``.
     """
@@ -271,7 +271,7 @@ def _reader(kind: str) -> Any:
 
 
 def _origin(kind: str) -> list[str]:
-    """What brings a kind of datasets from outside, as part of what is remembered of one."""
+    """Package and version of a plug-in that reads a kind of datasets, as part of the facts of a dataset."""
     plugin = find("datasets", kind)
     if plugin is not None:
         return [plugin.origin]

@@ -1,4 +1,4 @@
-"""``arrays:FILE``: images in a .npz, .npy or .h5 file, or in a folder of .npy files, with labels beside them.
+"""``arrays:FILE``: images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files.
 
 Images are uint8, [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, which their shape tells; other
 numbers are refused, with the line that converts them, because what they mean is not known. They are found as
@@ -280,7 +280,7 @@ def key(rest: str, context: Context) -> list[Any]:
 
 
 def facts_of(request: DatasetRequest, context: Context) -> list[Any]:
-    """What a dataset of arrays depends on: the columns that its spec names, and the stat of every file."""
+    """Facts that determine a dataset of arrays: the columns that its spec names, and the stat of every file."""
     path = locate(request.place)
     if path.is_dir():
         return [request.facts, tree.listing_digest(path, context.within(path))]
@@ -300,7 +300,7 @@ def load(rest: str, context: Context) -> Dataset:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the rows of an array are."""
+    """How the rows of an array are read."""
 
     holds: str  # images or rows
     usual: tuple[str, ...]  # usual names of their column
@@ -437,7 +437,7 @@ def _part(
 
 
 def _column(array: FileArray, count: int, where: str) -> Column:
-    """An array beside the images, as a column; one of another shape is not read."""
+    """An array next to the images, as a column; one of another shape is not read."""
     if len(array.shape) != 1 and array.shape[1:] != (1,):
         what = "one value"
         if array.dtype.hasobject:

@@ -96,7 +96,7 @@ class TableRows:
 
 
 def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRequest:
-    """What is asked for, with the labels that are in no column as the labels, where a part has some."""
+    """The request, with the labels that come with the parts as its labels if there are any."""
     if not any(LABEL in part.columns for part in parts):
         return request
     return replace(request, choice=replace(request.choice, label=LABEL))
@@ -433,7 +433,7 @@ def dataset_of_rows(
 
 
 def _unreadable(rows: int, holds: str) -> str:
-    """How many rows have no features to come; "" for none."""
+    """A note on rows that cannot be read; "" for none."""
     if not rows:
         return ""
     if holds == inputs.TEXTS:
@@ -451,7 +451,7 @@ def row_names(count: int, split: int | None) -> list[str]:
 
 
 def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:
-    """The same rows, numbered on from part to part of one split: two arrays may be of the validation rows."""
+    """The same rows with names that are numbered on over the parts of one split."""
     rows = Counter[int | None]()
     for part in parts:
         rows[part.split] += len(part.names)

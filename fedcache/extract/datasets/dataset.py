@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 class Source(Protocol):
-    """Where the images are. Picklable and cheap to unpickle (worker processes); ``read`` may be called by threads."""
+    """Source of images. Picklable and cheap to unpickle (worker processes); threads may call ``read``."""
 
     def read(self, row: int) -> bytes | NDArray[Any]:
         """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``.
@@ -108,7 +108,7 @@ class Dataset:
         return len(self.names)
 
     def part(self, limit: int) -> Dataset:
-        """``limit`` evenly spaced rows, another dataset with another digest; itself when it has no more.
+        """``limit`` evenly spaced rows as a dataset of its own; the dataset itself if it has no more rows.
 
         Evenly spaced over the sorted names, so that every split, domain and class of any size keeps its share. Where
         one that has a row to expect would have none, as classes that take turns, then over the rows sorted by class,
@@ -143,7 +143,7 @@ def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """What a reader may use besides the spec."""
+    """Context of a reader: everything it may use besides the spec."""
 
     memory: DigestMemory  # remembered digests
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
@@ -156,13 +156,13 @@ class Context:
     limit: int | None = None  # rows to take, evenly spaced (``Dataset.part``)
 
     def within(self, folder: Path) -> Path | None:
-        """What the files of a dataset in ``folder`` must lie in, behind all links; None for anywhere."""
+        """The folder that the files of a dataset must be in, after resolving links; None for anywhere."""
         if self.follow_links:
             return None
         return folder
 
     def root_of(self, kind: str, name: str) -> Path | None:
-        """Where ``kind:NAME`` is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
+        """The folder of ``kind:NAME``: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
         for given in (name, f"{kind}:{name}"):
             if given in self.roots:
                 return self.roots[given].expanduser()

@@ -287,7 +287,7 @@ def _render(
 
 
 def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ground and ink that can be told apart in gray too: their luma differs by at least 70."""
+    """Colours of ground and ink that differ in gray too: their luma differs by at least 70."""
     while True:
         r, g, b, *ink = draw.integers(0, 256, size=6).tolist()
         if abs(299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])) >= 70_000:

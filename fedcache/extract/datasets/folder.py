@@ -55,7 +55,7 @@ _ROLES = ("split", "domain", "class", "*")
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of each row."""
+    """Class, domain and split of each row, and the layout that says so."""
 
     layout: str  # role of each folder level, joined by ``/``, or the columns that are used
     classes: list[str]  # [N] class name of each row; empty unknown
@@ -98,7 +98,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
 
 
 def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
-    """How many characters of names belong to single top folders that are entered, leaving ``keep`` folder levels."""
+    """Number of characters of the single top folders that are entered, leaving ``keep`` folder levels."""
     if not names:
         return 0
     depth = min(name.count("/") for name in names)
@@ -226,7 +226,7 @@ _SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """What the answer depends on, without reading an image: the stat of the archive or of every file."""
+    """Facts that determine the dataset, without reading an image: the stat of the archive or of every file."""
     request = columns.parse_rest(rest, "folder")
     path = _locate(request.place)
     head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *request.facts]
@@ -447,7 +447,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
-    """Of the images that a list names, those that do not lead out of its folder."""
+    """The listed images that do not lead out of the list's folder."""
     within = context.within(path.parent)
     if within is None:
         return listed

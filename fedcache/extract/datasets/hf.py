@@ -249,7 +249,7 @@ def _configuration(name: str) -> str:
 
 
 def _saved(path: Path, names: Sequence[str]) -> list[str]:
-    """Of Arrow files those that ``state.json`` beside them lists, where there is one; ``map`` leaves others."""
+    """The Arrow files that ``state.json`` lists, if there is one; ``map`` leaves other files behind."""
     kept = []
     for name in names:
         folder, _, file = name.rpartition("/")
@@ -293,7 +293,7 @@ def _open(path: Path, split: int | None) -> RecordFile:
 
 
 def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
-    """What Hugging Face says of the columns: in the file itself, else in ``dataset_info.json`` beside or above it."""
+    """Hugging Face's description of the columns: in the file, else in ``dataset_info.json`` of its folder or above."""
     found = hugging_face_features(file.schema)
     for folder in (file.path.parent, root):
         found = found or usable_features(_read_json(folder / "dataset_info.json").get("features"))

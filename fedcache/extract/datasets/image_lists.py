@@ -59,7 +59,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 @dataclass(frozen=True)
 class ImageList:
-    """What a list says of its rows, in the order of its file."""
+    """Content of a list, in the order of its file."""
 
     paths: list[str]  # [N] relative to the list, with slashes
     column: str  # the column of paths

@@ -49,7 +49,7 @@ class ItemSource:
 
 
 def load(source: Any, context: Context) -> Dataset:
-    """The dataset of images that a program holds; ``context.progress`` is told how many were read.
+    """The dataset of images in memory; ``context.progress`` is called with the number of images read.
 
     Raises UsageError for what is no such thing, with the number of the row and what to do.
     """

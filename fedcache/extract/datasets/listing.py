@@ -30,7 +30,7 @@ def pull(
     say: Callable[[str], None] = lambda text: None,
     mirror: str | None = None,
 ) -> Path:
-    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
+    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Called only on request.
 
     Args:
         spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
@@ -103,7 +103,7 @@ def known(
 def info(
     name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None
 ) -> dict[str, Any]:
-    """What ``known`` says about one dataset, and more: classes, splits, versions or the folder looked at."""
+    """The entry of ``known`` for one dataset with details: classes, splits, versions or the folder looked at."""
     kind, rest = kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}
     context = Context(DigestMemory(data or Path()), roots or {}, data)

@@ -40,7 +40,7 @@ def ready(name: str, context: Context) -> bool:
 
 
 def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | None]:
-    """Where the dataset is looked for, and what is there."""
+    """The folder where the dataset is looked for, and the layout found there."""
     held = paper.read(name)
     root = context.root_of("paper", name)
     if root is None:
@@ -120,7 +120,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
 
 
 def info(name: str, context: Context) -> dict[str, Any]:
-    """What the data file says, and whether the dataset is there."""
+    """The content of the data file, and whether the dataset is available."""
     held = paper.read(name)
     root, place = _look_for(name, context)
     counted = {what.split("/")[-1] for layout in held.layouts for what in layout.counts}
@@ -160,7 +160,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
 
 
 def steps(held: Paper) -> list[str]:
-    """How to get a dataset, line by line."""
+    """Steps to get a dataset, line by line."""
     addresses = []
     for file in held.files:
         if file.direct:

@@ -43,7 +43,7 @@ DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
 
 @dataclass(frozen=True)
 class Layout:
-    """How the numbers of a row are pixels."""
+    """Layout of the pixels of a row."""
 
     shape: tuple[int, ...]  # of a row in the file
     order: str  # gray | gray-last | gray-first | rgb-last | rgb-first
@@ -72,11 +72,11 @@ class Layout:
 
 
 class RowLayout(Protocol):
-    """How the bytes of a row, or its numbers, become what is read. Picklable."""
+    """Conversion of the bytes or numbers of a row to what is read. Picklable."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row in the file, in bytes."""
+        """Bytes of a row in the file."""
 
     def image(self, row: NDArray[Any]) -> NDArray[Any]:
         """The image, or the row as it is; raises ``BadImage``."""
@@ -108,7 +108,7 @@ class NumbersLayout:
 
 
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
-    """How rows of an array [N, ...] of numbers are given to a module.
+    """Layout of the rows of an array [N, ...] of numbers, for a module.
 
     Raises UsageError for one number a row, empty rows, and for what torch has no type of.
     """
@@ -123,7 +123,7 @@ def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Number
 
 
 def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
-    """How rows of an array [N, ...] are images, from its shape alone; three channels may come first or last.
+    """Layout of the rows of an array [N, ...] of images, by its shape; three channels may come first or last.
 
     Raises UsageError, with what to do, for numbers that are no uint8 and shapes that are no images.
     """
@@ -163,7 +163,7 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class FixedRows(Reopened):
-    """Rows that lie one after another in a file, uncompressed."""
+    """Rows that are stored one after another in a file, uncompressed."""
 
     path: Path
     stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
@@ -207,7 +207,7 @@ class Packed:
 
 
 class RowBlocks(Protocol):
-    """What unpacks a file, a block at a time. Picklable."""
+    """Reader of a compressed file, one block at a time. Picklable."""
 
     rows: int  # of a block; the last may have fewer
 

@@ -38,7 +38,7 @@ from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 @dataclass(frozen=True)
 class TorchvisionEntry:
-    """How one dataset is constructed."""
+    """Arguments that construct one dataset."""
 
     splits: tuple[
         tuple[dict[str, Any], int], ...
@@ -75,7 +75,7 @@ def entry_of(name: str) -> TorchvisionEntry:
 
 
 def ready(name: str, context: Context) -> bool:
-    """Whether something lies where the dataset would be (torchvision checks it when it is opened)."""
+    """Whether some file of the dataset exists (torchvision checks all files when the dataset is opened)."""
     root = context.root_of("torchvision", name)
     return root is not None and (root / TABLE[name].files).is_dir()
 
@@ -254,7 +254,7 @@ def _class_of(name: str) -> Any:
 
 
 def _own_part(cls: Any) -> Any:
-    """A class that asks for the files of its own part alone, where torchvision's asks for those of all parts."""
+    """A class that checks the files of its own part only, where torchvision's checks those of all parts."""
     from torchvision.datasets import CIFAR10, MNIST
     from torchvision.datasets.utils import check_integrity
 

@@ -51,7 +51,7 @@ _RANGE = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 @dataclass(frozen=True)
 class _Shard:
-    """What a tar holds; of its parts only small texts have been read."""
+    """Content of a tar; of its parts only small texts have been read."""
 
     name: str  # path below the folder of all shards
     split: int | None
@@ -272,7 +272,7 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
 def _endings_of_text(
     parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice
 ) -> list[str]:
-    """Of .cls and .txt of a sample those that are read: .txt is a label only if nothing else is."""
+    """Parts of a sample that are read as labels: .cls, and .txt if there is no other label."""
     if choice.label is None:
         has_label = choice.unlabelled or "cls" in parts or _is_labelled(fields)
     else:
@@ -294,7 +294,7 @@ def _is_labelled(names: Iterable[str]) -> bool:
 def _with_label(
     request: DatasetRequest, parts: Sequence[TableRows], shards: Sequence[_Shard]
 ) -> DatasetRequest:
-    """What is asked for, with .cls as the labels if samples have it, or .txt if no field is called like labels."""
+    """The request, with .cls as the labels if samples have it, or .txt if no field is named like labels."""
     texts = {
         ending for shard in shards for ending in shard.texts
     }  # a field of .json may be called like one

@@ -41,7 +41,7 @@ IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epo
 
 
 def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
-    """What one client that owns every class sends and receives in a round, counted on rounds of no training.
+    """Traffic of one client that owns every class, counted in rounds without training.
 
     Returns:
         ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down`` of a round after the
@@ -161,12 +161,12 @@ def _towers() -> _Tower:
 
 
 def why_it_waits(method: Method) -> str | None:
-    """What keeps ``--asynchronous`` from the method; None where nothing does."""
+    """The reason why a method does not take ``--asynchronous``; None if it does."""
     return why_not_asynchronous(method, method.resolve())
 
 
 def facts_in_list(method: Method) -> dict[str, Any]:
-    """What a list of methods says of one, besides what it sends."""
+    """Facts of a method for a list, without its traffic."""
     return {
         "name": method.name,
         "summary": method.summary,
@@ -205,7 +205,7 @@ def disagreements(method: Method) -> list[dict[str, str]]:
 
 
 def fidelities(method: Method) -> str:
-    """What a result may call itself: with one stored view, and with four where that differs."""
+    """Fidelities that a result may have: with one stored view, and with four views where that differs."""
     hp = method.resolve()
     one = method.faithful(hp, 1)
     four = method.faithful(hp, 4)
@@ -357,7 +357,7 @@ class Part:
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """(what a tensor of this name is, what it tells); KeyError for a name that nobody described."""
+    """(kind of a tensor of this name, what it reveals); KeyError for a name without a description."""
     if name.startswith("c/"):
         return _CONTROL
     if counts_rows(name):
@@ -368,7 +368,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
-    """What one client sends in a round, at some widths (512 features and 10 classes when None): [] when nothing."""
+    """The tensors that one client sends in a round, at some widths (None: 512 features, 10 classes); [] for none."""
     if method.central:
         return [Part((), (), "", *_ALL, "refused")]
     parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}

@@ -33,7 +33,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class Block:
-    """Where treatments are compared: labels of the data, of the backbone and of the partition."""
+    """A block, in which treatments are compared: labels of its data, backbone and partition."""
 
     data: str
     backbone: str
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class BenchScore:
-    """What one treatment got in one block.
+    """Result of one treatment in one block.
 
     Attributes:
         block: where.

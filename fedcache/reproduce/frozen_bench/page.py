@@ -24,7 +24,7 @@ SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "lim
 def study_data(
     study: Study, scores: Sequence[BenchScore], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that is known: protocol, scores with the digests of their runs, rankings.
+    """All data of the study: protocol, scores with the digests of their runs, rankings.
 
     Args:
         study: what was compared.
@@ -112,7 +112,7 @@ SUMMARY = (
 
 
 def sentences(ranked: Mapping[str, Any]) -> list[str]:
-    """What must be read with a ranking."""
+    """Sentences to read with a ranking."""
     count = len(ranked["standings"])
     blocks = counted(len(ranked["blocks"]), "block")
     lines = [f"{count} treatments, {blocks} of data, backbone and partition."]

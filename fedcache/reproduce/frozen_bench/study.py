@@ -45,7 +45,7 @@ class BenchBackbone:
 
 @dataclass(frozen=True)
 class BenchPartition:
-    """How rows are dealt to clients.
+    """A scheme that assigns rows to clients.
 
     Attributes:
         scheme: of the partition.
@@ -90,7 +90,7 @@ class BenchTreatment:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is compared, and how; a block is one of data x backbones x partitions.
+    """The protocol of the study; a block is one combination of data, backbone and partition.
 
     Attributes:
         title: the question.

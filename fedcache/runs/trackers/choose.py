@@ -99,7 +99,7 @@ def tracker(spec: str, runs: Path) -> Tracker:
 
 
 def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
-    """Where a tracker writes; None for the address of a server or a database."""
+    """The folder of a tracker; None for the address of a server or a database."""
     place = place or os.environ.get(kind.variable, "")
     if kind.url is not None and ("://" in place or place == "databricks"):
         return None
@@ -123,7 +123,7 @@ def look_at(spec: str, runs: Path) -> str | None:
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
-    """What a plug-in makes of a folder. Raises UsageError for what cannot be loaded or is no tracker."""
+    """The tracker that a plug-in makes for a folder. Raises UsageError if it cannot be loaded or is no tracker."""
     make = own.load()
     if callable(make):
         made = make(place)

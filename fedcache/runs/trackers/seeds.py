@@ -32,7 +32,7 @@ Figures = Mapping[str, float]
 
 
 class SeedLog(Protocol):
-    """Where the rounds of one seed are written."""
+    """Destination of the rounds of one seed."""
 
     def write(self, round_: Round) -> None:
         """Write one round."""
@@ -108,7 +108,7 @@ class SeedTracker(ABC):
 
 @dataclass(frozen=True)
 class TrackedName:
-    """What a tracked run is called."""
+    """Names of a tracked run."""
 
     key: str  # the same whenever the same seed of the same run is tracked
     name: str  # for a person
@@ -182,7 +182,7 @@ def _plain(value: Any) -> bool | int | float | str:
 
 
 def final_figures(path: Path, result: Mapping[str, Any], seed: int) -> dict[str, float]:
-    """What a run gave in the end: the figures of one seed, and with ``mean`` and ``std`` those over all seeds."""
+    """Final figures of a run: those of one seed, and with ``mean`` and ``std`` those over all seeds."""
     place = [int(s) for s in result["seeds"]].index(seed)
     found: dict[str, Any] = {}
     for name in ("accuracy", "validation", "macro_f1"):
