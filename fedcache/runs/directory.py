@@ -603,10 +603,10 @@ def owning(
                 "Run the same command again: it returns the stored result, or resumes the training.",
             )
 
-    # The same order in every process, so that two grids with common private runs never wait for each other.
     locked = folders[:1]
     why = ""
     if private:
+        # The same order in every process, so that two grids with common private runs never wait for each other.
         locked = sorted(folders)
         why = ": a private run that is trained twice at once spends privacy twice"
     with ExitStack() as held:
