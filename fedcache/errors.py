@@ -194,7 +194,7 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)
-    # Say what was asked for, as far as the message tells it.
+    # Say what was requested, as far as the message tells it.
     parts = []
     if size:
         parts.append(size[1])

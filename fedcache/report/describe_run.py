@@ -178,7 +178,7 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     try:
         usual = usual_settings(method, preset)
         own = usual_run(method)
-    except FedcacheError:  # a method of somebody's own that is not here: nothing to compare with
+    except FedcacheError:  # a method of the user that is not here: nothing to compare with
         usual = {}
         own = {}
     config = train_table(entry.path)

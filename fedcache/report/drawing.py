@@ -96,7 +96,7 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """The drawing, made when it is first asked for."""
+        """The drawing, made when it is first requested."""
         return draw(self.ident, self.fill, height=self.height, description=self.description)
 
 

@@ -93,7 +93,7 @@ def write_evaluations(
         path: the file.
         found: what was measured.
         images: where images are, to show mistakes with them; None shows none.
-        observer: warned of images that are not at hand.
+        observer: warned of images that are not available.
     """
     check_out(path)
     kind = path.suffix.lower()

@@ -215,7 +215,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
             marks(made, words[global_count:])
         made = axes.scatter(*stars.T, s=70, marker="*", color=INK, linewidths=0)
         marks(made, words[:global_count])
-        # Names beside the stars, unless there are too many to read.
+        # Names next to the stars, unless there are too many to read.
         if global_count <= 20:
             for word, at in zip(words, stars, strict=False):
                 axes.annotate(short(word, 10), at, xytext=(4, 4), textcoords="offset points")

@@ -160,7 +160,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
                 words = ", ".join(f"{a:.2f}" for a in five)
                 marks(box, [f"{label}: quantiles {words} %"], e.key)
             else:
-                # A fixed wobble, so that equal clients lie beside each other and not upon.
+                # A fixed wobble, so that equal clients lie next to each other and not upon.
                 wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
                 dots = axes.scatter(
                     values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0

@@ -179,7 +179,7 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
     """Each recipe on a line, with the licence of its weights."""
     lines = []
     for key, facts in zip(saved.facts.keys, saved.facts.recipes, strict=False):
-        if "size" not in facts:  # embeddings of somebody's own
+        if "size" not in facts:  # embeddings of the user
             name = facts.get("backbone", key)
             lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
             continue

@@ -117,7 +117,7 @@ def write_report(
         score: client-mean | pooled, what scores all runs; None takes the methods' own headline where it is one for all
             runs of a setting, else the mean over clients.
         images: where images are, to show mistakes with them; None shows none.
-        observer: told the progress.
+        observer: receives the progress.
 
     Raises:
         UsageError for a name that is no run, an unknown embedding, a directory that is not there or images of a

@@ -232,7 +232,7 @@ def gallery(
 ) -> list[Gallery]:
     """The mistakes of one run as a gallery, none where it made none.
 
-    Raises StoreError, with the dataset that is needed, where no image is at hand.
+    Raises StoreError, with the dataset that is needed, where no image is available.
 
     Args:
         ident: unique in the page.

@@ -4,7 +4,7 @@ Values of one treatment in several blocks (seeds, clients, settings) are paired 
 order of the blocks: what is resampled is sorted first.
 
 ``scipy.stats`` takes most of a second to import, and ``scipy.special`` a quarter; scipy imports each when it is first
-asked for, which few pages do.
+requested, which few pages do.
 """
 
 from __future__ import annotations

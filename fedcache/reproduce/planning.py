@@ -315,7 +315,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if options.limit is not None and paper.dataset:
         departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    # Images stay images beside an encoder, or where the method has no head to train in place of the whole network.
+    # Images stay images next to an encoder, or where the method has no head to train in place of the whole network.
     taken: list[str | None] = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)

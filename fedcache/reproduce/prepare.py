@@ -85,7 +85,7 @@ class Workbench:
     Attributes:
         home: stores, runs, weights and data.
         options: of the call.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         halt: set by a signal handler.
         pictures: folder for what is drawn.
         runs: directory of results.
@@ -138,7 +138,7 @@ class Workbench:
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
             held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
-            # A name that means two arrays of the store is no name; images beside an encoder are found by training.
+            # A name that means two arrays of the store is no name; images next to an encoder are found by training.
             both = [
                 (b, k)
                 for b, k in zip(cell.backbones, keys, strict=True)
@@ -178,7 +178,7 @@ class Workbench:
 
 
 def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
-    """``--recipe`` options that store ``pixels`` beside a live encoder as that encoder reads images."""
+    """``--recipe`` options that store ``pixels`` next to a live encoder as that encoder reads images."""
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
         return {}

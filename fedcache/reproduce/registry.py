@@ -48,7 +48,7 @@ class PaperCell:
         recipe: departures from the backbones' native recipes.
         dataset: a spec.
         domain: domains that are dealt; () for all.
-        scheme: of the partition; "" where nothing is dealt.
+        scheme: of the partition; "" where nothing is assigned.
         args: its arguments.
         rounds: None for the method's own.
         participation: clients a round, None for the method's own.

@@ -1,7 +1,7 @@
 """Measure the cells of an entry and set the results next to the printed values.
 
 Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
-goes on, and every metric has a std over seeds. What was not run is never shown with a number.
+continues, and every metric has a std over seeds. What was not run is never shown with a number.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def reproduce(
         home: where stores, runs, weights and data are.
         options: what departs from the paper.
         runs: directory of results instead of ``home.runs``.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         stop: set by a signal handler; honoured where no finished round is lost.
         engine: a cluster that extracts and trains, to the same bits.
 

@@ -4,7 +4,7 @@ Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and 
 in the directory. A command with more seeds trains only the missing ones.
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
-measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.
+measured lies apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
 
 ``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
 Checkpoints and finished seeds are sealed for their run and seed; where one is not what was written, the seed begins
@@ -557,7 +557,7 @@ def reads_embeddings(path: Path) -> bool:
         ValueError,
         KeyError,
         TypeError,
-    ):  # whoever reads the model is told that it is damaged
+    ):  # anyone who reads the model is told that it is damaged
         return False
 
 
@@ -649,7 +649,7 @@ def _forget(locks: Sequence[Path]) -> None:
             lock.unlink(missing_ok=True)
 
 
-# Words that a user gives to runs: ``tags.json`` beside a result, which no digest covers.
+# Words that a user gives to runs: ``tags.json`` next to a result, which no digest covers.
 
 TAGS = "tags.json"
 TAG = r"\w[\w.+-]{0,63}"

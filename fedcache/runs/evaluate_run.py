@@ -76,7 +76,7 @@ def evaluate_runs(
         request: a dataset, a store or a file, and which of its rows.
         config: how what is missing is extracted.
         home: where stores and weights are looked for.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         stop: asked between the models of clients, blocks of rows and the chunks of an extraction.
     """
     each = [options] * len(places)
@@ -372,7 +372,7 @@ def warning_of_trained_rows(
 ) -> str | None:
     """A warning where a model was trained on some of the rows, as far as that is known; None otherwise.
 
-    Its run is that of the directory, else the one beside the model's file, else one of the home. Rows of the run's own
+    Its run is that of the directory, else the one next to the model's file, else one of the home. Rows of the run's own
     dataset are known by their numbers, those of others by their content, and those of a file by their features, where
     the run's store is still there. Where its partition is not, all training rows of the dataset may be meant.
 

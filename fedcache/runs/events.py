@@ -173,7 +173,7 @@ def replay_stored(
 class HookedObserver(Silent):
     """An observer that also hands every round to hooks.
 
-    A hook that raises is told of and not called again, and the run goes on: tracking never costs a training.
+    A hook that raises is told of and not called again, and the run continues: tracking never costs a training.
 
     Args:
         observer: everything is passed on to it; None for nobody, and then a failure is a Python warning.

@@ -144,7 +144,7 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if not (run / "result.json").exists() or not (run / MODELS).is_dir():
             continue
-        # a damaged result is another finding, and keeps what lies beside it
+        # a damaged result is another finding, and keeps what lies next to it
         with suppress(FedcacheError, OSError):
             # to train these again spends privacy again
             if not is_private(read_result(run / "result.json")):
@@ -163,7 +163,7 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
         except (FedcacheError, OSError, KeyError):
             continue
         if method not in NAMES:
-            continue  # somebody's own: its code is not here to compare with
+            continue  # the user's own: its code is not here to compare with
         if method not in current:
             current[method] = code_digest(method)
         if result.get("code") != current[method]:

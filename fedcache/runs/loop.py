@@ -122,7 +122,7 @@ def train(
         repartition: every seed draws its own partition (else all seeds share one).
         extract: whether to run the extraction that is missing.
         fresh: run again although the result is there.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
             costs that fails.
         stop: set by a signal handler; honoured where no finished round is lost.
@@ -787,7 +787,7 @@ def train_seeds(
     share, None for a run alone, and ``grid_points`` how many these are with those that have ended before.
 
     Returns:
-        the errors that ended runs, by their place; the others go on.
+        the errors that ended runs, by their place; the others continue.
     """
     spec = runs[0].spec
     failed = dict[int, FedcacheError]()
@@ -1014,7 +1014,7 @@ class PreparedPoint:
     """One point of a grid, ready to be trained."""
 
     inputs: RunInputs  # those of all points, with the hyperparameters of this one
-    config: TrainConfig  # what was asked for it
+    config: TrainConfig  # the configuration that was requested
     position: GridPosition  # in the grid
 
 
@@ -1038,7 +1038,7 @@ def train_together(
         runs: directory of all runs.
         cache: Gram matrices and features of other points.
         fresh: train points although their results are there.
-        observer: told the story once, and the rounds of all points.
+        observer: receives notes, warnings and progress once, and the rounds of all points.
         stop: honoured after a round; every point keeps its state.
         on_end: called with the number of each point as it ends, and its run or the error that ended it.
     """

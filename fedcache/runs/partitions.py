@@ -138,7 +138,7 @@ def make_partition(
     name that other rows have.
 
     Args:
-        store: whose rows are dealt.
+        store: whose rows are assigned.
         scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; beside those it deals every value's rows.
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
@@ -198,7 +198,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     Args:
         method: what it reads.
         store: whose rows are trained on.
-        rows: the rows dealt to clients; None before any are, when one label among all training rows will do.
+        rows: the rows assigned to clients; None before any are, when one label among all training rows will do.
     """
     if "labels" not in method.needs:
         return
@@ -315,7 +315,7 @@ def partition_seeds(
         try:
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
         except InfeasibleError as error:
-            # Only what the rules chose is scaled down; what the user asked for is refused with the value that works.
+            # Only what the rules chose is scaled down; what the user requested is refused with the value that works.
             chosen_by_user = (
                 config.scheme is not None or config.clients is not None or bool(config.options)
             )
@@ -451,7 +451,7 @@ def given_partition(
     """A partition from the user's own assignment of rows, saved in the store.
 
     Args:
-        store: whose rows are dealt.
+        store: whose rows are assigned.
         clients: name -> rows (``given.of_rows``), the client of each row in the order of ``Store.samples.name`` (a
             pandas Series whose index names the rows is taken by name), a CSV of ``name,client[,split]`` with the
             names of the rows, or a function that takes the store and returns one of these.

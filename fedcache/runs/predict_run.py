@@ -369,7 +369,7 @@ def personalise_run(
         request: store, name, settings, rounds and file.
         device: auto, cpu or cuda, which never falls back; auto is the CPU.
         home: where stores and weights are looked for.
-        observer: told the rounds.
+        observer: receives the rounds.
         stop: honoured before each round.
     """
     store = need_store(home, path=Path(str(request.store)))

@@ -142,7 +142,7 @@ def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None
 
 
 def forget_reported_rounds(ledger: Path, run: str, seed: int) -> None:
-    """A seed has ended: there is nothing to go on from."""
+    """A seed has ended: there is nothing to continue from."""
     _rounds_file(ledger, run, seed).unlink(missing_ok=True)
 
 

@@ -230,7 +230,7 @@ def summarise(
     """``result.json`` of a run: promised values only."""
     first = seeds[0]
     clients = columns_of_seeds(seeds)
-    # With many clients, what each of them has is in a file beside the result, and not in it.
+    # With many clients, what each of them has is in a file next to the result, and not in it.
     named: ClientColumns | None = clients
     names: list[str] | None = list(first.clients)
     owned: dict[str, Any] = {"per_client": clients.classes_owned.tolist()}

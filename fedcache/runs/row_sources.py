@@ -154,7 +154,7 @@ class StoreRows:
         keys = arrays_for(method, settings, self.store, names, self.preparation.observer)
         need_labels(method, self.store, None)
         if "image tower" in method.needs:
-            images_for(self.store, keys[0])  # refused before rows are dealt
+            images_for(self.store, keys[0])  # refused before rows are assigned
         for name in self.config.domain:
             if name not in self.store.samples.domains:
                 raise unknown("domain", name, self.store.samples.domains)

@@ -205,7 +205,7 @@ class Run:
             seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
             client: whose model, where a method trains one for each client.
             method: the ``Method`` of your own that the run was of.
-            one_for_all: the server's model, where a method trains personal ones beside it.
+            one_for_all: the server's model, where a method trains personal ones next to it.
 
         Raises UsageError for a seed or client that the run has not, StoreError for a run without models,
         CorruptionError for a file that is not what was written.

@@ -215,7 +215,7 @@ TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_dura
 class ResolvedRun:
     """Resolved settings of a run: all that determines its result besides features, dataset, partitions and code."""
 
-    requested: TrainConfig  # what the user asked for, defaults not in place
+    requested: TrainConfig  # what the user requested, defaults not in place
     method: str  # its name
     arrays: tuple[
         str, ...
@@ -244,7 +244,7 @@ class ResolvedRun:
 
     @property
     def execution(self) -> str:
-        """How clients are computed: ``auto`` or one that was asked for."""
+        """How clients are computed: ``auto`` or one that was requested."""
         return self.requested.execution
 
     @property
@@ -599,7 +599,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     """The choice of a configuration.
 
     Raises UsageError for wrong words, and for a method whose uploads do not allow them; MachineError when noise is
-    asked for and its accounting is not installed.
+    requested and its accounting is not installed.
     """
     privacy = None
     words = (config.dp_clip, config.dp_noise, config.dp_delta, config.dp_seed, config.dp_allow)

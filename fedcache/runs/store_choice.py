@@ -425,7 +425,7 @@ def find_or_extract(
         for array in begun:
             if array.key in keys:
                 complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
-            elif not train.backbones:  # whoever names some is not told of others
+            elif not train.backbones:  # anyone who names some is not told of others
                 command = array.command(store, home)
                 observer.warn(
                     f"{array.state(store)}; left out (`fedcache gc --days 0` lists it, to give it up). "

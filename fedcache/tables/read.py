@@ -1,6 +1,6 @@
 """Columns of a file of embeddings: npz, npy, h5, safetensors and tables; nothing that could run code is ever built.
 
-Features are read block by block in the order of their rows, as often as they are asked for, so that a file larger than
+Features are read block by block in the order of their rows, as often as they are requested, so that a file larger than
 memory can be ingested; of the other columns those with one value for each row are read whole, and the rest not at all.
 Each format's library is imported by the function that needs it.
 """

@@ -295,7 +295,7 @@ def find_column(
     """The requested column, else the first of a usual name, in capitals or not; None if there is none.
 
     Of an HDF5 file, whose names have levels, the last level is compared. Of several columns of one usual name the one
-    that is written exactly so is taken. Raises UsageError for a column that is asked for by ``option`` and that the
+    that is written exactly so is taken. Raises UsageError for a column that is requested by ``option`` and that the
     file does not have, and for several columns of one name none of which is written so.
     """
     if chosen is not None:
@@ -347,7 +347,7 @@ def need_labels(
 ) -> FedcacheError:
     """The error of a table without a column of labels that has columns which may be it.
 
-    ``spec`` names the first of them, beside the option.
+    ``spec`` names the first of them, next to the option.
     """
     likely = next(iter(may_be_labels))
     also = ""

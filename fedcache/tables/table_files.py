@@ -42,7 +42,7 @@ class Table:
     types: dict[str, Any]  # arrow's, by column; of a CSV those of its first block
     batches: Batches
     count: int | None  # of its rows; None where it takes reading
-    meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote beside the columns
+    meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote next to the columns
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
     # of columns of ClassLabel of Hugging Face
     class_names: dict[str, list[str]] = field(default_factory=dict)

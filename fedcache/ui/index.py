@@ -245,7 +245,7 @@ def _validation(record: Mapping[str, Any]) -> float | None:
 
 
 def _words(table: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's settings in words, those of the method beside the others."""
+    """A configuration's settings in words, those of the method next to the others."""
     table = {**table, **table.get("set", {})}
     return {k: value_words(v) for k, v in table.items() if k != "set"}
 
@@ -284,7 +284,7 @@ class RunIndex:
     Attributes:
         version: grows by one with every change.
         reads: runs that were read so far.
-        stats: times that were asked for so far.
+        stats: times that were requested so far.
     """
 
     def __init__(self, root: Path) -> None:

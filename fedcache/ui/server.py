@@ -1,6 +1,6 @@
 """Server of the page: a token before every path, loopback host names, GET only, no foreign requests.
 
-The token stands in the path, so links that are relative keep it and nothing needs a cookie; whoever does not know it
+The token stands in the path, so links that are relative keep it and nothing needs a cookie; anyone who does not know it
 learns nothing, not even which paths there are. A name that resolves to this machine (DNS rebinding) is refused by its
 ``Host``. The browser is told to load nothing from anywhere else, to tell no other page where it came from, and to keep
 nothing.
@@ -144,7 +144,7 @@ class Pages:
 
     Args:
         home: that is shown; nothing in it is changed.
-        folder: for the reports that are asked for.
+        folder: for the reports that are requested.
 
     Attributes:
         version: grows by one when a look at the home finds another than the one before.

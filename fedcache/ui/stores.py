@@ -71,7 +71,7 @@ class StoreIndex:
     def images(self, name: str, start: int) -> dict[str, Any] | None:
         """``PAGE`` readable images of a store from number ``start`` on, as thumbnails; None for a name that is none.
 
-        Raises StoreError where the images are not at hand, UsageError for rows that are no images.
+        Raises StoreError where the images are not available, UsageError for rows that are no images.
         """
         path = self._paths().get(name)
         if path is None:

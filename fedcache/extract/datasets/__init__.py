@@ -2,7 +2,7 @@
 
 A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
 named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
-dataset of that kind is asked for; torch never is, and torchvision to load one of its own.
+dataset of that kind is requested; torch never is, and torchvision to load one of its own.
 """
 
 from __future__ import annotations

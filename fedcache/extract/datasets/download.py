@@ -3,7 +3,7 @@
 Whoever is on the way can change what an address without encryption sends: only a file with a published checksum comes
 from one, or from this machine. An encrypted address may not lead on to one that is not.
 
-Everything is prepared in ``.partial`` inside the dataset's folder; what lies in the folder itself is complete.
+Everything is prepared in ``.partial`` inside the dataset's folder; what is in the folder itself is complete.
 """
 
 from __future__ import annotations

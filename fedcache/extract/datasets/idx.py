@@ -98,7 +98,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
         if match and file.is_file() and file.name.lower().startswith(begin):
-            # A file that was unpacked lies beside its .gz: the first of a name, without .gz, is taken.
+            # A file that was unpacked lies next to its .gz: the first of a name, without .gz, is taken.
             split = (match["split"] or "").lower()
             found.setdefault(match["stem"].rstrip("-_").lower(), {}).setdefault(split, file)
     if not found:

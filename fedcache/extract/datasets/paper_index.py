@@ -145,7 +145,7 @@ def _of_files(
 def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """Folders ``split/class`` or ``domain/class``, and lists for each split (and domain); a layout may have both.
 
-    What else lies beside the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
+    What else lies next to the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
     their name.
     """
     found = list(_class_folders(place))

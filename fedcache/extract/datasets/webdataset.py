@@ -1,6 +1,6 @@
 """``webdataset:PATTERN``: samples in tar files, whose parts have one name and different endings.
 
-``000017.jpg`` with ``000017.cls`` or ``000017.json`` beside it, in one tar, a folder of them, ``shard-*.tar`` or
+``000017.jpg`` with ``000017.cls`` or ``000017.json`` next to it, in one tar, a folder of them, ``shard-*.tar`` or
 ``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
 ``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
 A ``.txt`` that differs in nearly every sample is a caption and no label; a ``.json`` that is no object is a column

@@ -102,7 +102,7 @@ class Study:
         limit: so many images of each data set, evenly spaced.
         data: label -> images.
         backbones: by name.
-        partitions: label -> how rows are dealt.
+        partitions: label -> how rows are assigned.
         treatments: label -> method and settings.
     """
 

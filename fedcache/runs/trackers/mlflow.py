@@ -109,7 +109,7 @@ class MLflow(SeedTracker):
 
     @cached_property
     def _client(self) -> MlflowClient:
-        # nothing leaves that nobody asked for
+        # nothing leaves that nobody requested
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.tracking import MlflowClient
 
