@@ -35,27 +35,27 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         "path": str(done.path),
         "format": done.kind,
         "bytes": done.bytes,
-        **done.said,
+        **done.written,
     }
     megabytes = done.bytes / 1e6
     lines = [f"{done.kind}, {megabytes:,.2f} MB: {done.path}"]
-    for one in done.said.get("inputs", []):
+    for one in done.written.get("inputs", []):
         shape = f"[N, {one['width']}]"
         if one["kind"] == "images":
             height = one["height"]
             shape = f"uint8 [N, 3, {height}, {one['width']}]"
         backbones = ", ".join(one["backbones"]) or "no known backbone"
         lines.append(f"  reads {one['name']} {shape} ({backbones})")
-    if "difference" in done.said:
+    if "difference" in done.written:
         # How far the exported program is from the model that was trained, measured on random rows.
-        gap = done.said["difference"]
+        gap = done.written["difference"]
         scores = f"{gap['scores']:.1g}"
         probabilities = f"{gap['probabilities']:.1g}"
         lines.append(
             f"  over drawn rows, scores differ by at most {scores} and probabilities by {probabilities} "
             "from this model's"
         )
-        moved = done.said["moved_by_libraries"]
+        moved = done.written["moved_by_libraries"]
         if moved["scores"]:
             scores = f"{moved['scores']:.1g}"
             probabilities = f"{moved['probabilities']:.1g}"

@@ -256,11 +256,8 @@ def gallery(
         "was taken for, and the probability of that."
     )
     if mistakes.clients:
-        description += (
-            f" {mistakes.clients:,} clients' own models were asked, each about {rows_of_client}; whose it "
-            "was "
-        )
-        description += "is named."
+        description += f" {mistakes.clients:,} clients' own models were asked, each about "
+        description += f"{rows_of_client}; whose it was is named."
     lost = len(mistakes.most) - len(shown)
     if lost:
         description += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
