@@ -79,9 +79,9 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:
-        found = " and ".join(named) or "none"
+        names = " and ".join(named) or "none"
         raise UsageError(
-            f"dataset, store or embeddings says what is evaluated on; found {found}.",
+            f"dataset, store or embeddings says what is evaluated on; found {names}.",
             'For example fc.evaluate(run, "folder:photos")',
         )
     config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")

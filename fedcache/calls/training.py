@@ -151,7 +151,7 @@ def grid(
     **request: Any,
 ) -> Grid:
     """A trained grid; ``sampling`` as of ``Sampling``, ``request`` of ``request_grid``. Raises as ``fedcache.grid``."""
-    given = [methods]
+    given: list[Any] = [methods]
     if isinstance(methods, list | tuple):
         given = list(methods)
     names = tuple(named(method, jobs) for method in given)

@@ -337,11 +337,11 @@ def load_arrays(
             arrays, lambda held: _rows_of(held, request, reading) is not None, str(path), hint
         )
     if _rows_of(tables[0][1], request, reading) is None:
-        listed = []
+        described = []
         for name, array in list(arrays.items())[:8]:
             shape = list(array.shape)
-            listed.append(f"{name} {array.dtype} {shape}")
-        shapes = ", ".join(listed)
+            described.append(f"{name} {array.dtype} {shape}")
+        shapes = ", ".join(described)
         like = [name for name, array in arrays.items() if reading.fits(array)]
         missing = f"no column of {reading.holds}"
         if request.content:

@@ -69,7 +69,7 @@ def as_json(data: Mapping[str, Any]) -> str:
 
 def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row per treatment of a ranking, as text; the columns are ``SUMMARY``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for place, s in enumerate(ranked["standings"]):
         difference = ""
         # The first is what the others are compared with.
