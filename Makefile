@@ -25,7 +25,7 @@ help:
 	@echo "make pages    write the pages of docs/ that are made from the code"
 	@echo "make docs     build the documentation into site/; a warning is an error"
 	@echo "make outputs  run README, tutorials and notebooks, and write what they print into their pages"
-	@echo "make notebooks  run the notebooks of examples/ from top to bottom"
+	@echo "make notebooks  run README, tutorials and notebooks; what they print must be what their pages show"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make wheels   build the sdist and the wheel into dist/"
 	@echo "make smoke-wheel  install the wheel alone, for every Python of PYTHONS that is here, and run the main job (gigabytes)"
@@ -161,6 +161,7 @@ outputs: $(VENV)/.notebooks
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_notebooks.py --write
 
 notebooks: $(VENV)/.notebooks
+	$(BIN)/python tools/run_pages.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/run_notebooks.py
 
 results: $(VENV)/.dev

@@ -64,6 +64,7 @@ def extract(
     group_key: str | None = None,
     no_label: str | None = None,
     unlabelled: bool | None = None,
+    part: str | None = None,
     observer: Observer | None = None,
 ) -> Store:
     """Run frozen backbones over a dataset; returns at once when the store has everything.
@@ -78,7 +79,7 @@ def extract(
         max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
         no_label: labels that mean that none is known (``"-1"``); ``unlabelled``: no column holds labels.
         images_key, label_key, split_key, domain_key, group_key: columns of ``arrays:FILE`` and its like.
-        skip_missing: leave out backbones without weights.
+        skip_missing: leave out backbones without weights; ``part``: ``"1/4"`` computes a part for ``join``, alone.
         follow_links: also read what links lead to outside of the dataset's folder; ``observer``: told the story.
 
     Raises FedcacheError as the command, with its exit code and hint.
@@ -87,6 +88,28 @@ def extract(
     from fedcache.calls import stores
 
     return stores.extract(given, store, observer)
+
+
+@names_checked
+def join(
+    parts: Sequence[Store | str | Path],
+    *,
+    store: str | Path | None = None,
+    max_bad: str = "1%",
+    observer: Observer | None = None,
+) -> Store:
+    """Assemble all parts of a store that ``extract(part="1/4")`` and so on made, on this or other machines.
+
+    Args:
+        parts: all of them, in any order; ``store``: another place for the store than that of its dataset.
+        max_bad: images of all parts that may be unreadable, ``"1%"`` or a number; ``observer``: told the story.
+
+    Raises StoreError for parts that are missing, given twice, unfinished or of other data, recipes or weights, and
+    CorruptionError for a damaged one.
+    """
+    from fedcache.calls import stores
+
+    return stores.join(parts, store, max_bad, observer)
 
 
 @names_checked

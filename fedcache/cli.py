@@ -54,6 +54,12 @@ COMMANDS = (
         MAIN,
         "Run frozen backbones once over a dataset and keep the features.",
     ),
+    CommandEntry(
+        "join",
+        "extract",
+        MAIN,
+        "Assemble the parts of `extract --part 1/4` and so on into one store.",
+    ),
     CommandEntry("ingest", "exchange", MAIN, "Bring your own embeddings straight into a store."),
     CommandEntry(
         "partition",

@@ -67,7 +67,7 @@ class ExtractConfig:
     recipe: Mapping[str, str] = option(
         {},
         "key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype; output "
-        "of a file of yours.",
+        "of a file of yours; pooling, max_tokens and prompt of texts; pooling and seconds of sounds.",
         FEATURES,
         split=True,
         said="the backbone's own",
@@ -106,7 +106,7 @@ class ExtractConfig:
     )
     device: str = option(
         "auto",
-        "Where the model runs; cuda never falls back.",
+        "Where the model runs; cuda never falls back and takes all GPUs of one kind, cuda:0,cuda:2 these.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
     )
@@ -126,6 +126,13 @@ class ExtractConfig:
     threads: int = option(1, "Threads per process.", COMPUTING, minimum=1)
     chunk_rows: int | None = option(
         None, "Rows per chunk file.", COMPUTING, minimum=1, said="by the width of features"
+    )
+    part: str | None = option(
+        None,
+        "Compute part i/n alone, e.g. 1/4, in a folder of its own; `fedcache join` assembles all. auto reads "
+        "SLURM_ARRAY_TASK_ID, or RANK and WORLD_SIZE, which mean nothing without it.",
+        COMPUTING,
+        said="all of the dataset",
     )
     max_bad: str = option("1%", "Unreadable images to accept: 1% or a number.", DATA)
     weights: Mapping[str, str] = option(

@@ -77,6 +77,7 @@ PUBLIC = {
     "extract",
     "grid",
     "ingest",
+    "join",
     "load_model",
     "partition",
     "personalise",

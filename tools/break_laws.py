@@ -465,7 +465,7 @@ TABLE = (
         "fst-cbdg",
     ),
     B(
-        "totals_are_the_sum_over_clients",
+        "traffic_adds_up",
         "only the last client's upload counts",
         ROUNDS,
         "int(of_clients.sum())",
@@ -560,7 +560,7 @@ TABLE = (
         "self.concurrency",
     ),
     B(
-        "clients_are_sampled_without_replacement_and_anew_each_round",
+        "the_clients_of_a_round",
         "every round samples the same",
         SAMPLING,
         'len(there))\nrng = generator(self.seed, "sampling", *key)',

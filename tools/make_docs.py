@@ -38,6 +38,7 @@ from fedcache.extract.datasets import (
     idx,
     paper,
     papers,
+    sound,
     torchvision,
     webdataset,
 )
@@ -592,8 +593,8 @@ MEANINGS: Mapping[Exit, Meaning] = {
     ),
     Exit.INTERRUPTED: Meaning(
         "stopped by a signal; the same command goes on",
-        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs at most one "
-        "chunk of every backbone. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
+        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs the "
+        "batches under way. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
         "Run the same command again.",
         "fedcache extract --dataset digits --backbones efficientnet-lite0",
         "when Ctrl-C is pressed",
@@ -917,6 +918,7 @@ OWN_FILES = {
         "texts:reviews.csv --label-key stars --group-key shop",
     ),
     "rows:FILE": (number_rows, "rows:tones.npz", "rows:tones.npz --label-key pitch"),
+    "sound:PATH": (sound, "sound:recordings", "sound:recordings --layout speaker/class"),
 }
 """Kinds of files of one's own: module, a spec to look at, and one to extract."""
 

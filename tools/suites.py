@@ -48,42 +48,39 @@ def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
     return any(path.startswith(tuple(beginnings)) for path in changed)
 
 
-STAGES = (
+ROWS = (
     (
-        (
-            Suite("long", PACKAGE),
-            Suite(
-                "numeric",
-                ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
-            ),
-            Suite(
-                "notebooks",
-                (
-                    "docs/",
-                    "examples/",
-                    "README.md",
-                    "fedcache/__init__.py",
-                    "fedcache/api.py",
-                    "fedcache/commands/",
-                ),
-            ),
+        Suite("long", PACKAGE),
+        Suite(
+            "numeric",
+            ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
         ),
     ),
-    # Federations and clusters wait for one another more than they compute: what needs one core runs beside them.
+    # Federations and clusters wait for one another more than they compute, so this row runs beside the first.
     (
-        (Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),),
-        (
-            Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
-            Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/")),
-            Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
-            Suite("audit", INSTALLED),
-            Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
+        Suite("test-engines", ("fedcache/", "tests/engines/", "pyproject.toml")),
+        Suite(
+            "notebooks",
+            (
+                "docs/",
+                "examples/",
+                "README.md",
+                "fedcache/__init__.py",
+                "fedcache/api.py",
+                "fedcache/commands/",
+                "fedcache/report/",
+            ),
         ),
+        Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
+        Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/")),
+        Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
+        Suite("audit", INSTALLED),
+        Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),
     ),
 )
-"""Stages run one after another, the rows of a stage beside each other, the suites of a row one after another."""
+"""Rows run beside each other, the suites of a row one after another."""
 
-SUITES = tuple(suite for stage in STAGES for row in stage for suite in row)
+SUITES = tuple(suite for row in ROWS for suite in row)
 
 
 def run_row(row: Sequence[Suite]) -> list[str]:
@@ -122,11 +119,9 @@ def main() -> int:
     if asked.list:
         print("runs:", *(suite.target for suite in SUITES if suite.target in chosen))
         return 0
-    failed = []
-    for stage in STAGES:
-        rows = [[suite for suite in row if suite.target in chosen] for row in stage]
-        with ThreadPoolExecutor(len(rows)) as pool:
-            failed += [target for targets in pool.map(run_row, rows) for target in targets]
+    rows = [[suite for suite in row if suite.target in chosen] for row in ROWS]
+    with ThreadPoolExecutor(len(rows)) as pool:
+        failed = [target for targets in pool.map(run_row, rows) for target in targets]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return int(bool(failed))

@@ -12,6 +12,7 @@ from fedcache.errors import UsageError
 from fedcache.extract.extract_dataset import extract as extract_dataset
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import ingest_file
+from fedcache.extract.planning.parts import join as join_parts
 from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
 from fedcache.runs.partitions import given_partition, is_given, make_partition, write_shards
@@ -102,6 +103,19 @@ def ingest(
         drop_nan=drop_nan,
         observer=observer,
     ).store
+
+
+def join(
+    parts: Sequence[Store | str | Path],
+    store: str | Path | None,
+    max_bad: str,
+    observer: Observer | None,
+) -> Store:
+    """The store of all parts, which are named by their folders or opened."""
+    if isinstance(parts, str | Path | Store):
+        parts = [parts]
+    folders = [part.path if isinstance(part, Store) else part for part in parts]
+    return join_parts(folders, store, Home.from_environment(), max_bad, observer or Silent())
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from fedcache.commands.options import (
     SchemeArguments,
     command,
     configured,
+    help_of,
     pick,
     scheme_arguments,
 )
@@ -25,13 +26,16 @@ from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.inputs import IMAGES, one_of
+from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
+from fedcache.extract.recipe import part_read
 from fedcache.extract.result import Extraction, describe_growth
 from fedcache.federate.engines.choose import engine_of
 from fedcache.option_info import CLIENTS, DATA, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE
+from fedcache.store.part import join_command
 from fedcache.tables.words import counted
 from fedcache.visible_text import visible
 
@@ -114,12 +118,19 @@ def extract(
 
     Resumes wherever it was stopped; a finished extraction returns at once.
 
+    With --part each of several processes, on one or many machines, computes one part; `fedcache join` assembles them.
+
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
     keep_freed_memory()  # for what is computed in this process
     resolved = configured(ExtractConfig, given, read_file(config, observer.note).get("extract"))
     if partition is None:
         refuse_scheme_options(given, out)
+    elif resolved.part is not None:
+        raise UsageError(
+            "--partition cuts a whole store, and --part makes a part of one.",
+            "Join the parts, then:  fedcache shard --help",
+        )
     cluster = engine_of(engine, ray_address)
     stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
@@ -138,6 +149,8 @@ def extract(
     data = done.to_dict()
     lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
     lines += bad_lines(done.bad, done.path, done.holds)
+    if done.part is not None and not dry_run:
+        lines.append(f"This is {done.part}. When all are finished:  {join_command(done.path)}")
     if partition is not None and not dry_run:
         count, target = write_client_stores(done, partition, given, out, observer)
         data["shards"] = str(target)
@@ -148,6 +161,52 @@ def extract(
     if done.skipped and not dry_run:
         lines.append(f"Skipped for missing weights: {', '.join(done.skipped)}")
     return CommandResult(data, [*lines, str(done.path)], code, [arrays_table(done)])
+
+
+@command("join")
+def join(
+    observer: TerminalObserver,
+    parts: Annotated[
+        list[Path],
+        typer.Argument(help="All parts: folders, or names of `fedcache ls`, in any order."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The store to write.",
+            show_default="that of the dataset, under FEDCACHE_HOME",
+        ),
+    ] = None,
+    max_bad: Annotated[
+        str, typer.Option("--max-bad", help=help_of(ExtractConfig, "max_bad"))
+    ] = "1%",
+) -> CommandResult:
+    """Assemble the parts of `extract --part 1/4` and so on into one store.
+
+    The store has the bytes that one process writes; its history alone differs. Chunks are hard links where parts and
+    store are on one disk, else copies, and every one is verified. A join that was interrupted goes on when it is
+    repeated.
+
+    Example: fedcache join node-*/photos.part-*-of-4.zarr -o photos.zarr
+    """
+    store = join_parts(parts, out, Home.from_environment(), max_bad, observer)
+    data = {
+        "path": str(store.path),
+        "parts": len(parts),
+        "dataset": store.dataset,
+        "images": store.rows,
+        "ok": store.rows_ok,
+        "arrays": sorted(store.arrays),
+        "text": sorted(store.texts),
+    }
+    code = Exit.OK
+    if store.rows_ok < store.rows:
+        code = Exit.QUARANTINED
+    joined = f"{counted(len(parts), 'part')} joined: {', '.join(sorted(store.arrays))} of {store.rows_ok:,} rows."
+    lines = [joined, *bad_lines(store.quarantined(), store.path)]
+    return CommandResult(data, [*lines, str(store.path)], code)
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
@@ -227,12 +286,16 @@ def text_lines(done: Extraction) -> list[str]:
 
 
 def cut_lines(done: Extraction) -> list[str]:
-    """How many texts a model reads only a part of."""
-    tokens = {a["backbone"]: a["recipe"]["size"] for a in done.arrays}
-    return [
-        f"{name} reads {tokens[name]:,} tokens of a text: the rest of {n:,} text{'s' if n > 1 else ''} was left out."
-        for name, n in done.cut.items()
-    ]
+    """How many texts or sounds a model reads only a part of."""
+    recipes = {a["backbone"]: a["recipe"] for a in done.arrays}
+    one = one_of(done.holds)
+    lines = []
+    for name, count in done.cut.items():
+        part = part_read(recipes[name])
+        lines.append(
+            f"{name} reads {part} of a {one}: the rest of {counted(count, one)} was left out."
+        )
+    return lines
 
 
 def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES) -> list[str]:

@@ -19,6 +19,7 @@ from fedcache.extract.augment import described
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
+from fedcache.extract.recipe import part_read
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
@@ -29,7 +30,9 @@ from fedcache.runs.privacy_ledger import (
     totals,
     totals_of_datasets,
 )
+from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.manifest import QUARANTINE, VANISHED
+from fedcache.store.part import join_command, part_of
 from fedcache.store.store import Store
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
@@ -71,13 +74,14 @@ def ls(
     for path in listed:
         # A store that cannot be opened is listed with its problem; the others are still shown.
         try:
-            store = Store.open(path)
+            store = Store.open(path, part=True)
         except FedcacheError as error:
             observer.warn(f"{path.name}: {error.message}")
             entries.append({"name": path.name, "path": str(path), "problem": error.message})
             rows.append((path.name, error.message, "", "", "", ""))
             continue
-        arrays = sorted(store.arrays)
+        part = part_of(store.dataset)
+        arrays = sorted(finished_arrays(store))
         partitions = sorted(store.partitions)
         counts = _group_counts(store, observer)
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
@@ -95,8 +99,13 @@ def ls(
                 "bytes": size,
             }
         )
+        held_rows = f"{store.rows_ok:,} of {store.rows:,}"
+        if part is not None:
+            entries[-1]["part"] = [part.number, part.of]
+            covered, bad = rows_of_part(store)
+            held_rows = f"{covered - len(bad):,} of {store.rows:,}, {part}"
         held = (
-            f"{store.rows_ok:,} of {store.rows:,}",
+            held_rows,
             ", ".join(arrays),
             _value_counts(counts),
             ", ".join(partitions),
@@ -201,8 +210,14 @@ def inspect(
     Example: fedcache inspect
     """
     opened = need_store(
-        Home.from_environment(), path=one_store(store, named), dataset=dataset, observer=observer
+        Home.from_environment(),
+        path=one_store(store, named),
+        dataset=dataset,
+        observer=observer,
+        part=True,
     )
+    part = part_of(opened.dataset)
+    infos = finished_arrays(opened)
     samples = opened.samples
     # Rows that can be read, by split. Rows that vanished from the dataset keep their number, and are not rows any more.
     codes = enumerate(("train", "test", "validation"))
@@ -210,6 +225,8 @@ def inspect(
         name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes
     }
     listed = opened.quarantined()
+    if part is not None:
+        covered, listed = rows_of_part(opened)
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
     arrays: list[dict[str, Any]] = [
@@ -223,9 +240,9 @@ def inspect(
             "recipe": info.recipe,
             "how": info.how,
         }
-        for key, info in sorted(opened.arrays.items())
+        for key, info in infos.items()
     ]
-    unfinished = opened.unfinished()
+    unfinished = [u for u in opened.unfinished() if u["name"] not in infos]
     counts = _group_counts(opened, observer)
     data = {
         "path": str(opened.path),
@@ -244,7 +261,7 @@ def inspect(
         "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
         "partitions": sorted(opened.partitions),
     }
-    holds = held_by(array.recipe for array in opened.arrays.values())
+    holds = held_by(info.recipe for info in infos.values())
     # Names come from files and folders, and may contain control characters.
     classes = [visible(name) for name in samples.classes[:12]]
     more = ""
@@ -258,6 +275,10 @@ def inspect(
         f"dataset     {slug}  {opened.dataset['digest']}",
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
+    if part is not None:
+        data["part"] = [part.number, part.of]
+        join = join_command(opened.path)
+        lines.insert(1, f"part        {part.number} of {part.of}: {covered:,} rows; {join}")
     # The first unreadable rows with their reasons; the file beside the store has all.
     if bad:
         quarantine = opened.path / QUARANTINE
@@ -306,7 +327,7 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     for a in arrays:
         recipe = a["recipe"]
         side = recipe.get("size")
-        # Embeddings were prepared elsewhere; images, texts and rows have different steps.
+        # Embeddings were prepared elsewhere; images, texts, sounds and rows have different steps.
         if side is None:
             prepared = "as given"
         elif (kind := held_by([recipe])) == IMAGES:
@@ -314,10 +335,16 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
             interpolation = recipe.get("interpolation")
             activation = recipe.get("activation")
             prepared = f"{resize} {side}, {interpolation}, {activation}" + views_of(recipe)
-        elif side:
-            prepared = f"{kind}, {side} tokens" + views_of(recipe)
         else:
-            prepared = f"{kind} as they are" + views_of(recipe)
+            prepared = f"{kind} as they are"
+            if side:
+                pooling = recipe.get("pooling")
+                prepared = f"{kind}, {part_read(recipe)}, {pooling}"
+            if rate := recipe.get("rate"):
+                prepared += f", {rate:,} Hz"
+            if prompt := recipe.get("prompt"):
+                prepared += f", prompt {visible(prompt)}"
+            prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))
         weights = str(recipe.get("weights", ""))[:12]
@@ -366,7 +393,7 @@ def verify(
     )
     report = verify_store(path)
     if report.ok:  # a damaged file has been named already
-        for file, what in check_partitions(Store.open(path)).items():
+        for file, what in check_partitions(Store.open(path, part=True)).items():
             report.add(file, what)
     data = report.to_dict()
     return CommandResult(data, report.lines(), _exit_of(report))

@@ -10,7 +10,7 @@ from typing import Any
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.errors import shell_word
-from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
+from fedcache.extract.inputs import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.parsing import seeds_text
 from fedcache.progress import VALIDATION_ACCURACY
@@ -185,8 +185,8 @@ def score_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE"}
-"""Of a model of texts or rows."""
+WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS"}
+"""Of a model of texts, rows or sounds."""
 
 
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:

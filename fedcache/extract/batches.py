@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -22,7 +23,14 @@ from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, resize, view
-from fedcache.extract.inputs import IMAGES, ItemEncoder, encode_items, read_items, reads_of
+from fedcache.extract.inputs import (
+    IMAGES,
+    ItemEncoder,
+    Prepare,
+    encode_items,
+    read_items,
+    reads_of,
+)
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -50,6 +58,15 @@ class ComputeSettings:
     dtype: str  # compute dtype, ``float32`` | ``bfloat16`` | ``float16``
     batch: int  # rows of an absolute batch
     threads: int  # threads of the process that runs the model
+    # numbers of the GPUs that share the batches; none for the one that torch takes, and on a CPU
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def device_names(self) -> list[str]:
+        """The devices as torch names them."""
+        if not self.gpus:
+            return [self.device]
+        return [f"{self.device}:{number}" for number in self.gpus]
 
 
 @dataclass
@@ -70,6 +87,8 @@ class ComputedBatch:
 def input_key(recipe: Recipe) -> tuple[Any, ...]:
     """Recipes with equal keys share their inputs; normalisation happens on the device and is not part of it."""
     r = recipe
+    if reads_of(r) != IMAGES:
+        return (r.decoder, r.backbone, r.weights, r.size, r.prompt)
     return (r.size, r.resize, r.interpolation, r.crop_pct, r.views, r.view_seed, r.augment)
 
 
@@ -79,16 +98,25 @@ def decode_batch(
     uids: NDArray[np.uint8],
     recipes: Sequence[Recipe],
     mirror: bool,
+    prepare: Mapping[tuple[Any, ...], Prepare] = MappingProxyType({}),
 ) -> tuple[dict[tuple[Any, ...], Any], dict[int, str], float]:
     """Decode each row once and make every recipe's views, in whichever process decodes.
 
     ``uids``, uint8 [B, 16] of the rows, are the key of the seeded views. Gives per input key uint8 [B, V, H, W, 3]
-    (zeros where the image is bad), or texts or rows as ``read_items``, the reason per bad row, and the seconds it took.
+    (zeros where the image is bad), or texts or rows as ``read_items`` and then ``prepare`` of that key made them, the
+    reason per bad row, and the seconds it took.
     """
-    if (kind := reads_of(recipes[0])) != IMAGES:  # of all recipes alike: a dataset holds one kind
-        items, lost, seconds = read_items(source, rows, kind)
-        return {input_key(recipe): items for recipe in recipes}, lost, seconds
     start = time.perf_counter()
+    if (kind := reads_of(recipes[0])) != IMAGES:  # of all recipes alike: a dataset holds one kind
+        items, lost, _ = read_items(source, rows, kind)
+        given: dict[tuple[Any, ...], Any] = {}
+        for key in dict.fromkeys(map(input_key, recipes)):
+            given[key] = items
+            if key in prepare:
+                ready = prepare[key](cast("list[Any]", items))
+                given[key] = ready
+                lost |= {rows[at]: why for at, why in ready.bad.items() if rows[at] not in lost}
+        return given, lost, time.perf_counter() - start
     distinct = {input_key(r): r for r in recipes}
     collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {k: [] for k in distinct}
     bad: dict[int, str] = {}
@@ -149,10 +177,10 @@ class BatchRunner:
         self.uid = uid
         self.rows = rows
         self.settings = settings
-        self.device = torch.device(settings.device)
+        self.device = torch.device(settings.device_names[0])
         self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
-                job.backbone, job.weights, job.recipe, device=settings.device, dtype=settings.dtype
+                job.backbone, job.weights, job.recipe, device=str(self.device), dtype=settings.dtype
             )
             for job in jobs
         }
@@ -170,16 +198,23 @@ class BatchRunner:
 
     def decoding(
         self, batch: int, keys: Sequence[str]
-    ) -> tuple[Source, range, NDArray[np.uint8], list[Recipe], bool]:
+    ) -> tuple[Source, range, NDArray[np.uint8], list[Recipe], bool, dict[Any, Prepare]]:
         """The arguments of ``decode_batch`` for the inputs of the backbones ``keys``."""
         rows = self.rows_of(batch)
         jobs = [self.jobs[key] for key in keys]
+        # What makes texts ready runs beside the reading: in a decoder's process, not before the GPU.
+        prepare = {
+            input_key(job.recipe): self.encoders[job.key].prepare  # type: ignore[attr-defined]
+            for job in jobs
+            if hasattr(self.encoders[job.key], "prepare")
+        }
         return (
             self.source,
             rows,
             self.uid[rows.start : rows.stop],
             [job.recipe for job in jobs],
             jobs[0].mirror,
+            prepare,
         )
 
     def forward(
@@ -229,7 +264,7 @@ class BatchRunner:
         parts = []
         for v in range(job.recipe.views):
             x = torch.from_numpy(np.ascontiguousarray(padded[:, v]))
-            if self.settings.device == "cuda":
+            if self.device.type == "cuda":
                 x = x.pin_memory().to(self.device, non_blocking=True)
             parts.append(self.encoders[job.key].image(x))
         out = (
@@ -260,9 +295,12 @@ class BatchRunner:
                 x = torch.zeros((few, side, side, 3), dtype=torch.uint8, device=self.device)
                 call = partial(self.encoders[key].image, x)
             else:
-                items, bad, _ = read_items(
-                    self.source, range(min(few, self.rows)), job.backbone.reads
+                rows = range(min(few, self.rows))
+                source, _, uid, recipes, mirror, prepare = self.decoding(0, [key])
+                inputs, bad, _ = decode_batch(
+                    source, rows, uid[: len(rows)], recipes, mirror, prepare
                 )
+                items = inputs[input_key(job.recipe)]
                 if len(bad) == len(items):
                     rates[key] = 0.0
                     continue
@@ -270,8 +308,8 @@ class BatchRunner:
             for _ in range(2):
                 start = time.perf_counter()
                 call()
-                if self.settings.device == "cuda":
-                    torch.cuda.synchronize()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
                 rates[key] = (time.perf_counter() - start) / few * job.recipe.views
         return rates
 

@@ -1,7 +1,7 @@
 """Extract arrays into a store: plan the missing batches, have them computed, complete the arrays.
 
-At most one chunk's worth of batches per backbone is ever computed but not yet journalled, so a kill loses at most
-that much.
+A kill costs what is under way: the batches that are being computed, and those of the chunks that fill or are being
+written. ``ChunkCollector.limit`` bounds it, and the first line says how many rows that is.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _open_writers(
         if earlier:
             as_before = earlier.chunk_rows.get(job.key)
         chunk_rows[job.key] = (
-            options.chunk_rows or as_before or chunk_rows_for(settings.batch, row_bytes)
+            options.chunk_rows
+            or as_before
+            or chunk_rows_for(settings.batch, row_bytes, settings.device)
         )
         check_chunk_rows(chunk_rows[job.key], settings.batch, job.key)
     return {
@@ -155,8 +157,9 @@ class _Run:
         spec = make_spec(self.jobs, self.data, self.settings, self.writers)
         with engine.extraction_workers(spec, self.options.workers, self.options.observer) as pool:
             self.stats.workers = pool.slots
-            self._announce(pool.ask(None)["seconds"], pool.slots, pool.slots)
             tasks = plan_tasks(self.writers, self.tasks, len(self.data.names), self.settings.batch)
+            under_way = sum(sorted(task.images for task in tasks)[-pool.slots :])
+            self._announce(pool.ask(None)["seconds"], pool.slots, pool.slots, under_way)
             self._timed(partial(run_tasks, tasks, pool, self.writers))
         for writer in self.writers.values():
             writer.remove_uncommitted()  # of calls that were repeated: their first file is not needed
@@ -182,11 +185,16 @@ class _Run:
         stack.callback(workers.close)
         self.stats.workers = self.stats.workers or workers.workers
         if self.tasks:
-            parallel = 1
+            parallel = max(1, len(self.settings.gpus))
             if self.settings.device == "cpu":
                 parallel = workers.workers
-            self._announce(sum(workers.warm().values()), workers.workers, parallel)
-            collector = ChunkCollector(self.writers, len(self.data.names), self.settings.batch)
+            collector = ChunkCollector(
+                self.writers, len(self.data.names), self.settings.batch, workers.depth
+            )
+            under_way = collector.most_under_way
+            self._announce(sum(workers.warm().values()), workers.workers, parallel, under_way)
+            for note in workers.notes:
+                o.observer.note(note)
             stack.callback(collector.thread.shutdown, wait=True)
             self._timed(partial(run_batches, self.tasks, workers, collector))
         jobs = {job.key: job for job in self.jobs}
@@ -198,6 +206,8 @@ class _Run:
                 "weights": jobs[key].recipe.weights,
                 "classes": list(classes),
             }
+            if jobs[key].backbone.reads != IMAGES:
+                meta["pooling"] = jobs[key].recipe.pooling
             store.put_text(backbone, list(templates), workers.text(key, classes, templates), meta)
 
     def _timed(self, compute: Callable[..., bool]) -> None:
@@ -222,10 +232,11 @@ class _Run:
                 "Run the same command again to go on.",
             )
 
-    def _announce(self, seconds: float, workers: int, parallel: int) -> None:
-        """The first line: device, dtype, batch and the rate to expect of the models alone, if any.
+    def _announce(self, seconds: float, workers: int, parallel: int, under_way: int) -> None:
+        """The first line: device, dtype, batch, the rate to expect of the models alone, if any, and the cost of a kill.
 
-        From the ``seconds`` of an image through every model, ``parallel`` of which go through them at once.
+        The rate is from the ``seconds`` of an image through every model, ``parallel`` of which go through them at once.
+        A kill costs ``under_way`` rows at most.
         """
         s = self.settings
         names = " + ".join(job.recipe.label for job in self.jobs)
@@ -239,7 +250,8 @@ class _Run:
         self.options.observer.note(
             f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "
             f"{'process' if workers == 1 else 'processes'} of {s.threads} thread: "
-            f"{f'expect {rate}' if models else 'no model runs'}."
+            f"{f'expect {rate}' if models else 'no model runs'}. "
+            f"If it is killed, at most {under_way:,} {self.data.holds} are computed again."
         )
         for key, writer in self.writers.items():
             if writer.kept:

@@ -19,6 +19,8 @@ class Device:
     kind: str  # ``cpu`` | ``cuda``
     name: str  # the GPU's name, or ``N cores``
     why: str  # one clause for the first line printed
+    # numbers of the GPUs, all of that name; none for the only one that torch sees
+    gpus: tuple[int, ...] = ()
 
 
 def cores() -> int:
@@ -42,6 +44,22 @@ def known_device(requested: str) -> str:
     return requested
 
 
+def named_gpus(requested: str) -> tuple[int, ...]:
+    """The numbers of ``cuda:0,cuda:2``; none for another word. UsageError for what begins so and is no such list."""
+    if not requested.startswith("cuda:"):
+        return ()
+    numbers = []
+    for word in requested.split(","):
+        number = word.removeprefix("cuda:")
+        if word == number or not number.isdecimal() or int(number) in numbers:
+            raise UsageError(
+                f"--device {requested} is no list of different GPUs.",
+                "For example --device cuda:0,cuda:2",
+            )
+        numbers.append(int(number))
+    return tuple(numbers)
+
+
 def known_dtype(requested: str) -> str:
     """``requested``, when it is a compute dtype; else UsageError."""
     if requested not in ("auto", *DTYPES):
@@ -50,10 +68,14 @@ def known_dtype(requested: str) -> str:
 
 
 def resolve_device(requested: str) -> Device:
-    """``auto`` takes a GPU when torch can use one and says why not otherwise; ``cuda`` never falls back.
+    """``auto`` takes all GPUs of one kind when torch can use one and says why not otherwise; ``cuda`` never falls back.
 
-    Raises UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
+    ``cuda:0,cuda:2`` takes these. Raises UsageError for an unknown device and for GPUs of several kinds, MachineError
+    for ``cuda`` without a usable GPU.
     """
+    named = named_gpus(requested)
+    if named:
+        requested = "cuda"
     if known_device(requested) == "cpu":
         return Device("cpu", f"{cores()} cores", "as chosen")
     import torch
@@ -62,7 +84,11 @@ def resolve_device(requested: str) -> Device:
         why = "torch sees a GPU"
         if requested == "cuda":
             why = "asked for"
-        return Device("cuda", torch.cuda.get_device_name(), why)
+        gpus = _gpus(named)
+        name = torch.cuda.get_device_name(*gpus[:1])
+        if len(gpus) > 1:
+            why += f", and {len(gpus)} of this kind share the batches"
+        return Device("cuda", name, why, gpus)
     built = torch.version.cuda
     reason = "torch finds no NVIDIA driver or GPU"
     if built is None:
@@ -74,6 +100,33 @@ def resolve_device(requested: str) -> Device:
     if shutil.which("nvidia-smi"):
         reason += ", although nvidia-smi is installed: run `fedcache doctor`"
     return Device("cpu", f"{cores()} cores", reason)
+
+
+def _gpus(named: tuple[int, ...]) -> tuple[int, ...]:
+    """The GPUs that were named, else all that are called as the first one; none where there is no choice."""
+    import torch
+
+    count = torch.cuda.device_count()
+    for number in named:
+        if number >= count:
+            raise MachineError(
+                f"There is no GPU cuda:{number}; torch sees {count}.",
+                "Run `fedcache doctor`, or use --device cuda.",
+            )
+    names = [torch.cuda.get_device_name(number) for number in range(count)]
+    if not named:
+        alike = [number for number in range(count) if names[number] == names[0]]
+        if len(alike) < 2:
+            return ()
+        return tuple(alike)
+    for number in named:
+        if names[number] != names[named[0]]:
+            raise UsageError(
+                f"cuda:{named[0]} is {names[named[0]]} and cuda:{number} is {names[number]}. Features of two kinds of "
+                "GPU have other last bits.",
+                f"Name GPUs of one kind, for example --device cuda:{named[0]}",
+            )
+    return named
 
 
 def resolve_dtype(requested: str, device: str) -> str:

@@ -30,9 +30,9 @@ from fedcache.extract.datasets import archives, texts, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
-from fedcache.extract.image_files import EXTENSIONS, to_convert
+from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, to_convert
 from fedcache.extract.images import from_pillow
-from fedcache.extract.inputs import IMAGES, TEXTS
+from fedcache.extract.inputs import IMAGES, SOUNDS, TEXTS
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import Recipe
 from fedcache.store.files import make_private
@@ -49,16 +49,18 @@ FEW = 3
 
 @dataclass(frozen=True)
 class NamedImages:
-    """Images, or texts, in the order in which a person named them."""
+    """Images, texts or sounds, in the order in which a person named them."""
 
     names: tuple[str, ...]  # as a person finds them: path, or archive and path inside
     source: Source  # row -> encoded image
     left_out: tuple[str, ...] = ()  # sentences on files of folders and archives that are no images
-    holds: str = IMAGES  # or texts
+    holds: str = IMAGES  # or texts, or sounds
 
 
-def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
-    """The images of files, folders (all levels, sorted by name), zip and tar archives, in the order given.
+def find_images(
+    paths: Sequence[Path], *, follow_links: bool = False, holds: str = IMAGES
+) -> NamedImages:
+    """The images (or sounds) of files, folders (all levels, sorted by name), zip and tar archives, in the order given.
 
     Raises UsageError for a path that is not there or holds no image, CorruptionError for a damaged archive. A file that
     turns out to be no image keeps its row and is told apart when it is read.
@@ -66,11 +68,14 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
     names: list[str] = []
     parts: list[tuple[Source, int]] = []
     left_out: list[str] = []
+    endings = EXTENSIONS
+    if holds == SOUNDS:
+        endings = SOUND_ENDINGS
     for path in paths:
         if not path.exists():
             raise UsageError(
                 f"There is no {str(path)!r} (seen from {Path.cwd()}).",
-                "Name images, folders, .zip or .tar.",
+                f"Name {holds}, folders, .zip or .tar.",
             )
         if path.is_file() and path.suffix.lower() not in ARCHIVES:
             if archives.is_compressed_tar(path):
@@ -78,11 +83,11 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
             names.append(str(path))
             parts.append((tree.FilesSource(path.parent.absolute(), [path.name], None), 1))
             continue
-        found = tree.scan(path, None if follow_links else path)
+        found = tree.scan(path, None if follow_links else path, endings)
         if not found.paths:
             raise UsageError(
-                f"{path} holds no images{tree.ignored_text(found.ignored)}.",
-                f"Expected files ending in {', '.join(sorted(EXTENSIONS))}.",
+                f"{path} holds no {holds}{tree.ignored_text(found.ignored)}.",
+                f"Expected files ending in {', '.join(sorted(endings))}.",
             )
         left_out += _left_out(path, found)
         spelled = [tree.name_of(p) for p in found.paths]
@@ -98,7 +103,7 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
             )
         else:
             parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
-    return NamedImages(tuple(names), _joined(parts), tuple(left_out))
+    return NamedImages(tuple(names), _joined(parts), tuple(left_out), holds)
 
 
 def find_texts(paths: Sequence[Path]) -> NamedImages:
@@ -292,7 +297,7 @@ def embedded(
         )
         alike: dict[ComputeSettings, list[PlannedArray]] = {}
         for item, known in zip(one_view, computed, strict=True):
-            alike.setdefault(resolve_compute_as(config, known)[1], []).append(item)
+            alike.setdefault(resolve_compute_as(config, known, [item.backbone])[1], []).append(item)
         for settings, items in alike.items():
             jobs = jobs_of(items, data, device, settings)
             extract_arrays(store, data, jobs, settings, options, earlier=None, text={})

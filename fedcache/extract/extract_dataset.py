@@ -32,6 +32,7 @@ from fedcache.extract.planning.incremental import (
     IncrementalPlan,
     plan_incremental,
 )
+from fedcache.extract.planning.parts import parse_part, place_of_part
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.result import Extraction, check_disk, describe_growth, estimate, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
@@ -46,7 +47,9 @@ from fedcache.store.catalog import (
     resolve_path,
 )
 from fedcache.store.files import make_private
+from fedcache.store.join import chunks_are_whole, finished_arrays
 from fedcache.store.journal import journals
+from fedcache.store.part import PART, StorePart, part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 from fedcache.tables.roles import need_labels
@@ -78,10 +81,16 @@ def extract(
     prompt templates asked for (``config.text``, else the default) become the current ones, which training reads; with
     ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``, to
     the same bytes. ``images`` are a dataset that the program holds (``datasets.in_memory``), in place of one that the
-    configuration names. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images),
-    MachineError (weights, device, disk), StoppedError (after a stop).
+    configuration names. Where it names a part (``config.part``), that part alone is computed, in a folder beside the
+    place of the store, and ``planning.parts.join`` assembles all parts. A part never grows from an earlier store.
+    Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images), MachineError
+    (weights, device, disk), StoppedError (after a stop).
     """
     observer = observer or Silent()
+    part = None
+    if config.part is not None:
+        part = parse_part(config.part, observer)
+        config = replace(config, part=None)
     if engine is not None:
         engine.check_extraction(config.workers)
     planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
@@ -114,6 +123,23 @@ def extract(
     if known is not None:
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
+        if part is not None:
+            place = place_of_part(part, path)
+            if done is not None:
+                observer.note(f"{path.name} has all of the dataset: {part} is not needed.")
+            elif not fresh:
+                done = finished(
+                    place,
+                    known[1],
+                    planned,
+                    config,
+                    part,
+                    keep_text=keep_text,
+                    dry_run=dry_run,
+                )
+                if done is not None:
+                    done.skipped = skipped
+                    return done
         if done is not None:
             if not dry_run:
                 bring_groups(path, spec, where, observer, held)
@@ -129,8 +155,15 @@ def extract(
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
     path = store or place_of_data(home, data, observer)
+    if part is not None:
+        path = place_of_part(part, path)
     if dry_run:
-        return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
+        alone = fresh or part is not None  # nothing of an earlier store is taken over
+        expected = estimate(path, data, planned, config, home, observer, skipped, fresh=alone)
+        if part is not None:
+            expected.part = str(part)
+            expected.seconds /= part.of
+        return expected
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
@@ -142,10 +175,11 @@ def extract(
         observer=observer,
         engine=engine,
     )
-    extraction = compute(path, data, planned, config, home, options, keep_text=keep_text)
-    remember_groups(extraction.store, spec, where)
+    extraction = compute(path, data, planned, config, home, options, part, keep_text=keep_text)
     extraction.skipped = skipped
-    remember_last(home, path, spec)
+    if part is None:
+        remember_groups(extraction.store, spec, where)
+        remember_last(home, path, spec)
     return extraction
 
 
@@ -293,7 +327,7 @@ def where_it_can_run(
     names = [p.backbone.name for p in planned if p.backbone.cpu_only]
     if not names:
         return config
-    if config.device == "cuda" or config.dtype not in ("auto", "float32"):
+    if config.device.startswith("cuda") or config.dtype not in ("auto", "float32"):
         raise UsageError(
             f"{', '.join(names)} is computed on the CPU in float32, and {config.device}, {config.dtype} was asked for.",
             "--device cpu --dtype float32; extract other backbones in a command of their own.",
@@ -352,16 +386,23 @@ def finished(
     digest: str,
     planned: Sequence[PlannedArray],
     config: ExtractConfig,
+    part: StorePart | None = None,
     *,
     keep_text: bool,
     dry_run: bool,
 ) -> Extraction | None:
-    """The extraction that was asked for, when a store at ``path`` already holds all of it."""
+    """The extraction that was asked for, when a store, or the part of one, at ``path`` already holds all of it.
+
+    Nobody reads a part before it is joined, so its chunk files are verified.
+    """
     try:
-        store = Store.open(path)
+        store = Store.open(path, part=part is not None)
     except StoreError:
         return None
-    if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
+    keys = [item.recipe.key for item in planned]
+    if store.content != digest or not finished_arrays(store).keys() >= {*keys}:
+        return None
+    if part is not None and not (part_of(store.dataset) == part and chunks_are_whole(store, keys)):
         return None
     wanted = planning.wanted_text(
         store,
@@ -371,13 +412,23 @@ def finished(
         config,
         keep=keep_text,
     )
+    wanted = text_of_part(part, wanted)
     if planning.missing_text(store, planned, wanted):
         return None
-    done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
+    done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)
     done.text = planning.make_current(store, planned, {} if dry_run else wanted, ())
     if not dry_run:
         clean_up(store)
     return done
+
+
+def text_of_part(
+    part: StorePart | None, wanted: dict[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """The wanted text features that a part is to have: they depend on no row, so the first part has all of them."""
+    if part is not None and part.number > 1:
+        return {}
+    return wanted
 
 
 def compute(
@@ -387,37 +438,42 @@ def compute(
     config: ExtractConfig,
     home: Home,
     options: ExtractionOptions,
+    part: StorePart | None,
     *,
     keep_text: bool,
 ) -> Extraction:
-    """Create or open the store and compute what it lacks."""
+    """Create or open the store, or the part of one, and compute what it lacks."""
     observer = options.observer
-    device, settings = resolve_compute(config)
+    device, settings = resolve_compute(config, [p.backbone for p in planned])
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
     if options.chunk_rows is not None:
         check_chunk_rows(options.chunk_rows, settings.batch, planned[0].recipe.key)
     jobs = jobs_of(planned, data, device, settings)
-    earlier = plan_incremental(
-        path,
-        data,
-        jobs,
-        home,
-        chunk_rows=options.chunk_rows,
-        fresh=options.fresh,
-        observer=observer,
-    )
+    earlier = None
+    # The order of rows must be the same in all parts, and other machines may have other earlier stores.
+    if part is None:
+        earlier = plan_incremental(
+            path,
+            data,
+            jobs,
+            home,
+            chunk_rows=options.chunk_rows,
+            fresh=options.fresh,
+            observer=observer,
+        )
     if earlier is not None:
         data = earlier.data
         if earlier.parent is not None:
             expected = describe_growth(earlier.expected(job.key for job in jobs), data.holds)
             observer.note(f"Grows from {earlier.parent.path.name}: {expected}.")
-    check_disk(path, data, planned)
+    check_disk(path, data, planned, part)
     is_new = not path.exists()
-    store = open_or_create(path, data, home, earlier, observer)
+    store = open_or_create(path, data, home, earlier, part, observer)
     remember_orders(home, data, planned, config)
     wanted = planning.wanted_text(
         store, planned, data.classes, data.template, config, keep=keep_text
     )
+    wanted = text_of_part(part, wanted)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
             "The dataset has no classes, so there are no text features, which some methods need."
@@ -430,7 +486,7 @@ def compute(
         # Refused for what the images turned out to be: a store that was made for this and holds nothing goes too.
         if (
             is_new
-            and not Store.open(path).arrays
+            and not Store.open(path, part=True).arrays
             and not any(journal.chunks for journal in journals(path))
         ):
             shutil.rmtree(path)
@@ -454,7 +510,7 @@ def compute(
             "device": device.name,
         }
     )
-    done = summarise(Store.open(path), planned, states, stats)
+    done = summarise(Store.open(path, part=True), planned, states, stats)
     clean_up(done.store)
     done.text = planning.make_current(done.store, planned, wanted, text)
     if earlier is not None and earlier.parent is not None:
@@ -463,9 +519,17 @@ def compute(
 
 
 def open_or_create(
-    path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None, observer: Observer
+    path: Path,
+    data: Dataset,
+    home: Home,
+    earlier: IncrementalPlan | None,
+    part: StorePart | None,
+    observer: Observer,
 ) -> Store:
-    """The store of ``data`` at ``path``, made where there is none: its groups, and text features of an earlier one."""
+    """The store of ``data`` at ``path``, or part of it, made where there is none.
+
+    It has the groups of the data, and text features of an earlier store.
+    """
     if path.parent == home.stores:
         make_private(home.stores)
     else:
@@ -492,6 +556,8 @@ def open_or_create(
         if earlier.parent:
             origin = earlier.parent.dataset["digest"]
         meta |= {"content": earlier.data.content, "grown": origin}
+    if part is not None:
+        meta[PART] = part.record()
     store = Store.create(path, samples, dataset=meta, reasons=reasons)
     if earlier is not None:
         earlier.carry_text(store)

@@ -6,7 +6,7 @@ array is resumed, and where chunks of an earlier store are taken over: rows of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig
+from fedcache.extract.backbones import Backbone
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import Device, resolve_device, resolve_dtype
@@ -36,7 +37,12 @@ Weights and preprocessing have digests of their own, in the recipe.
 """
 
 
+SORTING = ("text_encoder",)
+"""Providers whose encoders sort the rows of a batch by length."""
+
 SHARED = {
+    "text_encoder": ("backbones/hugging_face.py",),
+    "sound_encoder": ("backbones/hugging_face.py", "sounds.py"),
     "own_module": ("backbones/own_inputs.py",),
     "onnx_file": ("backbones/own_files.py",),
     "tflite_file": ("backbones/own_files.py",),
@@ -79,6 +85,7 @@ def how_record(
         "tflite_file": ["ai-edge-litert"],
         "hugging_face": ["transformers"],
         "text_encoder": ["transformers", "tokenizers"],
+        "sound_encoder": ["transformers", "soundfile", "scipy"],
     }
     for name in sorted(["torch", "pillow", "numpy", *libraries.get(provider, ())]):
         try:
@@ -88,17 +95,29 @@ def how_record(
     return record
 
 
-def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
-    """The device, and how features are computed there; UsageError or MachineError for one not known or not here."""
+BATCH = {"cpu": 32, "cuda": 256}
+SORTED_BATCH = {"cpu": 256, "cuda": 4_096}
+"""Rows of a batch by device, and of one whose encoder sorts them by length and computes them in groups."""
+
+
+def resolve_compute(
+    config: ExtractConfig, backbones: Iterable[Backbone] = ()
+) -> tuple[Device, ComputeSettings]:
+    """The device, and how features of the backbones are computed there.
+
+    Raises UsageError or MachineError for a device not known or not here.
+    """
     device = resolve_device(config.device)
-    batch = config.batch or (256 if device.kind == "cuda" else 32)
+    batch = config.batch or BATCH[device.kind]
+    if config.batch is None and any(b.provider in SORTING for b in backbones):
+        batch = SORTED_BATCH[device.kind]
     return device, ComputeSettings(
-        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads
+        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads, device.gpus
     )
 
 
 def resolve_compute_as(
-    config: ExtractConfig, computed: Mapping[str, Any]
+    config: ExtractConfig, computed: Mapping[str, Any], backbones: Iterable[Backbone] = ()
 ) -> tuple[Device, ComputeSettings]:
     """``resolve_compute`` with the batch and dtype of features that there are, where they were computed on that device.
 
@@ -106,7 +125,7 @@ def resolve_compute_as(
     names goes first. ``computed`` holds device, dtype and batch, or nothing.
     """
     if computed.get("device") != resolve_device(config.device).kind:
-        return resolve_compute(config)
+        return resolve_compute(config, backbones)
     dtype = config.dtype
     if config.dtype == "auto":
         dtype = str(computed["dtype"])

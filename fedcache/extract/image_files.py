@@ -35,6 +35,9 @@ EXTENSIONS = frozenset(
 """File names that are taken for images (lower case)."""
 
 
+SOUND_ENDINGS = frozenset([".flac", ".wav"])
+"""File names that are taken for sounds (lower case)."""
+
 OTHER_FORMATS = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "HEIC"),
     ".avif": "AVIF",

@@ -1,13 +1,14 @@
-"""Kinds of input that a backbone reads and a dataset holds: images, texts, or rows of numbers.
+"""Kinds of input that a backbone reads and a dataset holds: images, texts, rows of numbers, or sounds.
 
-A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, and ``numpy`` leaves
-a row as it is. A text has no views, and nor has a row: their encoders are given all that was read.
+A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, ``numpy`` leaves a
+row as it is, and ``soundfile`` makes samples of a WAV or FLAC file. Only images have views: encoders of the others are
+given all that was read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -23,26 +24,46 @@ if TYPE_CHECKING:
 IMAGES = "images"
 TEXTS = "texts"
 ROWS = "rows"
-KINDS = (IMAGES, TEXTS, ROWS)
+SOUNDS = "sounds"
+KINDS = (IMAGES, TEXTS, ROWS, SOUNDS)
 DECODERS = dict(zip(KINDS, KNOWN_DECODERS, strict=True))
 """``Recipe.decoder`` of what is read."""
 
 MAX_TEXT = 16 << 20
 """Longest text that is read, in bytes."""
 
-Items = list[str] | NDArray[Any]
-"""What encoders of texts and of rows are given: B texts, or rows [B, ...] of any type."""
+Items = list[Any] | NDArray[Any]
+"""B texts, B encoded sound files, or rows [B, ...] of any type."""
+
+
+class Prepared(Protocol):
+    """B items as an encoder's ``prepare`` made them ready for its model, such as tokens; picklable."""
+
+    @property
+    def bad(self) -> Mapping[int, str]:
+        """Why an item has no feature, by its place in the batch."""
+
+    def __len__(self) -> int:
+        """B."""
+
+
+Prepare = Callable[[list[Any]], Prepared]
+"""Items as they were read -> what their encoder is given. Picklable: it runs where items are read, not where the model
+computes."""
 
 
 class ItemEncoder(Protocol):
     """A loaded backbone of texts or rows."""
 
-    def items(self, items: Items) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads."""
+    def items(self, items: Items | Any) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads.
+
+        An encoder with an attribute ``prepare`` is given what that has made of them.
+        """
 
 
 def reads_of(recipe: Recipe) -> str:
-    """What a recipe is for: images, texts or rows."""
+    """What a recipe is for, one of ``KINDS``."""
     return next((kind for kind, decoder in DECODERS.items() if decoder == recipe.decoder), IMAGES)
 
 
@@ -52,7 +73,7 @@ def held_by(recipes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def one_of(kind: str) -> str:
-    """The word for one of them: image, text or row."""
+    """The word for one of them: image, text, row or sound."""
     return kind.removesuffix("s")
 
 
@@ -75,10 +96,10 @@ def described_row(row: Any) -> str:
 
 
 def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str], float]:
-    """The texts or rows of a batch, the reason per bad row, and the seconds it took.
+    """The texts, rows or sound files of a batch, the reason per bad row, and the seconds it took.
 
-    A bad text is empty and a bad row zeros, of which no feature is kept; of a batch without a good row the rows are
-    [B, 0].
+    A bad text is empty, a bad sound file None and a bad row zeros, of which no feature is kept; of a batch without a
+    good row the rows are [B, 0].
     """
     start = time.perf_counter()
     found: list[Any] = []
@@ -90,7 +111,7 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
         except BadImage as error:
             bad[row] = str(error)
             found.append("" if kind == TEXTS else None)
-    if kind == TEXTS:
+    if kind in (TEXTS, SOUNDS):
         return found, bad, time.perf_counter() - start
     good = next((one for one in found if one is not None), np.zeros(0, np.float32))
     stacked = np.stack([np.zeros_like(good) if one is None else one for one in found])
@@ -98,23 +119,22 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
 
 
 def encode_items(
-    encoder: ItemEncoder, items: Items, batch: int, blank: Sequence[int], width: int
+    encoder: ItemEncoder, items: Items | Prepared, batch: int, blank: Sequence[int], width: int
 ) -> tuple[NDArray[np.float32], int]:
     """Features [n, 1, D] of n texts or rows, NaN for those numbered in ``blank``, and how many were cut.
 
-    The last batch is filled up with copies of its last item, as one of images is. A batch of which nothing could be
-    read reaches no model.
+    The last batch is filled up with copies of its last item, as one of images is; prepared items are not, as their
+    encoder computes them in groups of its own. A batch of which nothing could be read reaches no model.
     """
     count = len(items)
     if len(blank) == count:
         return np.full((count, 1, width), np.nan, np.float32), 0
     short = batch - count
+    padded: Items | Prepared = items
     if isinstance(items, list):
-        padded: Items = items + items[-1:] * short
-    else:
-        padded = items
-        if short:
-            padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
+        padded = items + items[-1:] * short
+    elif isinstance(items, np.ndarray) and short:
+        padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
     features, cut = encoder.items(padded)
     out = features[:count].to("cpu").numpy().astype(np.float32, copy=False)[:, None].copy()
     out[list(blank)] = np.nan

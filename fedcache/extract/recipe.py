@@ -24,6 +24,9 @@ VERSION = 1
 OF_VIEWS = ("views", "view_seed", "augment")
 """What two recipes may differ in whose view 0 is the same value."""
 
+OPTIONAL = ("augment", "prompt", "rate")
+"""Fields that are left out where they are empty."""
+
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 """Inputs from 0 to 255."""
@@ -35,8 +38,8 @@ NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] 
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 
-DECODERS = ("pillow", "utf-8", "numpy")
-"""What decodes images, texts, and rows of numbers."""
+DECODERS = ("pillow", "utf-8", "numpy", "soundfile")
+"""What decodes images, texts, rows of numbers, and sounds."""
 ACTIVATIONS = ("native", "quickgelu")
 
 # What ``Recipe.override`` takes.
@@ -67,7 +70,7 @@ def _is_word(value: Any) -> bool:
 
 # What ``Recipe.from_dict`` takes, from a file of anybody.
 _STORED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("backbone", "weights", "pooling", "augment"), _is_word),
+    **dict.fromkeys(("backbone", "weights", "pooling", "augment", "prompt"), _is_word),
     "activation": lambda value: value in ACTIVATIONS,
     "decoder": lambda value: value in DECODERS,
     "size": lambda value: _is_whole(value) and value <= _LARGEST,
@@ -76,12 +79,15 @@ _STORED: dict[str, Callable[[Any], bool]] = {
     "crop_pct": lambda value: _is_number(value) and 0.01 <= value <= 2,
     "mean": _is_triple,
     "std": lambda value: _is_triple(value) and 0 not in value,
+    "rate": lambda value: _is_whole(value) and value <= _LARGEST,
     "views": lambda value: _is_whole(value) and 1 <= value <= _LARGEST,
     "view_seed": _is_whole,
     "dtype": lambda value: value in ("float16", "float32", "uint8"),
     "version": _is_whole,
 }
 _RANGES = {"size": (8, 2048), "crop_pct": (0.1, 1.0), "views": (1, 64), "view_seed": (0, 2**31 - 1)}
+RECIPE_KEYS = (*_CHOICES, *_RANGES)
+"""Keys of ``--recipe`` that ``Recipe.override`` takes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class Recipe:
         backbone: name as the user writes it (``clip-rn50``, ``timm:resnet50``).
         weights: sha256 of the weights file, or ``seed:<n>`` for seeded random weights, or ``none``.
         size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets). Of
-            texts the tokens that are read, if that is known.
+            texts the tokens that are read, if that is known, and of sounds the samples.
         resize: ``crop`` resizes the short side to round(size / crop_pct) and crops the centre; ``squash`` resizes
             both sides to ``size``.
         interpolation: ``bicubic`` | ``bilinear`` (Pillow's filters, always antialiased).
@@ -106,9 +112,11 @@ class Recipe:
         augment: policy of views 1.., the text of ``augment.canonical``; "" for the default policy, and then no part of
             the digest.
         decoder: the library that decodes images; another one gives other pixels. ``utf-8`` of texts, ``numpy`` of
-            rows of numbers.
+            rows of numbers, ``soundfile`` of sounds.
         dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
         version: of fedcache's own preprocessing.
+        prompt: of texts, stands before each; "" for none, and then no part of the digest.
+        rate: of sounds, samples per second to which each is resampled; else 0, and then no part of the digest.
     """
 
     backbone: str
@@ -127,10 +135,12 @@ class Recipe:
     decoder: str = "pillow"
     dtype: str = "float16"
     version: int = VERSION
+    prompt: str = ""
+    rate: int = 0
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every field (``augment`` where it is not the default)."""
+        """sha256 over every field (``OPTIONAL`` ones where they say something)."""
         return digest_of(self.to_dict())
 
     @property
@@ -150,7 +160,7 @@ class Recipe:
         if self.decoder != "pillow":
             side = self.decoder
             if self.size:
-                side = f"{self.decoder}, {self.size} tokens"
+                side = f"{self.decoder}, {part_read(self.to_dict())}"
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"
@@ -160,8 +170,10 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         data = asdict(self)
-        if not self.augment:  # as recipes were written before there were policies
-            del data["augment"]
+        # as recipes were written before these fields were there
+        for name in OPTIONAL:
+            if not data[name]:
+                del data[name]
         data["mean"], data["std"] = list(self.mean), list(self.std)
         return data
 
@@ -179,7 +191,7 @@ class Recipe:
                 "Upgrade fedcache, or extract again with this version.",
             )
         for name, allows in _STORED.items():
-            needed = name not in ("augment", "version")
+            needed = name not in (*OPTIONAL, "version")
             if (needed and name not in data) or (name in data and not allows(data[name])):
                 raise StoreError(
                     f"A recipe in the file has the {name} {str(data.get(name))[:40]!r}, which no recipe has.",
@@ -227,7 +239,7 @@ class Recipe:
                     "One policy draws the views of all backbones.", f"Write --augment {text}"
                 )
             if name not in _CHOICES and name not in _RANGES:
-                raise unknown("recipe key", name, (*_CHOICES, *_RANGES))
+                raise unknown("recipe key", name, RECIPE_KEYS)
             if name in _CHOICES and text not in _CHOICES[name]:
                 raise unknown(name, text, _CHOICES[name])
             if name == "norm":
@@ -240,7 +252,7 @@ class Recipe:
         """Refuse what no command makes of the native recipe of a backbone. Raises UsageError."""
         fixed = [
             name
-            for name in ("pooling", "activation", "decoder")
+            for name in ("pooling", "activation", "decoder", "prompt", "rate")
             if getattr(self, name) != getattr(native, name)
         ]
         if fixed:
@@ -290,6 +302,13 @@ def _number(name: str, text: str) -> int | float:
             f"For example --recipe {shell_word(name)}={shell_word(high)}",
         )
     return value
+
+
+def part_read(recipe: Mapping[str, Any]) -> str:
+    """How much of a text or a sound a recipe reads: ``512 tokens``, ``30 s``."""
+    if "rate" in recipe:
+        return f"{recipe['size'] / recipe['rate']:g} s"
+    return f"{recipe['size']:,} tokens"
 
 
 def slug(name: str) -> str:

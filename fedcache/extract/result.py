@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.inputs import IMAGES, one_of
+from fedcache.extract.planning.cost import expected_seconds
 from fedcache.extract.planning.incremental import plan_incremental
 from fedcache.extract.planning.plan import (
     PlannedArray,
@@ -23,9 +24,11 @@ from fedcache.extract.planning.plan import (
     missing_text,
     wanted_text,
 )
-from fedcache.extract.workers.local import ExtractionStats, InProcess
+from fedcache.extract.workers.local import ExtractionStats
 from fedcache.progress import Observer
+from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.manifest import VANISHED
+from fedcache.store.part import StorePart, part_of
 from fedcache.store.store import Store
 from fedcache.tables.words import counted
 
@@ -53,6 +56,8 @@ class Extraction:
         vanished: rows kept for images that are no longer in the dataset.
         holds: what the dataset holds: images, texts or rows.
         cut: texts of this run of which a backbone reads a part, by backbone; none where none was cut.
+        part: ``part 1 of 4`` where one part was computed; ``path`` is then its folder, and images, ok and bad are
+            of its rows. None for all of a dataset.
     """
 
     path: Path
@@ -72,11 +77,12 @@ class Extraction:
     vanished: int = 0
     holds: str = IMAGES
     cut: dict[str, int] = field(default_factory=dict)
+    part: str | None = None
 
     @property
     def store(self) -> Store:
-        """The store, opened."""
-        return Store.open(self.path)
+        """The store, or the part of one, opened."""
+        return Store.open(self.path, part=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -95,9 +101,10 @@ def summarise(
 ) -> Extraction:
     """The figures of an extraction, from the store and what was computed."""
     arrays = []
+    held = finished_arrays(store)
     for item in planned:
         key = item.recipe.key
-        info = store.arrays[key]
+        info = held[key]
         kept = len(info.chunks)
         computed = 0
         if stats is not None:
@@ -118,6 +125,10 @@ def summarise(
     out.vanished = len(listed) - len(out.bad)
     out.images = store.rows - out.vanished
     out.ok = store.rows_ok
+    if (part := part_of(store.dataset)) is not None:
+        out.part = str(part)
+        out.images, out.bad = rows_of_part(store)
+        out.ok = out.images - len(out.bad)
     if stats is not None:
         out.decoded = stats.images
         out.seconds = stats.seconds
@@ -132,11 +143,15 @@ def summarise(
 FULL_DISK_MARGIN = 64 << 20
 
 
-def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> None:
-    """Refuse before any work what the disk cannot hold."""
+def check_disk(
+    path: Path, data: Dataset, planned: Sequence[PlannedArray], part: StorePart | None
+) -> None:
+    """Refuse before any work what the disk cannot hold of the arrays, or of a part of them."""
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     need = sum(array_bytes(len(data.names), p) for p in planned)
+    if part is not None:
+        need = math.ceil(need / part.of)
     if need + FULL_DISK_MARGIN > free:
         raise MachineError(
             f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
@@ -162,12 +177,12 @@ def estimate(
     *,
     fresh: bool,
 ) -> Extraction:
-    """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
+    """``--dry-run``: what would be computed, its bytes, and the time by timing a few batches here."""
     try:
         store: Store | None = Store.open(path)
     except StoreError:
         store = None
-    jobs = jobs_of(planned, data, *resolve_compute(config))
+    jobs = jobs_of(planned, data, *resolve_compute(config, [p.backbone for p in planned]))
     earlier = plan_incremental(
         path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
     )
@@ -206,29 +221,13 @@ def estimate(
                 state = "to compute"
             templates = list(wanted[p.recipe.key])
             out.text.append({"backbone": p.backbone.name, "templates": templates, "state": state})
-    if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
-        out.rate = measured_rate(data, todo, config)
-        out.seconds = images / len(todo) / out.rate
+    ready = all(p.weights.path is not None or not p.backbone.files for p in todo)
+    if ready and images:
+        rows = math.ceil(images / len(todo))
+        out.seconds = expected_seconds(data, todo, config, rows)
+        if out.seconds:
+            out.rate = rows / out.seconds
         observer.note(
-            f"One batch timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
+            f"A few batches timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
         )
     return out
-
-
-def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> float:
-    """Images per second to expect, from one batch decoded and run in this process."""
-    device, settings = resolve_compute(config)
-    settings = replace(settings, batch=min(settings.batch, len(data.names)))
-    jobs = jobs_of(planned, data, device, settings)
-    workers = InProcess(jobs, data, settings)
-    try:
-        workers.warm()
-        computed = workers.submit(0, [j.key for j in jobs]).result()
-    finally:
-        workers.close()
-    forward = sum(computed.forward_seconds.values()) / computed.decoded
-    decode = computed.decode_seconds / computed.decoded
-    # The slower of the two sets the pace on a GPU; on a CPU each process does both in turn.
-    if device.kind == "cuda":  # one core feeds the GPU, the others decode
-        return float(1 / max(forward, decode / max(1, cores() - 1)))
-    return float((config.workers or cores()) / (forward + decode))

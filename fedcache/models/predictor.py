@@ -260,7 +260,7 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
         return StoreError(f"{message}; {has}.", more_features(store, name))
     with suppress(FedcacheError):  # a backbone of another installation
         made = Recipe.from_dict(recipe)
-        options = made.departures(lookup_recorded(made).recipe)
+        options = lookup_recorded(made).options_of(made)
         return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
     return StoreError(
         f"{message}; {has}.", f"fedcache backbones import FILE --as {shell_word(name)}"

@@ -74,7 +74,7 @@ def find_inputs(
         )
     if kind == TEXTS:
         return find_texts(paths)
-    return find_images(paths, follow_links=follow_links)
+    return find_images(paths, follow_links=follow_links, holds=kind)
 
 
 def predict_images(

@@ -341,8 +341,8 @@ def store_with_features(
         for item, like in zip(planned, computed, strict=True):
             name = item.backbone.name
             weights = {k: v for k, v in choice.weights.items() if k == name}
-            options = item.recipe.departures(item.backbone.recipe)
-            _, how = resolve_compute_as(config, like)
+            options = item.backbone.options_of(item.recipe)
+            _, how = resolve_compute_as(config, like, [item.backbone])
             one = replace(
                 config,
                 backbones=(name,),

@@ -30,6 +30,7 @@ from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.partition import Client, Partition
+from fedcache.parsing import slug_of
 from fedcache.progress import Observer
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
 from fedcache.runs.store_choice import images_for
@@ -201,6 +202,13 @@ def text_of(
         wants_text = True
     if len(keys) > 1 or not wants_text or not store.has_text(backbone):
         return None, []
+    recipe = store.arrays[keys[0]].recipe
+    meta = store.texts[slug_of(backbone)][-1]["meta"]
+    if meta.get("pooling", recipe.get("pooling")) != recipe.get("pooling") or "prompt" in recipe:
+        raise UsageError(
+            f"{keys[0]} pools its tokens in another way than the text features of {backbone}.",
+            f"fedcache extract --dataset DATASET --backbones {shell_word(backbone)}   makes features that fit them.",
+        )
     return np.array(store.text(backbone), np.float32), store.templates(backbone) or []
 
 

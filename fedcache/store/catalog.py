@@ -13,6 +13,7 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import slug_of
 from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private
+from fedcache.store.join import finished_arrays
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock, writer_of
 from fedcache.store.manifest import read_history, read_manifest, was_store
@@ -121,12 +122,19 @@ def extracted_later(path: Path) -> Path | None:
 
 def _last_extraction(store: Store) -> float:
     events, _ = read_history(store.path)
-    return max((float(e["time"]) for e in events if e.get("event") == "extract"), default=0.0)
+    times = [float(e["time"]) for e in events if e.get("event") in ("extract", "join")]
+    return max(times, default=0.0)
 
 
 def finished_stores(home: Home) -> list[Store]:
-    """The stores of a home that hold a finished array; damaged ones are left out."""
-    return [store for store in _opened(folders_in(home.stores)) if store.arrays]
+    """The stores of a home, and parts of stores, that hold a finished array; damaged ones are left out."""
+    found = []
+    for place in folders_in(home.stores):
+        with suppress(FedcacheError):
+            store = Store.open(place, part=True)
+            if finished_arrays(store):
+                found.append(store)
+    return found
 
 
 def ingested_stores(home: Home) -> dict[str, Path]:

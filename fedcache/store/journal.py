@@ -6,7 +6,7 @@ flipped) vouches for nothing; the next writer cuts it off before it appends.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,18 @@ class Journal:
 def header_line(header: dict[str, Any]) -> bytes:
     """The first line of a journal, without its newline."""
     return to_signed({"header": header})
+
+
+def header_differences(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """What differs between two headers of journals: (name, value of the one, value of the other), sorted by name."""
+    flat = {**one["how"], **one, "how": None}
+    now = {**other["how"], **other, "how": None}
+    names = sorted({*flat, *now})
+    return [
+        (name, flat.get(name), now.get(name)) for name in names if flat.get(name) != now.get(name)
+    ]
 
 
 def chunk_line(chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> bytes:

@@ -173,7 +173,8 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     except Timeout as error:
         raise StoreError(
             f"{what} is being written by {lock_holder(path)}.",
-            "Try again when that has ended. `fedcache extract --wait` waits for it. Finished chunks are kept.",
+            "Try again when that has ended. `fedcache extract --wait` waits for it. Finished chunks are kept. Several "
+            "processes share an extraction with `fedcache extract --part 1/2` and so on; `fedcache join --help`.",
         ) from error
     except (OSError, NotImplementedError) as error:
         raise _cannot_lock(path, error) from error

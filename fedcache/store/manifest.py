@@ -44,6 +44,7 @@ from fedcache.store.files import (
 )
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.own_names import bare_name
+from fedcache.store.part import PART, part_of
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -69,6 +70,11 @@ class ArrayInfo:
     def digest(self) -> str:
         """Digest of the recipe."""
         return digest_of(self.recipe)
+
+    @property
+    def count(self) -> int:
+        """Number of chunks of all rows; a part of a store lists those of its own alone."""
+        return -(-self.shape[0] // self.chunk_rows)
 
     @property
     def chunk_bytes(self) -> int:
@@ -184,6 +190,8 @@ def _parse(data: dict[str, Any]) -> Manifest:
     for name in ("slug", "digest"):
         if type(data["dataset"][name]) is not str:
             raise ValueError(f"dataset {name}")
+    if PART in data["dataset"]:
+        part_of(data["dataset"])
     files = _mapping(data["files"])
     for path, digest in files.items():
         if not all(SAFE.fullmatch(part) for part in path.split("/")) or not HEX64.fullmatch(

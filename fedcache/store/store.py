@@ -46,6 +46,7 @@ from fedcache.store.manifest import (
     write_partition,
     write_text,
 )
+from fedcache.store.part import PART, no_store, part_of
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
     INGESTED,
@@ -80,13 +81,15 @@ class Store:
         return f"Store({self.dataset['slug']}: {self.rows_ok:,} of {self.rows:,} images, {arrays}, {self.path})"
 
     @classmethod
-    def open(cls, path: Path | str) -> Store:
-        """Open a store.
+    def open(cls, path: Path | str, *, part: bool = False) -> Store:
+        """Open a store; also part i of n of one where ``part`` says so.
 
         Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store.
         """
         place = Path(path)
         manifest = read_manifest(place)
+        if PART in manifest.dataset and not part:
+            raise no_store(place, manifest.dataset)
         if forgotten_arrays(place, manifest):
             # another process may have finished an array between the two looks
             manifest = read_manifest(place)
@@ -270,8 +273,13 @@ class Store:
                 self.__dict__.pop("samples", None)
 
     def unfinished(self) -> list[dict[str, Any]]:
-        """Arrays in flight: name, chunks kept, chunks in all."""
-        return unfinished_arrays(self.path, self._manifest.arrays)
+        """Arrays in flight: name, chunks kept, chunks in all; those of a part also when it has all of its chunks."""
+        found = unfinished_arrays(self.path, self._manifest.arrays)
+        part = part_of(self.dataset)
+        if part is not None:
+            for array in found:
+                array["chunks"] = len(part.chunks(array["chunks"]))
+        return found
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""

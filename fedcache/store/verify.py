@@ -32,6 +32,7 @@ from fedcache.store.manifest import (
     read_quarantine,
     text_file,
 )
+from fedcache.store.part import part_of
 from fedcache.store.store import Store
 from fedcache.store.writer import sidecars_of
 
@@ -102,7 +103,7 @@ def verify(path: Path) -> VerifyReport:
 
     Raises StoreError when there is no store; CorruptionError when its manifest is damaged.
     """
-    store = Store.open(path)
+    store = Store.open(path, part=True)
     report = VerifyReport(path)
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         report.check(place, partial(files.read_checked, place, crc, what, size=size))
@@ -160,6 +161,7 @@ def _check_history(path: Path, report: VerifyReport) -> None:
 
 
 def _check_journals(store: Store, report: VerifyReport) -> None:
+    part = part_of(store.dataset)
     for journal in journals(store.path):
         report.read(journal.path)
         if journal.key in store.arrays:
@@ -178,8 +180,16 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
             place = files.chunk_path(folder, chunk, len(shape))
             what = f"chunk {chunk} of unfinished {journal.key}"
             report.check(place, partial(files.read_checked, place, line.crc, what, size=size))
+        count = journal.count
+        whose = ""
+        if part is not None:
+            count = len(part.chunks(count))
+            whose = f" in {part}"
+        state = "its extract command goes on"
+        if len(journal.chunks) == count:
+            state = "fedcache join assembles the parts"
         report.notes.append(
-            f"{journal.key} is unfinished: {len(journal.chunks)} of {journal.count} chunks; its extract command goes on"
+            f"{journal.key} is unfinished{whose}: {len(journal.chunks)} of {count} chunks; {state}"
         )
 
 

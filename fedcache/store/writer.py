@@ -32,7 +32,7 @@ from fedcache.store.files import (
     sha256_hex,
     write_atomic,
 )
-from fedcache.store.journal import Journal, journal_path, read_journal
+from fedcache.store.journal import Journal, header_differences, journal_path, read_journal
 from fedcache.store.lock import hold_lock, is_alive, lock_manifest, writer_of
 from fedcache.store.manifest import (
     COLUMNS,
@@ -47,6 +47,7 @@ from fedcache.store.manifest import (
     replace_sidecars,
     was_store,
 )
+from fedcache.store.part import PART, part_of
 from fedcache.store.samples import Samples
 
 AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", "channel")}
@@ -149,6 +150,10 @@ class OpenStore(Protocol):
         """N."""
 
     @property
+    def dataset(self) -> dict[str, Any]:
+        """What the manifest says of the dataset, and which part of a store this is."""
+
+    @property
     def samples(self) -> Samples:
         """The columns; names of rows are copied into the list of unreadable images."""
 
@@ -230,7 +235,11 @@ class ArrayWriter:
         """Chunks still to be written; none when the array was complete already."""
         if self.finished:
             return []
-        return [k for k in range(self.count) if k not in self.journal.chunks]
+        own = range(self.count)
+        part = part_of(self.store.dataset)
+        if part is not None:
+            own = part.chunks(self.count)
+        return [k for k in own if k not in self.journal.chunks]
 
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
@@ -301,14 +310,10 @@ class ArrayWriter:
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
         """The error of an unfinished array whose rows were computed in another way than the next would be."""
         before = self.journal.header or {}
-        flat = {**before["how"], **before, "how": None}
-        now = {**header["how"], **header, "how": None}
-        changed = []
-        for key in sorted({*flat, *now}):
-            old = flat.get(key)
-            new = now.get(key)
-            if old != new:
-                changed.append(f"{key} was {old!r}, now {new!r}")
+        changed = [
+            f"{name} was {old!r}, now {new!r}"
+            for name, old, new in header_differences(before, header)
+        ]
         listed = "; ".join(changed)
         return StoreError(
             f"{self.key} was begun in another way: {listed}. Mixed rows would not be comparable.",
@@ -421,6 +426,7 @@ class ArrayWriter:
         """Make the array part of the store: sidecars, then the manifest, then the journal goes.
 
         A crash between any two steps leaves a store that reads correctly and a journal from which this runs again.
+        Where the store is part i of n, the array stays unfinished and the manifest says that its chunks are there.
         Raises InternalError while chunks are missing; CorruptionError when the quarantine list is damaged.
         """
         if self.finished:
@@ -433,6 +439,11 @@ class ArrayWriter:
         with lock_manifest(self.store.path, self.store.rows):
             # as it is now: others may have completed arrays since we opened
             manifest = read_manifest(self.store.path)
+            if PART in manifest.dataset:
+                manifest.dataset[PART]["recipes"][self.key] = self.recipe
+                manifest.write(self.store.path)
+                self.store.refresh()
+                return
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.
@@ -517,6 +528,13 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
         there, wanted = (
             "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)
         )
+        raise StoreError(
+            f"{path} holds {there}, not {wanted}.",
+            "Choose another place, or remove what is there.",
+        )
+    if part_of(found.dataset) != part_of(dataset):
+        there = str(part_of(found.dataset) or "a whole store")
+        wanted = str(part_of(dataset) or "a whole store")
         raise StoreError(
             f"{path} holds {there}, not {wanted}.",
             "Choose another place, or remove what is there.",

@@ -42,6 +42,7 @@ from fedcache.report.compare import compare_entries
 from fedcache.report.comparison_output import caption, sentences, sheets
 from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import gather
+from fedcache.report.page import write_report
 from fedcache.report.render import html_environment
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
@@ -454,9 +455,6 @@ class ReportShelf:
         return Path(path)
 
     def _write(self, ident: str, paths: list[Path]) -> None:
-        # The report's sections import torch, which the other pages do not need.
-        from fedcache.report.page import write_report
-
         try:
             with self._one:
                 made = write_report(paths, self.folder / f"{ident}.html", self.root)

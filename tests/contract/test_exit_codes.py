@@ -1,37 +1,27 @@
 """Every exit code comes out of the command line with a hint, and no error can be raised without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from command import Done, fedcache, ok
+from command import fedcache, ok, words_of
 from pictures import folder
 
 from fedcache.errors import Exit
 
-IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
+IID = words_of("--scheme iid --clients 3 --participation all")
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return folder(tmp_path / "shapes", train=6, test=2)
 
 
-def extract(images: Path, *more: object) -> Done:
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
-    )
+def extract(images, *more):
+    words = ("extract --backbones random-projection --workers 0", "--dataset", f"folder:{images}")
     return fedcache(*words, *more, "--json")
 
 
-def hint_of(done: Done) -> str:
+def hint_of(done):
     error = done.envelope["error"]
     assert error["code"] == done.code
     assert error["message"]
@@ -39,9 +29,9 @@ def hint_of(done: Done) -> str:
 
 
 @pytest.mark.slow
-def test_0_2_3_and_5_come_from_good_wrong_and_bad_input(images: Path) -> None:
+def test_0_2_3_and_5_come_from_good_wrong_and_bad_input(images):
     assert extract(images).code == Exit.OK
-    misspelt = fedcache("train", "--method", "fedavgg", "--json")
+    misspelt = fedcache("train --method fedavgg --json")
     assert misspelt.code == Exit.USAGE
     assert "fedavg" in hint_of(misspelt)
     next(images.rglob("*.png")).write_bytes(b"not an image")
@@ -55,7 +45,7 @@ def test_0_2_3_and_5_come_from_good_wrong_and_bad_input(images: Path) -> None:
     assert "--max-bad" in hint_of(worse)
 
 
-def test_5_when_a_store_is_damaged(images: Path) -> None:
+def test_5_when_a_store_is_damaged(images):
     path = Path(extract(images).data["path"])
     chunk = next(
         p
@@ -65,57 +55,49 @@ def test_5_when_a_store_is_damaged(images: Path) -> None:
     raw = bytearray(chunk.read_bytes())
     raw[len(raw) // 2] ^= 1
     chunk.write_bytes(raw)
-    found = fedcache("verify", "--json")
+    found = fedcache("verify --json")
     assert found.code == Exit.CORRUPT
     assert found.data["problems"]
     assert "fedcache repair" in fedcache("verify").out
 
 
-def test_6_when_weights_are_not_there(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_6_when_weights_are_not_there(images, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    lacking = fedcache(
-        "extract", "--dataset", f"folder:{images}", "--backbones", "clip-rn50", "--json"
-    )
+    lacking = fedcache("extract --backbones clip-rn50 --json", "--dataset", f"folder:{images}")
     assert lacking.code == Exit.ENVIRONMENT
     assert "fedcache backbones import FILE --as clip-rn50" in hint_of(lacking)
 
 
-def test_7_when_a_run_falls_apart(images: Path) -> None:
+def test_7_when_a_run_falls_apart(images):
     extract(images)
-    diverged = fedcache(
-        "train", "--method", "fedavg", "--set", "lr=1e30", *IID, "--rounds", 2, "--json"
-    )
+    diverged = fedcache("train --method fedavg --set lr=1e30", *IID, "--rounds", 2, "--json")
     assert diverged.code == Exit.FEDERATED
     assert "learning rate" in hint_of(diverged)
 
 
-def test_10_is_a_bug_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_10_is_a_bug_and_says_so(images, monkeypatch):
     extract(images)
 
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_, **__):
         raise RuntimeError("nobody expected this")
 
     monkeypatch.setattr("fedcache.federate.engine.run.run", broken)
     monkeypatch.setattr("fedcache.federate.engine.run_state.RunState.start", broken)
-    bug = fedcache("train", "--method", "fedavg", *IID, "--rounds", 1, "--json")
+    bug = fedcache("train --method fedavg", *IID, "--rounds", 1, "--json")
     assert bug.code == Exit.BUG
     assert "nobody expected this" in str(bug.envelope["error"])
     assert hint_of(bug)
 
 
-def test_130_goes_on_with_the_same_command(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+def test_130_goes_on_with_the_same_command(images, monkeypatch):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("fedcache.store.store.Store.create", interrupted)
         assert extract(images).code == Exit.INTERRUPTED
     assert ok(
-        "extract",
+        "extract --backbones random-projection --workers 0",
         "--dataset",
         f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
     )

@@ -4,8 +4,6 @@ A figure that changes on purpose is written by ``pytest tests/contract/test_gold
 the reason in the commit. The bits are compared by ``python tools/golden.py compare``, on one machine.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The laws themselves are in ``fedcache.testing.method_laws``. Here each is tried 
 has, and in the full draw on its variants too; they run on the tiny federation, where one takes milliseconds.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -178,7 +176,7 @@ def test_methods_without_labels_never_read_one(name):
     method = METHODS[name]
     assert {n for n, m in METHODS.items() if "labels" not in m.needs} == LABEL_FREE
     data, clients = tiny()
-    handed: list[torch.Tensor | None] = []
+    handed = []
 
     def spy(down, state, lanes, ctx):
         handed.append(lanes.y)

@@ -1,7 +1,5 @@
 """What ``embed`` of a method gives is what its classifier reads: scores are a function of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from federation import VARIANTS, cases, fitted, go_tiny, ids, small, tiny

@@ -1,18 +1,17 @@
 """Facts of perfedavg: a step ahead, a step, and the adaptation of what is deployed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, go_all
 from method_calls import batches_of, exact
 from reference_steps import linear, linear_gradient, mean_of
+from setting_lines import set_to
 
 
-@pytest.mark.parametrize("model", [{"head": "linear"}, {"dim": 8, "bn": True, "batch": 16}])
+@pytest.mark.parametrize("model", [{"head": "linear"}, set_to("dim=8 bn=true batch=16")])
 def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(model):  # T-G1, T-G3
     pair, keys = exact()
     plain = {**model, "opt": "sgd", "lr": 0.1, "wd": 0.0, "momentum": 0.0, "epochs": 2}
@@ -29,18 +28,9 @@ def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(model):  # T-G1, T-G3
 
 def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {
-        "head": "linear",
-        "init": "shared",
-        "alpha": 0.4,
-        "beta": 0.2,
-        "batch": 16,
-        "adapt_steps": 2,
-    }
-    start = go(
-        "perfedavg", {**settings, "epochs": 0}, data, clients, participation=None, rounds=1
-    ).server
-    out = go("perfedavg", settings, data, clients, participation=None, rounds=1)
+    settings = set_to("head=linear init=shared alpha=0.4 beta=0.2 batch=16 adapt_steps=2")
+    start = go_all("perfedavg", {**settings, "epochs": 0}, data, clients, rounds=1).server
+    out = go_all("perfedavg", settings, data, clients, rounds=1)
 
     def stepped(theta, rate, at, rows):
         g = linear_gradient(at, data, rows)
@@ -66,7 +56,7 @@ def test_perfedavg_is_a_step_ahead_and_a_step_of_torch():
 
 
 def test_evaluation_never_changes_training():
-    settings = {"dim": 8, "alpha": 0.3, "beta": 0.1}
+    settings = set_to("dim=8 alpha=0.3 beta=0.1")
     rare = go("perfedavg", settings)
     leaking = go("perfedavg", {**settings, "adapt_on": "test", "adapt_steps": 4}, eval_every=1)
     assert gap(rare.server, leaking.server) == 0.0
@@ -74,14 +64,7 @@ def test_evaluation_never_changes_training():
 
 def test_adapting_on_test_rows_reads_them_and_says_so():  # D-71
     data, clients = federation(sizes=(64, 50), tests=12)
-    settings = {
-        "head": "linear",
-        "init": "zero",
-        "alpha": 50.0,
-        "epochs": 0,
-        "adapt_steps": 5,
-        "batch": 12,
-    }
+    settings = set_to("head=linear init=zero alpha=50.0 epochs=0 adapt_steps=5 batch=12")
     train, test = (
         go("perfedavg", {**settings, "adapt_on": on}, data, clients) for on in ("train", "test")
     )
@@ -96,20 +79,13 @@ def test_adapting_on_test_rows_reads_them_and_says_so():  # D-71
         moved = go("perfedavg", {**settings, "adapt_on": adapt_on}, replace(data, y=y), clients)
         known = (train if adapt_on == "train" else test).evaluation.predictions
         assert np.array_equal(moved.evaluation.predictions, known) is same
-    assert go("perfedavg", {"adapt_on": "test", "adapt_steps": 0, "bn": False}).warnings == ()
+    assert go("perfedavg", "adapt_on=test adapt_steps=0 bn=false").warnings == ()
 
 
 def test_a_client_with_less_than_a_batch_adapts_on_what_it_has():
     data, clients = federation(sizes=(40, 9))
-    settings = {
-        "head": "linear",
-        "init": "zero",
-        "alpha": 5.0,
-        "batch": 32,
-        "drop_last": True,
-        "epochs": 0,
-    }
-    out = go("perfedavg", settings, data, clients, participation=None)
+    settings = set_to("head=linear init=zero alpha=5.0 batch=32 drop_last=true epochs=0")
+    out = go_all("perfedavg", settings, data, clients)
     assert out.records[0].clients == (0,)
     rows = batches_of(clients[1], 0, out.records[-1].round, 0, "adapt", size=32)[0]
     zero = {"W": torch.zeros(6, 11, dtype=torch.float64), "b": torch.zeros(6, dtype=torch.float64)}

@@ -1,13 +1,11 @@
 """Class names and seeds keep their meaning in whatever order a file or a run lists them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import ok, words_of
 from scipy import stats
 
 import fedcache as fc
@@ -17,7 +15,7 @@ LISTED = np.array(["zebra", "ant", "10", "9"])
 GAPS = np.array([9, 2, 40])
 
 
-def columns(kind: str, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def columns(kind, rows):
     """(columns that say the class, its name in every row) of a file."""
     of_four = np.arange(rows) % 4
     if kind == "words in the order that the file lists":
@@ -44,9 +42,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_class_has_its_own_name_from_the_file_to_the_prediction(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_class_has_its_own_name_from_the_file_to_the_prediction(kind, tmp_path):
     rows = 132
     given, words = columns(kind, rows)
     rng = np.random.default_rng(0)
@@ -55,45 +51,40 @@ def test_a_class_has_its_own_name_from_the_file_to_the_prediction(
     split = np.where(np.arange(rows) // 11 % 4 == 3, "test", "train")
     file = tmp_path / "own.npz"
     np.savez(file, **{"features/mine": x.astype(np.float32), "split": split, **given})
-    path = ok("ingest", file, "--name", "own").data["path"]
+    path = ok("ingest --name own", file).data["path"]
     samples = fc.Store.open(path).samples
     assert [samples.classes[code] for code in samples.label] == words.tolist()
-    run = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3).data["path"]
+    run = ok("train --method fed3r --scheme iid --clients 3").data["path"]
     predicted = ok("predict", run, "--store", path).data["rows"]
     assert [row["class"] for row in predicted] == words.tolist()
     assert list(fc.load_model(run).predict(x.astype(np.float32))) == words.tolist()
 
 
 def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     rng = np.random.default_rng(1)
     y = np.arange(300) % 4
     x = rng.normal(size=(4, 8))[y] + 1.5 * rng.normal(size=(300, 8))
     split = np.where(np.arange(300) % 3 == 0, "test", "train")
     file = tmp_path / "own.npz"
     np.savez(file, **{"features/mine": x.astype(np.float32), "labels": LISTED[y], "split": split})
-    ok("ingest", file, "--name", "own")
+    ok("ingest --name own", file)
     by_seed = []
     for method, seeds in (("fedavg", "11,1,3,2"), ("solo", "2,3,11,1")):
         words = (
+            *words_of("--rounds 2 --scheme iid --clients 3"),
             "--method",
             method,
             "--seeds",
             seeds,
-            "--rounds",
-            2,
-            "--scheme",
-            "iid",
-            "--clients",
-            3,
         )
         result = json.loads((Path(ok("train", *words).data["path"]) / "result.json").read_text())
         by_seed.append(
             dict(zip(result["seeds"], result["accuracy"]["client_mean_per_seed"], strict=True))
         )
     first, second = ([values[seed] for seed in (1, 2, 3, 11)] for values in by_seed)
-    compared = ok("compare", "--against", "fedavg").data["comparisons"][0]
+    compared = ok("compare --against fedavg").data["comparisons"][0]
     (pair,) = compared["pairs"]
     assert pair["difference"] == pytest.approx(np.mean(second) - np.mean(first))
     assert pair["p"] == pytest.approx(stats.ttest_rel(second, first).pvalue)

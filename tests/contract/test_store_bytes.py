@@ -1,7 +1,5 @@
 """The bytes of a store: a store that an earlier version wrote still trains, and other Zarr readers read ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ LABELS = ("zebra", "ant", "10", "9") * 4
 
 
 @pytest.mark.parametrize("name", ["store-format-1.json", "store-format-1-named-axes.json"])
-def test_a_store_of_an_earlier_version_still_trains(tmp_path: Path, name: str) -> None:
+def test_a_store_of_an_earlier_version_still_trains(tmp_path, name):
     """The first file is of a version that gave the axes of arrays no names."""
     for file, words in json.loads((KEPT / name).read_text()).items():
         kind, _, body = words.partition(":")
@@ -30,7 +28,7 @@ def test_a_store_of_an_earlier_version_still_trains(tmp_path: Path, name: str) -
 
 # of the manifest, which is no Zarr file
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
-def test_zarr_reads_the_numbers_that_were_given(tmp_path: Path) -> None:
+def test_zarr_reads_the_numbers_that_were_given(tmp_path):
     path = tmp_path / "s.zarr"
     splits = [0] * 12 + [1] * 4
     fc.Store.from_arrays({"a": FEATURES}, labels=LABELS, splits=splits, name="s", path=path)
@@ -45,7 +43,7 @@ def test_zarr_reads_the_numbers_that_were_given(tmp_path: Path) -> None:
     ]
 
 
-def test_two_stores_of_the_same_rows_have_the_same_bytes(tmp_path: Path) -> None:
+def test_two_stores_of_the_same_rows_have_the_same_bytes(tmp_path):
     files = []
     for folder in ("a", "b"):
         path = tmp_path / folder / "s.zarr"

@@ -1,22 +1,16 @@
 """The Python API gives the same results in any torch state of the caller, and leaves that state as it was."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from pictures import folder
 
 import fedcache as fc
 
 
-def set_for(setter: Callable[[Any], None], value: Any, usual: Any) -> AbstractContextManager[Any]:
+def set_for(setter, value, usual):
     """A setting of torch that is no context of its own, until the end of the block."""
     stack = ExitStack()
     stack.callback(setter, usual)
@@ -24,7 +18,7 @@ def set_for(setter: Callable[[Any], None], value: Any, usual: Any) -> AbstractCo
     return stack
 
 
-STATES: dict[str, Callable[[], Any]] = {
+STATES = {
     "inference mode": torch.inference_mode,
     "no gradients": torch.no_grad,
     "another default device": lambda: torch.device("meta"),
@@ -39,7 +33,7 @@ STATES: dict[str, Callable[[], Any]] = {
 }
 
 
-def state_now() -> tuple[Any, ...]:
+def state_now():
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -49,7 +43,7 @@ def state_now() -> tuple[Any, ...]:
     )
 
 
-def from_images_to_scores(images: Path, name: str) -> tuple[NDArray[Any], list[str]]:
+def from_images_to_scores(images, name):
     """Extract, partition, train and predict; another name is another store, so nothing is read again."""
     store = fc.extract(f"{name}=folder:{images}", backbones=["random-projection"], workers=0)
     parts = fc.partition(store, "iid", clients=3)
@@ -58,7 +52,7 @@ def from_images_to_scores(images: Path, name: str) -> tuple[NDArray[Any], list[s
     return model.probabilities(X), model.predict([str(images)])
 
 
-def fitted_scores() -> NDArray[Any]:
+def fitted_scores():
     X = np.random.default_rng(3).normal(size=(60, 5))
     y = np.where(X[:, 0] > 0, "zebra", "ant")
     return fc.FedClassifier("fedavg", rounds=2, clients=3).fit(X, y).predict_proba(X)
@@ -66,7 +60,7 @@ def fitted_scores() -> NDArray[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
-def test_the_callers_torch_state_changes_no_result(state: str, tmp_path: Path) -> None:
+def test_the_callers_torch_state_changes_no_result(state, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     usual, names = from_images_to_scores(images, "usual")
     classifier = fitted_scores()

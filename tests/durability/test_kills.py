@@ -19,6 +19,7 @@ from shlex import split
 import numpy as np
 import pytest
 from command import apart, environment, start
+from draws import one_of_each
 from pictures import folder
 from toy_store import content
 
@@ -141,8 +142,18 @@ def in_session(number: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("backbone", ["pixels", "efficientnet-lite0"])
+@pytest.mark.parametrize(
+    ("backbone", "number"),
+    one_of_each(
+        [
+            ("pixels", signal.SIGTERM),
+            ("efficientnet-lite0", signal.SIGINT),
+            ("pixels", signal.SIGINT),
+            ("efficientnet-lite0", signal.SIGTERM),
+        ],
+        kind=lambda pair: pair[0],
+    ),
+)
 def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(
     tmp_path, home, cases, backbone, number
 ):
@@ -182,11 +193,14 @@ mount -t tmpfs -o size=80m none "$DISK"
 "$@" --store "$DISK/s.zarr" >"$OUT/first.out" 2>"$OUT/first.err" &
 chunks() { find "$DISK" -path '*/c/*' -type f 2>/dev/null | wc -l; }
 until [ "$(chunks)" -ge 20 ] || ! kill -0 $! 2>/dev/null; do sleep 0.005; done
+for megabytes in 64 32 16 8 4 2 1; do  # at once, and the rest byte by byte
+    fallocate -l ${megabytes}m "$DISK/ballast-$megabytes" 2>/dev/null
+done
 cat /dev/zero >"$DISK/ballast" 2>/dev/null
 wait $!; echo $? >"$OUT/first.rc"
 chunks >"$OUT/kept"
 "$@" --store "$DISK/s.zarr" >"$OUT/full.out" 2>"$OUT/full.err"; echo $? >"$OUT/full.rc"
-rm "$DISK/ballast"
+rm "$DISK"/ballast*
 "$@" --store "$DISK/s.zarr" >"$OUT/again.out" 2>"$OUT/again.err"; echo $? >"$OUT/again.rc"
 cp -r "$DISK/s.zarr" "$OUT/s.zarr"
 """

@@ -4,15 +4,12 @@ One deployment serves all tests, because Flower starts a process for every messa
 with nothing but loopback where that is allowed, and every Python in it notes the names and addresses it asks for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import apart
@@ -27,7 +24,7 @@ ROOT = HERE.parents[1]
 LONGEST = 1900  # a third of it on two cores that have nothing else to do
 
 
-def offline() -> list[str]:
+def offline():
     """The words that run a command where only loopback is; none where the system does not allow it."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return []
@@ -45,15 +42,15 @@ def offline() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def told(tmp_path_factory):
     """What the federation answered, by name."""
     place = tmp_path_factory.mktemp("federation")
     home, sites, reached = place / "home", place / "sites", place / "reached"
     site = lay(new_package(place / "half-step", home), place / "site")
     for words in (
-        ("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--limit", 900),
-        ("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 0.5, "--name", "three"),
-        ("shard", "--partition", "three", "--out", sites),
+        ("extract --dataset digits --backbones glyph-clip --limit 900",),
+        ("partition --scheme dirichlet --clients 3 --alpha 0.5 --name three",),
+        ("shard --partition three", "--out", sites),
     ):
         done = apart(*words, home=home)
         assert done.code == 0, done.err
@@ -89,15 +86,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return found
 
 
-def accuracy(words: dict[str, Any]) -> float:
+def accuracy(words):
     assert "done" in words["last"], words
     (run,) = words["last"]["done"]
     return float(run["result"]["accuracy"]["mean"])
 
 
-def new_package(folder: Path, home: Path) -> Path:
+def new_package(folder, home):
     """A method of a package that ``fedcache new`` writes."""
-    done = apart("new", "method", folder.name, "--out", folder, home=home)
+    done = apart("new method", folder.name, "--out", folder, home=home)
     assert done.code == 0, done.err
     return folder
 
@@ -111,17 +108,15 @@ def new_package(folder: Path, home: Path) -> Path:
         *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg")),
     ],
 )
-def test_sites_through_flower_give_the_accuracy_of_one_process(
-    method: str, told: dict[str, Any]
-) -> None:
+def test_sites_through_flower_give_the_accuracy_of_one_process(method, told):
     words = told[method]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     assert words["last"]["done"][0]["result"]["federation"]["missed"] == []
 
 
 def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
-    told: dict[str, Any],
-) -> None:
+    told,
+):
     words = told["secure"]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     federation = words["last"]["done"][0]["result"]["federation"]
@@ -130,9 +125,7 @@ def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
 
 
 @pytest.mark.parametrize(("which", "apart"), [("fed3r", 1e-4), ("secure", 1e-3)])
-def test_the_saved_model_predicts_as_that_of_one_process(
-    which: str, apart: float, told: dict[str, Any]
-) -> None:
+def test_the_saved_model_predicts_as_that_of_one_process(which, apart, told):
     models = told[which]["models"]
     assert models["rows"] >= 900
     assert models["other_class"] == 0
@@ -140,7 +133,7 @@ def test_the_saved_model_predicts_as_that_of_one_process(
     assert models["apart"] < apart
 
 
-def test_a_site_that_is_killed_in_a_round_is_survived(told: dict[str, Any]) -> None:
+def test_a_site_that_is_killed_in_a_round_is_survived(told):
     words = told["killed"]
     missed = words["last"]["done"][0]["result"]["federation"]["missed"]
     assert missed[0]["round"] == 2
@@ -148,7 +141,7 @@ def test_a_site_that_is_killed_in_a_round_is_survived(told: dict[str, Any]) -> N
     assert accuracy(words) > 0.3
 
 
-def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told: dict[str, Any]) -> None:
+def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told):
     known = told["names"]["known"]
     assert len(known) == len(set(known.values())) == 3
     missed = told["another-key"]["last"]["done"][0]["result"]["federation"]["missed"]
@@ -158,7 +151,7 @@ def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told: dict[s
     assert missed[0]["site"] in known
 
 
-def test_what_ends_a_run_comes_back_as_one_sentence(told: dict[str, Any]) -> None:
+def test_what_ends_a_run_comes_back_as_one_sentence(told):
     error = told["no-features"]["last"]["error"]
     assert error["code"] == 4
     assert "0 of 3 sites take part" in error["message"]
@@ -167,8 +160,8 @@ def test_what_ends_a_run_comes_back_as_one_sentence(told: dict[str, Any]) -> Non
 
 
 def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(
-    told: dict[str, Any],
-) -> None:
+    told,
+):
     assert told["wrong-ca"]["code"] == told["unknown-key"]["code"] == 6
     assert "does not hold against" in told["wrong-ca"]["message"]
     assert "does not know this site's key" in told["unknown-key"]["message"]
@@ -176,7 +169,7 @@ def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(
         assert "fedcache flower keys" in told[name]["hint"]
 
 
-def test_no_name_is_looked_up_and_nothing_but_loopback_is_reached(told: dict[str, Any]) -> None:
+def test_no_name_is_looked_up_and_nothing_but_loopback_is_reached(told):
     assert told["reached"]["hosts"] == []
     for program in (
         "flower-superlink",

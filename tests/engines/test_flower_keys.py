@@ -1,11 +1,8 @@
 """Keys, ports and addresses: made once, readable by their owner alone, and refused in one sentence when wrong."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = pytest.mark.engines
 
 
-def test_keys_are_made_once_and_more_sites_are_added(tmp_path: Path) -> None:
+def test_keys_are_made_once_and_more_sites_are_added(tmp_path):
     keys = make_keys(tmp_path / "keys", ["north"], ["192.0.2.10", "server.example"])
     before = {p: p.read_bytes() for p in (keys.ca, *keys.server, keys.site("north") / "node.key")}
     assert make_keys(tmp_path / "keys", ["north", "south"], []).nodes.keys() == {"north", "south"}
@@ -33,14 +30,14 @@ def test_keys_are_made_once_and_more_sites_are_added(tmp_path: Path) -> None:
     assert read_keys(tmp_path / "keys").ca == keys.ca
 
 
-def test_the_server_is_known_by_its_own_authority_alone(tmp_path: Path) -> None:
+def test_the_server_is_known_by_its_own_authority_alone(tmp_path):
     mine, other = (make_keys(tmp_path / name, ["a"], ()) for name in ("mine", "other"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*map(str, mine.server))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-        def greet() -> None:
+        def greet():
             for _ in range(2):
                 plain, _who = server.accept()
                 try:
@@ -61,7 +58,7 @@ def test_the_server_is_known_by_its_own_authority_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "why"), [("node.key", "lacks node.key"), ("ca.crt", "lacks ca.crt")]
 )
-def test_what_a_site_was_not_handed_is_named(lost: str, why: str, tmp_path: Path) -> None:
+def test_what_a_site_was_not_handed_is_named(lost, why, tmp_path):
     folder = make_keys(tmp_path / "keys", ["a"], ()).site("a")
     (folder / lost).unlink()
     with pytest.raises(FedcacheError, match=why):
@@ -71,12 +68,12 @@ def test_what_a_site_was_not_handed_is_named(lost: str, why: str, tmp_path: Path
         read_site_keys(folder)
 
 
-def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_a_path_is_refused(tmp_path):
     with pytest.raises(FedcacheError, match="is no name of a site"):
         make_keys(tmp_path / "keys", ["../a"], ())
 
 
-def test_a_port_that_is_taken_is_named_with_a_free_one() -> None:
+def test_a_port_that_is_taken_is_named_with_a_free_one():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
@@ -88,7 +85,7 @@ def test_a_port_that_is_taken_is_named_with_a_free_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "host", ":8000", "host:0", "host:99999", "host:x"])
-def test_an_address_that_is_none_is_refused(text: str) -> None:
+def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(FedcacheError, match="is not HOST:PORT"):
         Address.parse(text, None)
     assert Address.parse("[::1]:8000", None) == Address("::1", 8000)

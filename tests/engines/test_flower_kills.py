@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +43,7 @@ class Started:
     log: Path
 
     @classmethod
-    def of(cls, *words: object, home: Path, log: Path, mark: str) -> Started:
+    def of(cls, *words, home, log, mark):
         with log.open("a") as sink:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "fedcache", *map(str, words)],
@@ -56,12 +55,12 @@ class Started:
             )
         return cls(popen, mark, log)
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill the command alone: what it has started has to notice."""
         self.popen.kill()
         self.popen.wait()
 
-    def left(self) -> list[str]:
+    def left(self):
         """Command lines of what it has started and still runs."""
         found, word = [], f"{MARK}={self.mark}".encode()
         for place in Path("/proc").glob("[0-9]*"):
@@ -70,7 +69,7 @@ class Started:
                     found.append((place / "cmdline").read_text().replace("\0", " "))
         return found
 
-    def nothing_left(self) -> None:
+    def nothing_left(self):
         """Assert that all of it ends."""
         last = time.monotonic() + GONE
         while self.left() and time.monotonic() < last:
@@ -88,14 +87,14 @@ class Federation:
     running: list[Started] = field(default_factory=list)
 
     @property
-    def home(self) -> Path:
+    def home(self):
         return self.root / "server"
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"127.0.0.1:{self.port}"
 
-    def start(self, name: str, *words: object, home: Path) -> Started:
+    def start(self, name, *words, home):
         self.started += 1
         log = self.root / "logs" / f"{self.started}-{name}.log"
         log.parent.mkdir(exist_ok=True)
@@ -104,7 +103,7 @@ class Federation:
         )
         return self.running[-1]
 
-    def server(self) -> Started:
+    def server(self):
         return self.start(
             "server",
             "flower",
@@ -118,7 +117,7 @@ class Federation:
             home=self.home,
         )
 
-    def site(self, number: int) -> Started:
+    def site(self, number):
         shard = sorted((self.root / "sites").glob("*.zarr"))[number]
         return self.start(
             SITES[number],
@@ -134,29 +133,23 @@ class Federation:
         )
 
     @cached_property
-    def app(self) -> Path:
+    def app(self):
         """What is run again and again."""
         out = self.root / "app"
         done = apart(
-            "flower",
-            "app",
-            "--method",
-            "scaffold",
+            "flower app --method scaffold --timeout 300 --json",
             "--rounds",
             ROUNDS,
             "--sites",
             len(SITES),
-            "--timeout",
-            300,
             "--out",
             out,
-            "--json",
             home=self.home,
         )
         assert done.code == 0, done.err
         return out
 
-    def run(self) -> Started:
+    def run(self):
         return self.start(
             "run",
             "flower",
@@ -170,7 +163,7 @@ class Federation:
             home=self.home,
         )
 
-    def listens(self) -> bool:
+    def listens(self):
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", self.port), timeout=1.0),
@@ -178,7 +171,7 @@ class Federation:
             return True
         return False
 
-    def wait_for_a_moment(self, run: Started, draw: random.Random) -> None:
+    def wait_for_a_moment(self, run, draw):
         """Until a run has told so many lines of its story, and up to some seconds more."""
         lines, more = draw.randrange(LINES), draw.uniform(0.0, SECONDS)
         while run.popen.poll() is None and len(run.log.read_text().splitlines()) < lines:
@@ -187,7 +180,7 @@ class Federation:
         while run.popen.poll() is None and time.monotonic() < last:
             self.tend()
 
-    def tend(self) -> None:
+    def tend(self):
         """Start the second site again where the server refused it, not having missed the killed one yet (exit 6)."""
         time.sleep(0.05)
         if self.second.popen.poll() == 6:
@@ -195,21 +188,21 @@ class Federation:
             self.site(1)
 
     @property
-    def second(self) -> Started:
+    def second(self):
         return next(one for one in reversed(self.running) if one.log.stem.endswith(SITES[1]))
 
-    def end(self, run: Started) -> int | None:
+    def end(self, run):
         """Wait until a run has ended; its exit code."""
         last = time.monotonic() + 900
         while run.popen.poll() is None and time.monotonic() < last:
             self.tend()
         return run.popen.poll()
 
-    def result(self) -> bytes | None:
+    def result(self):
         found = list((self.home / "runs").glob("*/result.json"))
         return found[0].read_bytes() if found else None
 
-    def finish(self) -> bytes:
+    def finish(self):
         """The result of the app, run to its end; it is put aside, so that the next run makes it again."""
         done = self.run()
         assert self.end(done) == 0, done.log.read_text()
@@ -218,7 +211,7 @@ class Federation:
         (self.home / "runs").rename(self.home / f"runs-{self.started}")
         return found
 
-    def stop(self) -> None:
+    def stop(self):
         for one in self.running:
             if one.popen.poll() is None:
                 one.popen.send_signal(signal.SIGTERM)
@@ -226,20 +219,20 @@ class Federation:
             one.popen.wait(60)
             one.nothing_left()
 
-    def left_files(self) -> set[Path]:
+    def left_files(self):
         """Files of a killed process in any home."""
         return {p for name in ("server", *SITES) for p in (self.root / name).rglob(".*.partial")}
 
-    def named_by_gc(self) -> set[Path]:
+    def named_by_gc(self):
         found = set()
         for name in ("server", *SITES):
-            answer = apart("gc", "--json", home=self.root / name)
+            answer = apart("gc --json", home=self.root / name)
             found |= {Path(one["path"]) for one in json.loads(answer.out)["data"]["garbage"]}
         return found
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
+def federation(tmp_path):
     y = np.tile(np.arange(4), 60)
     x = (np.random.default_rng(0).normal(size=(240, 8)) + 2 * np.eye(4, 8)[y]).astype(np.float32)
     np.savez(
@@ -247,20 +240,10 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     )
     home = tmp_path / "cutting"
     for words in (
-        ("ingest", tmp_path / "rows.npz", "--name", "rows"),
-        (
-            "partition",
-            "--scheme",
-            "dirichlet",
-            "--clients",
-            len(SITES),
-            "--alpha",
-            1,
-            "--name",
-            "two",
-        ),
-        ("shard", "--partition", "two", "--out", tmp_path / "sites"),
-        ("flower", "keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
+        ("ingest --name rows", tmp_path / "rows.npz"),
+        ("partition --scheme dirichlet --alpha 1 --name two", "--clients", len(SITES)),
+        ("shard --partition two", "--out", tmp_path / "sites"),
+        ("flower keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
     ):
         done = apart(*words, "--json", home=home)
         assert done.code == 0, done.err
@@ -271,7 +254,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         made.stop()
 
 
-def reference(federation: Federation) -> tuple[Started, bytes]:
+def reference(federation):
     """The server, with both sites, and the result of a federation that nothing disturbs."""
     server = federation.server()
     while not federation.listens():
@@ -282,9 +265,7 @@ def reference(federation: Federation) -> tuple[Started, bytes]:
     return server, federation.finish()
 
 
-def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
-    federation: Federation, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(federation, record_property):
     """kill -9 of ``fedcache flower server`` at any moment of its life, up to three times on the way of each run."""
     server, expected = reference(federation)
     server.kill()
@@ -321,9 +302,7 @@ def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
 @pytest.mark.skipif(
     not FULL, reason="minutes of waiting for Flower to miss a node; in make nightly"
 )
-def test_a_killed_site_costs_itself_alone_and_comes_back(
-    federation: Federation, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_killed_site_costs_itself_alone_and_comes_back(federation, record_property):
     """kill -9 of ``fedcache flower site`` at any moment; started again, the same command has the same result."""
     _server, expected = reference(federation)
     draw, killed, wanted = random.Random(6), 0, 10

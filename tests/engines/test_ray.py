@@ -5,8 +5,6 @@ Where the system allows it, every command runs where nothing can leave the machi
 looks up is written down.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import apart, environment
+from command import apart, environment, words_of
 from own_package import lay
 from pictures import folder
 from toy_store import content
@@ -38,38 +36,31 @@ APART = ("unshare", "--map-root-user", "--net", "--mount")
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> tuple[object, ...]:
+def words(tmp_path):
     """An extraction of 384 images in 48 chunks for each of two backbones."""
     images = folder(tmp_path / "many", train=96, test=32)
     return (
-        "extract",
+        *words_of("extract --size 16 --batch 4 --chunk-rows 8 --json"),
         "--dataset",
         f"folder:{images}",
         "--backbones",
         BACKBONES,
-        "--size",
-        16,
-        "--batch",
-        4,
-        "--chunk-rows",
-        8,
-        "--json",
     )
 
 
 @pytest.fixture
-def home() -> str:
+def home():
     return os.environ["FEDCACHE_HOME"]
 
 
-def chunks(store: Path) -> int:
+def chunks(store):
     return sum(1 for f in store.glob("features/**/c/**/0") if f.is_file())
 
 
 class Quiet:
     """Commands that cannot reach anything, and what they tried."""
 
-    def __init__(self, tmp_path: Path, home: str, *, apart: bool) -> None:
+    def __init__(self, tmp_path, home, *, apart):
         self.apart = apart
         self.report = tmp_path / "report.json"
         user = tmp_path / "user"  # of a user who has told Ray nothing
@@ -78,7 +69,7 @@ class Quiet:
         for name in [n for n in self.env if n.startswith("RAY_")]:
             del self.env[name]
 
-    def start(self, *command: object, **more: str) -> subprocess.Popen[str]:
+    def start(self, *command, **more):
         """A command in a process group of its own."""
         quiet = (
             [*APART, sys.executable, str(HERE / "quiet.py"), str(self.report)] if self.apart else []
@@ -93,10 +84,10 @@ class Quiet:
             start_new_session=True,
         )
 
-    def fedcache(self, *words: object) -> subprocess.Popen[str]:
+    def fedcache(self, *words):
         return self.start(sys.executable, "-m", "fedcache", *words)
 
-    def end(self, run: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    def end(self, run, code=0):
         """What it said, after it has ended as it should and tried nothing."""
         try:
             out, err = run.communicate(timeout=400)
@@ -112,9 +103,9 @@ class Quiet:
 
 
 @pytest.fixture
-def half_step(tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def half_step(tmp_path, home, monkeypatch):
     """The method of a package that ``fedcache new`` wrote, which every process finds."""
-    done = apart("new", "method", "half-step", "--out", tmp_path / "half-step", home=home)
+    done = apart("new method half-step", "--out", tmp_path / "half-step", home=home)
     assert done.code == 0, done.err
     site = lay(tmp_path / "half-step", tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
@@ -122,7 +113,7 @@ def half_step(tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def quiet(tmp_path: Path, home: str) -> Quiet:
+def quiet(tmp_path, home):
     known = shutil.which("unshare") is not None
     allowed = (
         known and not subprocess.run([*APART, "true"], check=False, capture_output=True).returncode
@@ -131,7 +122,7 @@ def quiet(tmp_path: Path, home: str) -> Quiet:
 
 
 @pytest.fixture
-def whole(words: tuple[object, ...], tmp_path: Path, home: str) -> Path:
+def whole(words, tmp_path, home):
     """The store as one process makes it."""
     store = tmp_path / "whole.zarr"
     done = apart(*words, "--workers", 0, "--store", store, home=home)
@@ -139,29 +130,29 @@ def whole(words: tuple[object, ...], tmp_path: Path, home: str) -> Path:
     return store
 
 
-def until(reached: int, store: Path, run: subprocess.Popen[str]) -> None:
+def until(reached, store, run):
     while run.poll() is None and chunks(store) < reached:
         time.sleep(0.005)
     assert run.poll() is None, "it ended before anything could be done to it"
 
 
-def family(run: subprocess.Popen[str]) -> list[psutil.Process]:
+def family(run):
     one = psutil.Process(run.pid)
     return [one, *one.children(recursive=True)]
 
 
-def left(processes: list[psutil.Process]) -> list[str]:
+def left(processes):
     """Those that have not ended, a while later."""
     _, alive = psutil.wait_procs(processes, timeout=20)
     return [" ".join(p.cmdline()) for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def folders(processes: list[psutil.Process]) -> list[Path]:
+def folders(processes):
     """Temporary folders of the clusters that one of the processes drives."""
     return [f for p in processes for f in Path(cluster._short()).glob(f"{cluster.PREFIX}{p.pid}-*")]
 
 
-def test_what_would_leave_the_machine_is_seen(quiet: Quiet) -> None:
+def test_what_would_leave_the_machine_is_seen(quiet):
     if not quiet.apart:
         pytest.skip("this system lets no one have a network of their own")
     code = "import socket\ntry: socket.getaddrinfo('telemetry.example', 80)\nexcept OSError: pass"
@@ -266,25 +257,16 @@ def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
 )
 def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, half_step, quiet, extra):
     words = (
-        "grid",
+        *words_of(
+            "grid --scheme iid --clients 4 --rounds 3 --seeds 0,1 --backbones random-projection --json"
+        ),
         "--method",
         f"{half_step},fed3r",
-        "--scheme",
-        "iid",
-        "--clients",
-        4,
-        "--rounds",
-        3,
-        "--seeds",
-        "0,1",
         "--store",
         whole,
-        "--backbones",
-        "random-projection",
-        "--json",
         *extra,
     )
-    swept = ("--sweep", "rounds=2,3", "--sweep", "clients=2,4")
+    swept = words_of("--sweep rounds=2,3 --sweep clients=2,4")
     here, there = tmp_path / "here", tmp_path / "there"
     local = apart(*words, *swept, "--runs", here, home=home)
     assert local.code == 0, local.err
@@ -314,20 +296,11 @@ def test_clients_that_workers_train_give_the_run_of_one_process(
     whole, tmp_path, home, quiet, method
 ):
     same = (
-        "train",
+        *words_of(
+            "train --backbones random-projection --clients 40 --scheme iid --seeds 0-1 --participation 20 --json"
+        ),
         "--method",
         method,
-        "--backbones",
-        "random-projection",
-        "--clients",
-        40,
-        "--scheme",
-        "iid",
-        "--seeds",
-        "0-1",
-        "--participation",
-        20,
-        "--json",
     )
     same += () if method == "fed3r" else ("--rounds", 2)
     quiet.end(quiet.fedcache(*same, "--execution", "sequential", "--runs", tmp_path / "here"))

@@ -24,8 +24,10 @@ from fedcache.extract.batches import (
 )
 from fedcache.extract.compute_features import feature_shape
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.workers import chunk_tasks, local
-from fedcache.extract.workers.local import CpuWorkers, GpuFeeder, InProcess, open_workers
+from fedcache.extract.workers import batch_workers, chunk_tasks, gpu, local
+from fedcache.extract.workers.batch_workers import CpuWorkers, InProcess
+from fedcache.extract.workers.gpu import GpuFeeder
+from fedcache.extract.workers.local import open_workers
 from fedcache.process import Stop
 
 SETTINGS = ComputeSettings("cpu", "float32", 4, 1)
@@ -98,24 +100,6 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan() -> None:
     assert np.array_equal(last.features["a"][:, 0], runner.encoders["a"].image(x)[:2].numpy())
 
 
-@pytest.mark.slow
-def test_decoders_before_a_model_give_what_one_process_gives() -> None:
-    alone = InProcess([job(size=8)], data(), SETTINGS)
-    feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 1, Stop())
-    try:
-        assert (feeder.workers, feeder.depth, alone.workers, alone.depth) == (1, 4, 1, 1)
-        for batch in (0, 2):
-            one, two = (w.finish(batch, ["a"], w.submit(batch, ["a"])) for w in (alone, feeder))
-            assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
-            assert (one.bad, one.decoded) == (two.bad, two.decoded)
-            assert two.decode_seconds > 0
-        feeder.check()
-        assert set(feeder.warm()) == {"a"}
-    finally:
-        feeder.close()
-        alone.close()
-
-
 @pytest.mark.parametrize(
     ("device", "asked", "tasks", "cores", "kind", "count"),
     [
@@ -136,8 +120,12 @@ def test_the_workers_of_a_device(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("WorkerProcesses", "BatchRunner", "make_runner"):
-        monkeypatch.setattr(local, name, lambda *_: None)
+    for module in (batch_workers, gpu):
+        made_pool = SimpleNamespace(close=lambda: None)
+        monkeypatch.setattr(module, "WorkerProcesses", lambda *_, made=made_pool: made)
+    monkeypatch.setattr(batch_workers, "make_runner", lambda *_: None)
+    monkeypatch.setattr(gpu, "BatchRunner", lambda *_: None)
+    monkeypatch.setattr(local, "CudaStages", lambda _: SimpleNamespace(close=lambda: None))
     made = open_workers(
         [],
         data(),
@@ -149,7 +137,8 @@ def test_the_workers_of_a_device(
     )
     assert type(made) is kind
     assert made.workers == count
-    assert made.depth == {InProcess: 1, CpuWorkers: 2 * count, GpuFeeder: 2 * count + 2}[kind]
+    assert made.depth == (1 if kind is InProcess else 2 * count + 2)
+    made.close()
 
 
 def test_a_node_that_would_compute_in_another_way_is_refused(

@@ -234,7 +234,11 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
     import fedcache as fc
 
     calls: list[None] = []
-    for module in ("commands.extract", "extract.workers.local", "extract.workers.chunk_tasks"):
+    for module in (
+        "commands.extract",
+        "extract.workers.batch_workers",
+        "extract.workers.chunk_tasks",
+    ):
         monkeypatch.setattr(
             import_module(f"fedcache.{module}"), "keep_freed_memory", lambda: calls.append(None)
         )

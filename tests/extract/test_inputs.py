@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_hf
 import torch
+from fake_device import SleepingDevice
 
-from fedcache.extract.backbones import lookup
+from fedcache.extract.backbones import lookup, text_encoder
+from fedcache.extract.backbones.backbone import Weights
+from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.own_module import weights_of
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.inputs import encode_items, held_by, read_items, text_of
 from fedcache.extract.recipe import Recipe
-from fedcache.extract.workers.local import GpuFeeder, InProcess
+from fedcache.extract.workers.batch_workers import InProcess
+from fedcache.extract.workers.gpu import GpuFeeder
 from fedcache.process import Stop
 from fedcache.store.own_names import note_named
 
@@ -107,13 +112,37 @@ def test_processes_that_read_before_a_model_give_what_one_process_gives(encoders
     job = FeatureJob("a", row, weights_of(row), row.recipe)
     data: Any = SimpleNamespace(source=source, uid=np.zeros((7, 16), np.uint8), names=[*"abcdefg"])
     settings = ComputeSettings("cpu", "float32", 4, 1)
-    alone, feeder = InProcess([job], data, settings), GpuFeeder([job], data, settings, 1, Stop())
+    alone = InProcess([job], data, settings)
+    feeder = GpuFeeder([job], data, settings, 1, Stop(), SleepingDevice)
     try:
         for batch in (0, 1):
             one, two = (w.finish(batch, ["a"], w.submit(batch, ["a"])) for w in (alone, feeder))
             assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
             assert (one.bad, one.decoded, one.cut) == (two.bad, two.decoded, {"a": 0})
-        assert 0 <= feeder.warm()["a"] < 1
+        assert feeder.runner.warm().keys() == {"a"}
     finally:
         feeder.close()
         alone.close()
+
+
+@pytest.mark.slow
+def test_texts_are_tokenised_by_the_process_that_reads_them(tmp_path, monkeypatch):
+    model = tiny_hf.decoder(tmp_path / "qwen")
+    row = lookup(f"hf:{model}")
+    job = FeatureJob("a", row, Weights(model, content_sha256(model), ""), row.recipe)
+    data: Any = SimpleNamespace(source=Texts(), uid=np.zeros((7, 16), np.uint8), names=[*"abcdefg"])
+    settings = ComputeSettings("cpu", "float32", 4, 1)
+    alone = InProcess([job], data, settings)
+    feeder = GpuFeeder([job], data, settings, 1, Stop(), SleepingDevice)
+    try:
+        expected = [alone.submit(batch, ["a"]).result() for batch in (0, 1)]
+        monkeypatch.setattr(text_encoder, "tokens_of", None)  # in this process, which feeds the GPU
+        answers = [feeder.submit(batch, ["a"]) for batch in (0, 1)]
+        found = [feeder.finish(*work) for work in zip((0, 1), (["a"], ["a"]), answers, strict=True)]
+    finally:
+        feeder.close()
+        alone.close()
+    for one, two in zip(expected, found, strict=True):
+        assert one.bad == two.bad
+        assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
+    assert [sorted(one.bad) for one in found] == [[2], [5]]

@@ -22,6 +22,7 @@ from fedcache.extract.batches import ComputedBatch, ComputeSettings
 from fedcache.extract.datasets.dataset import Dataset, domain_column, join
 from fedcache.extract.device import Device
 from fedcache.extract.extract_dataset import pull_if_needed
+from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
 from fedcache.extract.planning.incremental import (
@@ -39,29 +40,17 @@ from fedcache.extract.planning.plan import (
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Silent
+from fedcache.store.part import StorePart
 from fedcache.store.samples import Samples
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers", "cores", "decoding", "rate"),
-    [  # a batch of four images takes 2 s of forward passes, and so many of decoding
-        ("cpu", 3, 8, 1.0, 4.0),  # three processes, each 1/2 s + 1/4 s for an image
-        ("cuda", None, 8, 1.0, 2.0),  # 1/2 s on the GPU; seven cores decode an image every 1/28 s
-        ("cuda", None, 5, 16.0, 1.0),  # four cores decode an image of 4 s every second
-    ],
-)
-def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
+def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_warm(
     monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    workers: int | None,
-    cores: int,
-    decoding: float,
-    rate: float,
 ) -> None:
     done: list[object] = []
 
     class Timed:
-        """Workers that know how long a batch took."""
+        """Workers that know how long batches took: 2 s of forward passes, and 1, 9 and 3 s of decoding."""
 
         def __init__(self, jobs: Any, data: Any, settings: ComputeSettings) -> None:
             done.append(settings.batch)
@@ -72,23 +61,31 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
         def submit(self, batch: int, keys: Any) -> Future[ComputedBatch]:
             done.append((batch, list(keys)))
             future: Future[ComputedBatch] = Future()
+            decoding = (1.0, 9.0, 3.0)[batch]
             future.set_result(ComputedBatch({}, {}, 4, decoding, {"a": 1.5, "b": 0.5}))
             return future
 
         def close(self) -> None:
             done.append("closed")
 
-    settings = ComputeSettings(kind, "float32", 32, 1)
-    monkeypatch.setattr(result, "InProcess", Timed)
-    monkeypatch.setattr(result, "cores", lambda: cores)
-    monkeypatch.setattr(result, "resolve_compute", lambda _: (Device(kind, "", ""), settings))
-    monkeypatch.setattr(
-        result, "jobs_of", lambda *_: [SimpleNamespace(key="a"), SimpleNamespace(key="b")]
-    )
-    data: Any = SimpleNamespace(names=["one", "two", "three"])
-    found = result.measured_rate(data, [], ExtractConfig(dataset="x", workers=workers))
-    assert found == pytest.approx(rate)
-    assert done == [3, "warm", (0, ["a", "b"]), "closed"], "a batch is not larger than the dataset"
+    settings = ComputeSettings("cpu", "float32", 4, 1)
+    backbone = SimpleNamespace(here_only=False)
+    jobs = [SimpleNamespace(key=key, backbone=backbone) for key in ("a", "b")]
+    monkeypatch.setattr(cost, "InProcess", Timed)
+    monkeypatch.setattr(cost, "cores", lambda: 8)
+    monkeypatch.setattr(cost, "resolve_compute", lambda *_: (Device("cpu", "", ""), settings))
+    monkeypatch.setattr(cost, "jobs_of", lambda *_: jobs)
+    data: Any = SimpleNamespace(names=list(range(1000)))
+    config = ExtractConfig(dataset="x", workers=3)
+    # 25 batches by three processes are nine rounds of 3 s + 2 s
+    assert cost.expected_seconds(data, [], config, 100) == pytest.approx(45.0)
+    assert done == [4, "warm", (0, ["a", "b"]), (1, ["a", "b"]), (2, ["a", "b"]), "closed"]
+    # without a number of workers, so few batches are computed in this process: two of 1 s and of 9 s, and 2 s each
+    data.names = data.names[:8]
+    done.clear()
+    found = cost.expected_seconds(data, [], ExtractConfig(dataset="x"), 8)
+    assert found == pytest.approx(2 * (5.0 + 2.0))
+    assert done == [4, "warm", (0, ["a", "b"]), (1, ["a", "b"]), "closed"]
 
 
 def planned(name: str, **changes: Any) -> PlannedArray:
@@ -112,16 +109,18 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
-    def check(free: int) -> None:
+    def check(free: int, part: StorePart | None = None) -> None:
         monkeypatch.setattr(
             result.shutil,
             "disk_usage",
             lambda at: SimpleNamespace(free=free if at == tmp_path else 0),
         )
-        result.check_disk(place, data, [planned("glyph-clip")] * 2)
+        result.check_disk(place, data, [planned("glyph-clip")] * 2, part)
 
     check(free)
     refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)
+    check(free - 2560, StorePart(1, 2))
+    refused(lambda: check(free - 2561, StorePart(1, 2)), "2,560", code=Exit.ENVIRONMENT)
 
 
 def test_so_many_images_may_be_unreadable() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_hf
 from command import Done, fedcache, ok
 
 import fedcache as fc
@@ -130,3 +131,38 @@ def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
     assert refused.code == Exit.USAGE
     assert f"fedcache extract --dataset rows:w.npz --backbones {name}" in refused.err
     assert len(ok(f"predict {run['path']} --store {store}").data["rows"]) == 60
+
+
+def decoder_rows(done: Done) -> dict[str, bytes]:
+    """The features of every array of a store, as bytes, by the recipe's word for its output."""
+    store = Store.open(Path(done.data["path"]))
+    return {
+        str(array.recipe["pooling"]): store.reader(key).all().tobytes()
+        for key, array in store.arrays.items()
+    }
+
+
+@pytest.mark.slow
+def test_layers_of_one_backbone_are_arrays_of_one_command_whoever_computes_them(tmp_path):
+    model = tiny_hf.decoder(tmp_path / "qwen")
+    texts = sentences(40)
+    texts[30] = "  "
+    write(tmp_path / "a.csv", texts)
+    words = (
+        f"extract --dataset texts:{tmp_path}/a.csv --backbones hf:{model} --batch 8 --chunk-rows 8"
+        " --max-bad 1 --recipe pooling=last,output=layer:1+layer:-2+layer:-1,max_tokens=30 --json"
+    )
+    done = [
+        fedcache(f"{words} --workers {workers} --store {tmp_path}/s{workers}.zarr")
+        for workers in (0, 1, 2)
+    ]
+    assert {one.code for one in done} == {Exit.QUARANTINED}, done[0].err
+    rows = [decoder_rows(one) for one in done]
+    assert set(rows[0]) == {"last(layer:1)", "last(layer:2)", "last"}
+    assert rows[0] == rows[1] == rows[2]
+    # An extraction that ended in the middle goes on with the same bytes.
+    stopped = fedcache(f"{words} --store {tmp_path}/r.zarr".replace("--max-bad 1", "--max-bad 0"))
+    assert stopped.code == Exit.CORRUPT
+    resumed = fedcache(f"{words} --store {tmp_path}/r.zarr --workers 2")
+    assert 0 < resumed.data["decoded"] < 40
+    assert decoder_rows(resumed) == rows[0]

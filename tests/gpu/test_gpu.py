@@ -15,6 +15,7 @@ from command import fedcache, ok
 from draws import one_of_each
 from federation import cases, difference, on_cpu, trial_of_case
 from pairs import parametrize, served
+from toy_store import content
 
 from fedcache.config import Home
 from fedcache.errors import Exit
@@ -103,6 +104,36 @@ def test_a_second_extraction_on_a_gpu_computes_nothing(digits):
         "extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda"
     ).data
     assert [array["forward_batches"] for array in again["arrays"]] == [0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decoders_streams_and_graphs_give_what_one_process_gives(own_home, tmp_path, dtype):
+    words = (
+        f"extract --dataset digits --backbones glyph-clip,efficientnet-lite0 --size 32 --batch 128 "
+        f"--dtype {dtype}"
+    )
+    alone = tmp_path / "alone.zarr"
+    ok(words, "--device", "cuda", "--workers", 0, "--store", alone)
+    for device in ("cuda", "cuda:0"):
+        piped = tmp_path / f"{device}.zarr"
+        done = ok(words, "--device", device, "--workers", 3, "--store", piped)
+        assert "without CUDA graphs" not in done.err
+        assert content(piped) == content(alone)
+
+
+def test_a_batch_that_a_gpu_cannot_hold_is_one_sentence_with_the_next_command(own_home):
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(2e-3)
+    try:
+        done = fedcache(
+            "extract --dataset digits --backbones efficientnet-lite0 --device cuda --batch 1024"
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert done.code == Exit.ENVIRONMENT
+    assert "batch of 1024 images" in done.err
+    assert "--batch 512" in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedpcl", "fst-cbdg", "fedcgs", "fedrep"])

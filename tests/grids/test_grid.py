@@ -1,30 +1,30 @@
 """Grids as one program: every point is the run alone, a killed grid goes on, and a point that fails ends alone."""
 
-from __future__ import annotations
-
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from arrays import ingested
 from command import fedcache, ok, words_of
-from homes import Once
 from pictures import folder
+from refusal import refused
+from setting_lines import set_to
 from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.grids.points import combinations, sampled
 from fedcache.grids.request import request_grid
-from fedcache.grids.train_grid import Grid, grid
+from fedcache.grids.train_grid import grid
 
-IID = ("--scheme", "iid", "--clients", 3)
+IID = words_of("--scheme iid --clients 3")
 SGD = words_of("--set head=linear --set opt=sgd --set batch=8")
-SWEEP = ("--sweep", "lr=0.1,0.02", "--sweep", "wd=0,0.01")
+SWEEP = words_of("--sweep lr=0.1,0.02 --sweep wd=0,0.01")
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
     words = words_of("--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0")
@@ -32,7 +32,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(extracted)
 
 
@@ -41,13 +41,11 @@ def store(once: Once) -> Path:
     ("method", "extra", "execution"),
     [
         ("fedavg", SGD, "gram"),
-        ("fedavg", ("--set", "head=linear", "--set", "batch=8"), "batched"),
-        ("fedpcl", ("--set", "opt=sgd", "--set", "dim=6", "--set", "batch=8"), "gram"),
+        ("fedavg", words_of("--set head=linear --set batch=8"), "batched"),
+        ("fedpcl", words_of("--set opt=sgd --set dim=6 --set batch=8"), "gram"),
     ],
 )
-def test_every_point_of_a_program_is_its_single_run(
-    store: Path, method: str, extra: tuple[str, ...], execution: str
-) -> None:
+def test_every_point_of_a_program_is_its_single_run(store, method, extra, execution):
     words = (
         "--method",
         method,
@@ -76,7 +74,7 @@ def test_every_point_of_a_program_is_its_single_run(
     assert ok("grid", *words, *SWEEP).data["reused"] == 4
 
 
-def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store: Path) -> None:
+def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store):
     words = ("--method", "fedavg", *SGD, *IID, "--rounds", 2)
     done = ok("grid", *words, "--sweep", "lr=0.1,0.02", "--exact").data
     for point in done["points"]:
@@ -89,48 +87,41 @@ def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [2, 7, 12])
-def test_a_stopped_grid_is_resumed_to_the_same_results(
-    store: Path, tmp_path: Path, after: int
-) -> None:
+def test_a_stopped_grid_is_resumed_to_the_same_results(store, tmp_path, after):
     config = TrainConfig(
         method="solo",
         store=str(store),
         rounds=4,
         seeds="0,1",
         dtype="float64",
-        set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"},
+        set=set_to('head=linear opt=sgd batch="8" reset_opt="false"'),
     )
     home, sweeps = Home.from_environment(), {"lr": ("0.1", "0.02")}
     dealt = PartitionConfig("iid", 3)
 
-    def train(name: str, observer: StopsAfter) -> Grid:
+    def train(name, observer):
         request = request_grid(
             ["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / name
         )
         return grid(request, observer=observer, stop=observer.flag)
 
-    def files(done: Grid) -> list[bytes]:
+    def files(done):
         names = ("result.json", "rounds.jsonl")
         return [(point.run.path / name).read_bytes() for point in done.points for name in names]
 
     whole = files(train("whole", StopsAfter()))
     # A kill between two checkpoints leaves points of different rounds, which are then resumed apart.
     for place, lost in (("cut", 0), ("apart", 1), ("alone", 2)):
-        with pytest.raises(FedcacheError) as info:
-            train(place, StopsAfter(after))
-        assert info.value.code is Exit.INTERRUPTED
+        refused(partial(train, place, StopsAfter(after)), code=Exit.INTERRUPTED)
         for path in sorted((tmp_path / place).glob("*/checkpoint-*.safetensors"))[:lost]:
             path.unlink()
         assert files(train(place, StopsAfter())) == whole
 
 
 @pytest.mark.slow
-def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
+def test_processes_give_what_one_gives(store, tmp_path):
     words = (
-        "--method",
-        "fedavg",
-        "--set",
-        "batch=8",
+        *words_of("--method fedavg --set batch=8"),
         *IID,
         "--rounds",
         2,
@@ -168,7 +159,7 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])
-def test_a_point_that_diverges_ends_alone(store: Path, rates: str) -> None:
+def test_a_point_that_diverges_ends_alone(store, rates):
     words = ("--method", "fedavg", *SGD, *IID, "--rounds", 4, "--set", "epochs=3")
     done = fedcache("grid", *words, "--sweep", f"lr={rates}", "--json")
     assert done.code == Exit.FEDERATED
@@ -182,7 +173,7 @@ def test_a_point_that_diverges_ends_alone(store: Path, rates: str) -> None:
     assert kept["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-3)
 
 
-def test_points_are_drawn_without_repeats() -> None:
+def test_points_are_drawn_without_repeats():
     every = combinations(["fedavg", "solo"], {"lr": ["0.1", "0.2", "0.3"], "wd": ["0", "1"]})
     assert sampled("grid", every) == every
     some = sampled("random:5", every)
@@ -192,16 +183,16 @@ def test_points_are_drawn_without_repeats() -> None:
 
 
 @pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", ""])
-def test_a_wrong_sampler_is_refused(word: str) -> None:
+def test_a_wrong_sampler_is_refused(word):
     assert (
         fedcache("grid --method fedavg --sweep lr=0.1 --sampler", word, "--json").code == Exit.USAGE
     )
 
 
 @pytest.mark.slow
-def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> None:
+def test_ridges_and_partitions_of_a_grid_share_the_statistics(store):
     words = words_of("--method fed3r --clients 3 --dtype float64")
-    sweep = ("--sweep", "lam=0.01,0.1,1,10,100", "--sweep", "scheme=iid,shards")
+    sweep = words_of("--sweep lam=0.01,0.1,1,10,100 --sweep scheme=iid,shards")
     done = fedcache("grid", *words, *sweep, "--json")
     assert done.code == 0, done.err
     assert done.err.count("Clients' statistics are computed once") == 1, "said once"
@@ -219,19 +210,17 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> No
     ("words", "shared"),
     [
         (
-            ("fed3r", "--sweep", "scheme=iid,shards"),
+            words_of("fed3r --sweep scheme=iid,shards"),
             1,
         ),  # sums of everybody's rows are those of any partition
         (
-            ("fed3r,fedncm,fedavg", "--rounds", 1),
+            words_of("fed3r,fedncm,fedavg --rounds 1"),
             0,
         ),  # one point of each method: nobody to share with
-        (("fedcof", "--sweep", "gamma=0.1,1"), 1),
+        (words_of("fedcof --sweep gamma=0.1,1"), 1),
     ],
 )
-def test_statistics_are_shared_by_the_points_that_can_use_them(
-    tmp_path: Path, words: tuple[object, ...], shared: int
-) -> None:
+def test_statistics_are_shared_by_the_points_that_can_use_them(tmp_path, words, shared):
     ingested(tmp_path)
     done = fedcache("grid --method", *words, "--clients", 3, "--json")
     assert done.code == 0, done.err

@@ -1,14 +1,11 @@
 """The record of a grid: its points and how each ended, and the command that makes the grid again."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
-from homes import Once
+from command import fedcache, ok, words_of
 
 from fedcache.errors import CorruptionError
 from fedcache.grids.record import FOLDER, read_record
@@ -16,10 +13,10 @@ from fedcache.store.lock import still_runs, this_process
 from fedcache.store.sealed import first_of, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
 
-IID = ("--scheme", "iid", "--clients", 3)
+IID = words_of("--scheme iid --clients 3")
 
 
-def small_home(place: Path) -> Path:
+def small_home(place):
     return ingested(place)
 
 
@@ -27,50 +24,23 @@ def small_home(place: Path) -> Path:
     ("words", "points"),
     [
         (
-            (
-                "--method",
-                "fedavg",
-                "--sweep",
-                "lr=0.1,0.01",
-                "--sweep",
-                "rounds=2",
-                "--seeds",
-                "0,1",
-            ),
+            words_of("--method fedavg --sweep lr=0.1,0.01 --sweep rounds=2 --seeds 0,1"),
             2,
         ),
         (
-            (
-                "--method",
-                "fedavg",
-                "--sweep",
-                "lr=0.1,0.01,0.001",
-                "--sampler",
-                "random:2:7",
-                "--rounds",
-                1,
-            ),
+            words_of("--method fedavg --sweep lr=0.1,0.01,0.001 --sampler random:2:7 --rounds 1"),
             2,
         ),
         (
-            (
-                "--method",
-                "fedavg",
-                "--sweep",
-                "opt=sgd,adam",
-                "--sweep",
-                "momentum=0.5,0.9",
-                "--rounds",
-                1,
-            ),
+            words_of("--method fedavg --sweep opt=sgd,adam --sweep momentum=0.5,0.9 --rounds 1"),
             3,
         ),
     ],
     ids=["all", "drawn", "not-always-read"],
 )
 def test_a_grid_leaves_its_points_the_command_of_these_and_how_each_ended(
-    once: Once, own_home: Path, words: tuple[object, ...], points: int
-) -> None:
+    once, own_home, words, points
+):
     once(small_home)
     done = ok("grid", *words, *IID).data
     (path,) = (own_home / FOLDER).iterdir()
@@ -90,8 +60,8 @@ def test_a_grid_leaves_its_points_the_command_of_these_and_how_each_ended(
 
 
 def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goes_on(
-    once: Once, own_home: Path
-) -> None:
+    once, own_home
+):
     once(small_home)
     (own_home / FOLDER).write_text("a file where the folder would be")
     assert ok("grid --method fed3r", *IID, "--sweep", "lam=1,2").data["reused"] == 0
@@ -108,8 +78,8 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
 
 
 def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_one_is_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "a.jsonl"
     told = {
         "process": {},
@@ -141,7 +111,7 @@ def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_
     assert read_record(tmp_path / "none") is None
 
 
-def test_the_page_of_grids_names_a_damaged_record_and_how_to_remove_it(tmp_path: Path) -> None:
+def test_the_page_of_grids_names_a_damaged_record_and_how_to_remove_it(tmp_path):
     (tmp_path / FOLDER).mkdir()
     path = tmp_path / FOLDER / "a.jsonl"
     path.write_text('{"points": []}\n')
@@ -151,7 +121,7 @@ def test_the_page_of_grids_names_a_damaged_record_and_how_to_remove_it(tmp_path:
     assert f"rm {path}" in line["problem"]
 
 
-def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
+def test_a_process_is_told_from_a_later_one_with_its_number():
     me = this_process()
     assert still_runs(me) is True
     assert still_runs({**me, "pid": 2**22 + 1}) is False

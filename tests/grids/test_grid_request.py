@@ -1,19 +1,17 @@
 """Points of a grid as they are asked for, named and ended, without training any."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from heard import Heard
+from refusal import refused
 
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError, UsageError
+from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
-from fedcache.grids.request import GridRequest, request_grid
+from fedcache.grids.request import request_grid
 from fedcache.grids.result import ends_one_point
 from fedcache.grids.train_grid import GridRun
 from fedcache.process import Stop
@@ -24,12 +22,12 @@ from fedcache.runs.run import Run
 HOME = Home(Path("/home"))
 
 
-def requested(methods: list[str], sweeps: dict[str, Any], **options: Any) -> GridRequest:
+def requested(methods, sweeps, **options):
     config = options.pop("config", TrainConfig(set={"mu": "1", "lr": "9"}, backbones=("z",)))
     return request_grid(methods, sweeps, config, HOME, **options)
 
 
-def test_a_point_is_what_train_would_be_asked() -> None:
+def test_a_point_is_what_train_would_be_asked():
     sweeps = {
         "lr": ["0.1"],
         "rounds": ["3"],
@@ -58,7 +56,7 @@ def test_a_point_is_what_train_would_be_asked() -> None:
     )
 
 
-def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
+def test_a_swept_scheme_is_laid_over_that_of_all_points():
     base = PartitionConfig("iid", 5, 7, {"alpha": 1.0, "other": 2})
     assert partition_of_point(base, {"lr": "1"}) == base
     swept = {
@@ -76,23 +74,23 @@ def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
     }
 
 
-def test_points_that_differ_in_floats_alone_are_one_group() -> None:
+def test_points_that_differ_in_floats_alone_are_one_group():
     points = combinations(["fedprox", "fedavg"], {"lr": ["0.1", "0.2"], "batch": ["8", "16"]})
     assert point_groups(points) == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
-def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run() -> None:
+def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run():
     config = TrainConfig(participation="all", byzantine=0.4)
     with pytest.raises(FedcacheError, match=r"^fedavg aggregate=krum clients=3: "):
         requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]}, config=config)
 
 
-def made(mean: float | None) -> Run:
+def made(mean):
     result = {"method": "fedavg", "digest": "d" * 64, "accuracy": {"mean": mean, "std": None}}
     return Run(Path("nowhere"), result, {})
 
 
-def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
+def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far():
     heard = Heard()
     run = GridRun(requested(["fedavg"], {"lr": ["1", "2", "3", "4", "5"]}), heard, Stop())
     run.end_point(3, made(0.0))
@@ -121,7 +119,7 @@ def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
     assert silent.notes == [], "of one point nothing is the best"
 
 
-def test_a_grid_without_any_result_is_an_error() -> None:
+def test_a_grid_without_any_result_is_an_error():
     run = GridRun(requested(["fedavg"], {"lr": ["1", "2"]}), Silent(), Stop())
     run.end_point(0, FederatedRunError("Failed.", "Lower lr."))
     run.end_point(1, DamagedRunError(Path("/runs/d/result.json")))
@@ -130,21 +128,22 @@ def test_a_grid_without_any_result_is_an_error() -> None:
     assert "--fresh" in caught.value.hint
 
 
-def test_some_errors_end_one_point_and_others_the_grid() -> None:
+def test_some_errors_end_one_point_and_others_the_grid():
     assert ends_one_point(DamagedRunError(Path("/r")))
     assert ends_one_point(FederatedRunError("", ""))
     assert not ends_one_point(StoreError("", ""))
 
 
-def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(UsageError, match="--save-models"):
-        requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets"))
+def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read():
+    refused(
+        lambda: requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets")), "--save-models"
+    )
 
 
-def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):
     error = FederatedRunError("Failed.", "Lower lr.")
 
-    def fails(config: TrainConfig, home: Home, **words: Any) -> None:
+    def fails(config, home, **words):
         assert (config.set["lr"], home, words["extract"]) == ("2", HOME, False)
         raise error
 

@@ -1,7 +1,5 @@
 """``grid --sampler optuna``: what is searched, that trials are runs like any, and that a killed search goes on."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -9,7 +7,6 @@ import signal
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ import fedcache as fc
 from fedcache.grids import search_space
 from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
-from fedcache.grids.search_space import Range, SearchPlan, search_of
+from fedcache.grids.search_space import Range, search_of
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
@@ -42,7 +39,7 @@ SEARCH = (
 )
 
 
-def searched(**sweeps: str) -> SearchPlan:
+def searched(**sweeps):
     found = search_of(
         Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()}
     )
@@ -50,12 +47,12 @@ def searched(**sweeps: str) -> SearchPlan:
     return found
 
 
-def points(done: dict[str, Any]) -> list[tuple[dict[str, str], float]]:
+def points(done):
     """Swept values of the finished trials in their order, and what they gave on validation rows."""
     return [(p["sweep"], p["validation"]["mean"]) for p in done["points"]]
 
 
-def test_lists_are_categories_and_ranges_are_numbers() -> None:
+def test_lists_are_categories_and_ranges_are_numbers():
     space = searched(
         lr="log:1e-4..1", momentum="0..0.9", batch="8..64", head="mlp,linear", rounds="2..5"
     ).space
@@ -68,19 +65,19 @@ def test_lists_are_categories_and_ranges_are_numbers() -> None:
     }
 
 
-def test_numbers_of_a_list_have_an_order_and_words_have_none() -> None:
+def test_numbers_of_a_list_have_an_order_and_words_have_none():
     plan = searched(lr="0.1,1e-3,1", momentum="0,0.9", head="mlp,linear")
     assert [plan.ordered(key) for key in plan.space] == [("1e-3", "0.1", "1"), None, None]
 
 
-def test_a_drawn_number_can_be_typed_and_lies_in_its_range() -> None:
+def test_a_drawn_number_can_be_typed_and_lies_in_its_range():
     fine = Range(0.00123456, 0.9999999, log=True, whole=False)
     assert fine.word(0.0371234567) == "0.03712"
     assert all(fine.low <= float(fine.word(v)) <= fine.high for v in (fine.low, 0.5, fine.high))
     assert fine.word(fine.high) == "0.9999999", "which four digits would round up to 1"
 
 
-def test_the_size_of_a_space_and_its_points() -> None:
+def test_the_size_of_a_space_and_its_points():
     finite = searched(batch="8..10", head="mlp,linear")
     assert finite.size == 6
     assert [dict(values) for _, values in finite.every_point()][:2] == [
@@ -108,16 +105,12 @@ def test_the_size_of_a_space_and_its_points() -> None:
         (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(
-    sampling: Sampling, sweeps: dict[str, tuple[str, ...]], words: str
-) -> None:
+def test_what_cannot_be_searched_is_refused(sampling, sweeps, words):
     with pytest.raises(fc.FedcacheError, match=words):
         search_of(sampling, ["fedavg"], sweeps)
 
 
-def test_a_search_without_optuna_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_without_optuna_says_how_to_install_it(tmp_path, monkeypatch):
     ingested(tmp_path)
     monkeypatch.setattr(
         search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
@@ -127,9 +120,7 @@ def test_a_search_without_optuna_says_how_to_install_it(
     assert done.envelope["error"]["hint"] == "pip install 'fedcache[optuna]'"
 
 
-def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp_path, own_home):
     ingested(tmp_path)
     blind = [w for w in SEARCH if w not in ("--validation", "0.25")]
     for words, message, hint in (
@@ -147,7 +138,7 @@ def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(
 
 
 @pytest.mark.slow
-def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Path) -> None:
+def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path):
     ingested(tmp_path)
     done = ok(*SEARCH, "--trials", 4).data
     assert done["search"] | {"study": ""} == {
@@ -163,7 +154,7 @@ def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Pa
     (tmp_path / "alone").mkdir()
     for point in done["points"]:
         settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
-        train = ("train", "--method", "fedavg", *RUN, *settings)
+        train = ("train --method fedavg", *RUN, *settings)
         assert ok(*train).data["path"] == point["path"]
         apart = place_of(*train, "--runs", tmp_path / "alone")
         assert (apart / "result.json").read_bytes() == (
@@ -177,9 +168,7 @@ def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
-def test_more_trials_go_on_and_are_those_of_an_unbroken_search(
-    tmp_path: Path, sampler: str
-) -> None:
+def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler):
     ingested(tmp_path)
     words = [w if w != "optuna" else f"optuna:{sampler}:3" for w in SEARCH]
     for name in ("a", "b"):
@@ -194,7 +183,7 @@ def test_more_trials_go_on_and_are_those_of_an_unbroken_search(
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path, own_home: Path) -> None:
+def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
     ingested(tmp_path)
     words = (*SEARCH, "--trials", 6, "--rounds", 25)
     killed = start(*words, home=own_home)
@@ -217,8 +206,8 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path, own_home: 
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
-    tmp_path: Path, own_home: Path, pruner: str
-) -> None:
+    tmp_path, own_home, pruner
+):
     ingested(tmp_path)
     scored = ("--eval-every", 1)
     words = (*SEARCH, *scored, "--trials", 14, "--pruner", pruner)
@@ -236,26 +225,17 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
     again = ok(*words).data
     assert (again["pruned"], points(again), again["reused"]) == (pruned, points(done), len(paths))
     settings = [w for k, v in pruned[0]["sweep"].items() for w in ("--set", f"{k}={v}")]
-    path = place_of("train", "--method", "fedavg", *RUN, *scored, *settings)
+    path = place_of("train --method fedavg", *RUN, *scored, *settings)
     assert str(path) == pruned[0]["path"]
     assert not (path / "pruned.json").exists()
 
 
 @pytest.mark.slow
 def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     ingested(tmp_path)
-    words = (
-        "grid",
-        "--method",
-        "fedavg",
-        *RUN,
-        "--sweep",
-        "lr=0.3,0.01,1e-9",
-        "--sweep",
-        "batch=4,8",
-    )
+    words = ("grid --method fedavg", *RUN, "--sweep", "lr=0.3,0.01,1e-9", "--sweep", "batch=4,8")
     done = ok(*words, "--sampler", "optuna", "--trials", 50, "--retrain")
     assert done.data["search"]["trials"] == len(done.data["points"]) == 6
     full = ok(*words, "--exact").data
@@ -264,12 +244,10 @@ def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(
     assert done.data["retrained"][0]["sweep"] == full["best"]["sweep"]
 
 
-def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path, own_home: Path) -> None:
+def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path, own_home):
     ingested(tmp_path)
     words = (
-        "grid",
-        "--method",
-        "fedavg",
+        "grid --method fedavg",
         *RUN,
         "--set",
         "opt=sgd",
@@ -288,7 +266,7 @@ def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path: Path, own_hom
     assert ok(*words).data["failed"] == done["failed"]
 
 
-def trials_shown(home: Path) -> tuple[dict[str, Any], list[tuple[str, dict[str, str], str]]]:
+def trials_shown(home):
     """The only grid of a home as its page shows it: its line, and every point's method, swept values and state."""
     runs = RunIndex(home / "runs")
     runs.look()
@@ -303,8 +281,8 @@ def trials_shown(home: Path) -> tuple[dict[str, Any], list[tuple[str, dict[str, 
 
 @pytest.mark.slow
 def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(
-    tmp_path: Path, own_home: Path
-) -> None:
+    tmp_path, own_home
+):
     ingested(tmp_path)
     for trials in (2, 3):
         done = ok(*SEARCH, "--trials", trials, "--pruner", "median", "--eval-every", 4).data
@@ -327,12 +305,12 @@ def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_t
 
 
 @pytest.mark.slow
-def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
     ingested(tmp_path)
     first = ok(*SEARCH, "--trials", 3).data
     x, y, split = embeddings(seed=7)
     np.savez(tmp_path / "mine.npz", **{"features/mine": x, "labels": y, "split": split})
-    ok("ingest", tmp_path / "mine.npz", "--name", "mine", "--replace")
+    ok("ingest --name mine --replace", tmp_path / "mine.npz")
     done = ok(*SEARCH, "--trials", 3)
     assert "Trial 1 was made from other data" in done.err
     assert done.data["search"]["study"] == first["search"]["study"]
@@ -342,8 +320,8 @@ def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(
-    tmp_path: Path, own_home: Path
-) -> None:
+    tmp_path, own_home
+):
     ingested(tmp_path)
     first = ok(*SEARCH, "--trials", 3).data
     (trials,) = (own_home / "runs").glob("search-*/trials.jsonl")
@@ -370,9 +348,7 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
 
 
 @pytest.mark.slow
-def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path, own_home):
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -389,7 +365,7 @@ def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(
     assert [t.value for t in study.trials] == [pytest.approx(value) for _, value in points(more)]
 
 
-def test_python_searches_too(tmp_path: Path) -> None:
+def test_python_searches_too(tmp_path):
     store = ingested(tmp_path)
     dealt = fc.partition(store, "iid", clients=3, validation=0.25)
     grid = fc.grid(

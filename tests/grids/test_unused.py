@@ -1,10 +1,5 @@
 """Swept values that change nothing: which are trained without, refused or said, and by what points are ranked."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from arrays import ingested
 from command import fedcache, ok, words_of
@@ -19,7 +14,7 @@ from fedcache.runs.score import score_of
 IID = words_of("--scheme iid --clients 3 --rounds 1")
 
 
-def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named() -> None:
+def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
     points, said = points_that_differ(
         ["fedavg", "fed3r"], {"lr": ["0.1", "1"], "rounds": ["1"]}, TrainConfig(set={"lam": "2"})
     )
@@ -46,14 +41,12 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named() -> No
         ("fed3r", "reg_bias", ["true", "false"], {}),
     ],
 )
-def test_a_sweep_of_what_is_not_read_is_refused(
-    method: str, swept: str, values: list[str], settings: dict[str, Any]
-) -> None:
+def test_a_sweep_of_what_is_not_read_is_refused(method, swept, values, settings):
     with pytest.raises(UsageError, match=f"--sweep {swept}"):
         points_that_differ([method], {swept: values}, TrainConfig(set=settings))
 
 
-def test_what_one_setting_turns_off_is_trained_once_there() -> None:
+def test_what_one_setting_turns_off_is_trained_once_there():
     points, said = points_that_differ(
         ["fedavg"], {"opt": ["adam", "sgd"], "momentum": ["0.5", "0"]}, TrainConfig()
     )
@@ -66,8 +59,8 @@ def test_what_one_setting_turns_off_is_trained_once_there() -> None:
     assert "opt=adam" in said[0]
 
 
-def test_settings_without_an_effect_on_any_figure_are_found() -> None:
-    def point(lr: str, wd: str, mean: float) -> tuple[str, dict[str, str], dict[str, Any]]:
+def test_settings_without_an_effect_on_any_figure_are_found():
+    def point(lr, wd, mean):
         return "m", {"lr": lr, "wd": wd}, {"accuracy": {"mean": mean}}
 
     points = [
@@ -81,7 +74,7 @@ def test_settings_without_an_effect_on_any_figure_are_found() -> None:
 
 
 @pytest.mark.slow
-def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
+def test_a_grid_trains_each_method_on_what_it_reads(tmp_path):
     ingested(tmp_path)
     words = words_of(
         "grid fedavg,fed3r --sweep lr=0.1,0.01 --sweep momentum=0.1,0.5 --sweep opt=sgd,adam"
@@ -93,21 +86,10 @@ def test_a_grid_trains_each_method_on_what_it_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path):
     ingested(tmp_path)
     words = (
-        "grid",
-        "fedavg,solo",
-        "--sweep",
-        "lr=0.1,0.001",
-        "--scheme",
-        "dirichlet",
-        "--alpha",
-        0.3,
-        "--clients",
-        3,
-        "--rounds",
-        1,
+        "grid fedavg,solo --sweep lr=0.1,0.001 --scheme dirichlet --alpha 0.3 --clients 3 --rounds 1",
     )
     for score in ("pooled", "client-mean"):
         data = ok(*words, "--score", score).data

@@ -1,7 +1,5 @@
 """Heads: formulas against references written with loops, and limits worked by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Live augmentation against torchvision's transforms, which the released code of FLESD uses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

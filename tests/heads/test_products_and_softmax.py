@@ -1,7 +1,5 @@
 """Products by oneDNN and softmax along the quick axis: the same numbers as torch's plain operations."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -21,7 +19,7 @@ BIG = {"rows": 40, "width": 700, "classes": 64}
 """1.8 million multiplications: enough for oneDNN."""
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def drawn(*shape, dtype = torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
 
 

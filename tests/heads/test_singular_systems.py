@@ -1,7 +1,5 @@
 """Linear systems are refused when they are singular and solved when they are not, on every processor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

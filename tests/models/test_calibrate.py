@@ -1,15 +1,12 @@
 """Calibration: what is called a probability says how often a prediction is right, and predictions stay the same."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from draws import examples
 from federation import TinyClient, fitted, small
 from hypothesis import given
@@ -229,24 +226,28 @@ def test_probabilities_of_a_scikit_learn_classifier_are_calibrated():
     assert np.array_equal(plain.decision_function(rest), found.decision_function(rest))
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=40, test=10, classes=6)
-    words = ("--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    words = (
+        *words_of("--backbones random-projection --workers 0"),
+        "--dataset",
+        f"folder:{images}",
+    )
     return Path(ok("extract", *words).data["path"])
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 
 CALIBRATED = {
     "ridge": ("fed3r",),
-    "validation rows": ("fedavg", "--rounds", 2, "--validation", 0.2),
+    "validation rows": words_of("fedavg --rounds 2 --validation 0.2"),
 }
-PRIVATE = ("--dp-clip", 1.0, "--dp-noise", 0.1, "--dp-allow", "evaluation,rows,statistics")
+PRIVATE = words_of("--dp-clip 1.0 --dp-noise 0.1 --dp-allow evaluation,rows,statistics")
 SCORES = {
-    "gradient steps": ("fedavg", "--rounds", 2),
+    "gradient steps": words_of("fedavg --rounds 2"),
     "privacy": ("fed3r", *PRIVATE, "--validation", 0.2),
 }
 
@@ -267,7 +268,7 @@ def test_predict_evaluate_and_export_divide_by_the_fitted_temperature(store, wor
 @pytest.mark.parametrize("words", SCORES.values(), ids=SCORES)
 def test_what_is_not_calibrated_is_called_a_score(store, words):
     run = Path(ok("train", *words, "--scheme", "iid", "--clients", 3).data["path"])
-    found = fedcache("predict", run, "--store", store, "--split", "test").out
+    found = fedcache("predict --split test", run, "--store", store).out
     assert "score" in found
     assert "probability" not in found
     assert not ok("predict", run, "--store", store).data["calibrated"]

@@ -1,10 +1,7 @@
 """A file decides nothing about which code runs: models, stores, runs and settings that name Python code of others."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +37,7 @@ build = Net
 """
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     images = folder(place / "shapes", train=12, test=4)
     ok(
         "extract",
@@ -55,9 +52,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def run(once, tmp_path, monkeypatch):
     """A run of the user's own; a module of somebody else lies in the working directory."""
     made = once(trained)
     monkeypatch.chdir(tmp_path)
@@ -67,7 +62,7 @@ def run(
     return made
 
 
-def forget_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_all(monkeypatch):
     """As in a process that has just begun."""
     monkeypatch.setattr(own_names, "_named", set())
     monkeypatch.setattr(own_module, "_BUILT", {})
@@ -75,7 +70,7 @@ def forget_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "stranger", raising=False)
 
 
-def hostile(run: Path, name: str = NAME, **changed: object) -> Path:
+def hostile(run, name=NAME, **changed):
     """The model of a run whose recipe names code, sealed as anybody can seal a file."""
     model = SavedModel.load(model_file(run, 0))
     recipe = replace(
@@ -87,7 +82,7 @@ def hostile(run: Path, name: str = NAME, **changed: object) -> Path:
     return path
 
 
-def nothing_ran() -> bool:
+def nothing_ran():
     return not Path("it_ran").exists() and "stranger" not in sys.modules
 
 
@@ -101,9 +96,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("name", [NAME, "module:os:abort"])
-def test_no_command_runs_the_code_that_a_model_file_names(
-    run: Path, words: tuple[str, ...], name: str
-) -> None:
+def test_no_command_runs_the_code_that_a_model_file_names(run, words, name):
     (store,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
     places = {"MODEL": hostile(run, name), "STORE": store}
     done = fedcache(*(places.get(word, word) for word in words))
@@ -113,7 +106,7 @@ def test_no_command_runs_the_code_that_a_model_file_names(
 
 
 @pytest.mark.parametrize("place", [f"{NAME}.safetensors", f"{NAME}/model.safetensors"])
-def test_the_name_of_a_file_or_folder_names_no_code(run: Path, place: str) -> None:
+def test_the_name_of_a_file_or_folder_names_no_code(run, place):
     model = Path(place)
     model.parent.mkdir(exist_ok=True)
     hostile(run).replace(model)
@@ -135,15 +128,13 @@ def test_the_name_of_a_file_or_folder_names_no_code(run: Path, place: str) -> No
         (Path(NAME), False),
     ],
 )
-def test_a_word_names_code_only_where_it_is_the_name(
-    given: object, named: bool, monkeypatch
-) -> None:
+def test_a_word_names_code_only_where_it_is_the_name(given, named, monkeypatch):
     forget_all(monkeypatch)
     own_names.note_named([given])
     assert own_names.may_be_run(NAME) == named
 
 
-def test_loading_a_model_in_python_runs_no_code_that_it_names(run: Path) -> None:
+def test_loading_a_model_in_python_runs_no_code_that_it_names(run):
     with pytest.raises(StoreError, match="fedcache did not import it"):
         fc.load_model(hostile(run)).predict("shapes")
     assert nothing_ran()
@@ -152,7 +143,7 @@ def test_loading_a_model_in_python_runs_no_code_that_it_names(run: Path) -> None
     assert nothing_ran()
 
 
-def test_a_model_file_cannot_choose_which_file_is_opened(run: Path) -> None:
+def test_a_model_file_cannot_choose_which_file_is_opened(run):
     Path("mine.onnx").write_bytes(b"private")
     done = fedcache("predict", hostile(run, f"onnx:{Path('mine.onnx').absolute()}"), "shapes/test")
     assert done.code == 4
@@ -160,7 +151,7 @@ def test_a_model_file_cannot_choose_which_file_is_opened(run: Path) -> None:
 
 
 @pytest.fixture
-def own_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own_run(run, monkeypatch):
     """A run on features of the module, which its user named when they were extracted."""
     ok("extract --dataset folder:shapes --backbones", NAME, "--workers", 0)
     assert Path("it_ran").exists()
@@ -180,9 +171,7 @@ def own_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
     ids=lambda words: words[0],
 )
-def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(
-    own_run: str, words: tuple[str, ...]
-) -> None:
+def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(own_run, words):
     folder(Path("new"), train=2, test=3)
     command = [own_run if word == "RUN" else word for word in words]
     done = fedcache(*command)
@@ -195,7 +184,7 @@ def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(
     assert Path("it_ran").exists()
 
 
-def test_code_of_a_run_is_called_when_a_program_names_it(own_run: str) -> None:
+def test_code_of_a_run_is_called_when_a_program_names_it(own_run):
     model = fc.load_model(own_run)
     with pytest.raises(StoreError, match=r"fc\.backbone"):
         model.predict("shapes/test")
@@ -209,7 +198,7 @@ def test_code_of_a_run_is_called_when_a_program_names_it(own_run: str) -> None:
     [("extract",), ("train", "--method", "fed3r", "--scheme", "iid", "--clients", "3")],
     ids=" ".join,
 )
-def test_settings_in_a_file_name_no_code(run: Path, words: tuple[str, ...]) -> None:
+def test_settings_in_a_file_name_no_code(run, words):
     # A folder from elsewhere may bring a fedcache.toml beside its code.
     section = words[0]
     Path("fedcache.toml").write_text(f'[{section}]\ndataset = "folder:new"\nbackbones = "{NAME}"\n')
@@ -221,7 +210,7 @@ def test_settings_in_a_file_name_no_code(run: Path, words: tuple[str, ...]) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fed3r", "coop"])
-def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run: str, method: str) -> None:
+def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run, method):
     (store,) = (
         one
         for one in (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")

@@ -6,16 +6,13 @@ would. One backbone is extracted in batches of another size than usual, which ch
 The short draw tries one method of each kind; ``make nightly`` all of them on all backbones.
 """
 
-from __future__ import annotations
-
 import csv
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import ok, words_of
 from draws import one_of_each
 from federation import small
 from opened import open_dataset
@@ -36,32 +33,18 @@ FILES = "digits-as-files"
 
 # Three ways to say which rows a client is tested on: the same for all, its own domain, and rows like its own.
 SCHEMES = {
-    "random-projection": ("--scheme", "iid", "--clients", 3),
-    "efficientnet-lite0": (
-        "--scheme",
-        "feature-shift",
-        "--domain",
-        "mnist,optdigits,synth",
-        "--option",
-        "shots=8",
-        "--option",
-        "tests=4",
+    "random-projection": words_of("--scheme iid --clients 3"),
+    "efficientnet-lite0": words_of(
+        "--scheme feature-shift --domain mnist,optdigits,synth --option shots=8 --option tests=4"
     ),
-    "glyph-clip": (
-        "--scheme",
-        "dirichlet",
-        "--clients",
-        3,
-        "--alpha",
-        1.0,
-        "--option",
-        "test_protocol=matched",
+    "glyph-clip": words_of(
+        "--scheme dirichlet --clients 3 --alpha 1.0 --option test_protocol=matched"
     ),
 }
 TOWERS, IMAGES = {"text", "text tower", "image tower"}, {"pixels"}
 
 
-def backbones_for(name: str) -> list[str]:
+def backbones_for(name):
     """Those that a method can be trained on: where it needs texts the one that has them."""
     needs = METHODS[name].needs
     if needs & TOWERS:
@@ -72,7 +55,7 @@ def backbones_for(name: str) -> list[str]:
 CASES = [(name, backbone) for name in METHODS for backbone in backbones_for(name)]
 
 
-def kind(case: tuple[str, str]) -> tuple[object, ...]:
+def kind(case):
     """What a method reads to train and what it deploys; of models of clients' own on features also the backbone."""
     name, backbone = case
     method = METHODS[name]
@@ -80,7 +63,7 @@ def kind(case: tuple[str, str]) -> tuple[object, ...]:
     return (deploys, frozenset(reads), backbone if deploys == "personalised" else "")
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """A store of some digits, and its test images as files under their names."""
     words = ("--dataset", "digits", "--limit", ROWS, "--views", 2, "--workers", 0, "--recipe")
     ok("extract", *words, "size=32", "--backbones", "efficientnet-lite0", "--batch", 8)
@@ -95,25 +78,25 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 
 @pytest.fixture
-def files(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(store, tmp_path_factory):
     """The folder of the test images."""
     (found,) = (tmp_path_factory.getbasetemp() / "once").glob(f"*/{FILES}")
     return found
 
 
-def predicted(run: Path, out: Path, *words: object) -> dict[str, tuple[str, str]]:
+def predicted(run, out, *words):
     """Name of a row -> its predicted class and the probability, as ``predict RUN ... -o`` writes them."""
     ok("predict", run, *words, "-o", out)
     with out.open(newline="", encoding="utf-8") as file:
         return {row["name"]: (row["class"], row["probability"]) for row in csv.DictReader(file)}
 
 
-def models_of(run: Path, result: dict) -> Iterator[tuple[int, str | None, list[int]]]:
+def models_of(run, result):
     """Seed, client (None: the one for all) and tested rows of every model that a run scored."""
     for seed in result["seeds"]:
         parts = Partition.load(run / f"partition-{seed}.partition").to_payload()
@@ -129,8 +112,8 @@ def models_of(run: Path, result: dict) -> Iterator[tuple[int, str | None, list[i
 
 @pytest.mark.parametrize(("name", "backbone"), one_of_each(CASES, kind))
 def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
-    store: Path, files: Path, tmp_path: Path, name: str, backbone: str
-) -> None:
+    store, files, tmp_path, name, backbone
+):
     held = Store.open(store).samples
     sizes = [
         word
@@ -156,7 +139,7 @@ def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
     )
     result = json.loads((run / "result.json").read_text())
     assert has_model(run)
-    accuracy: dict[int, list[float]] = {}
+    accuracy = {}
     for seed, client, rows in models_of(run, result):
         which = ("--seed", seed, *(() if client is None else ("--client", client)))
         by_row = predicted(run, tmp_path / "rows.csv", "--store", store, "--split", "test", *which)

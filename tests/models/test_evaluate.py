@@ -1,7 +1,5 @@
 """Figures of labelled rows: against scikit-learn, by hand, and with what may not be scored left out."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

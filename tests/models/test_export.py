@@ -1,7 +1,5 @@
 """``fedcache export-model``: what it writes is used without fedcache, and says what ``predict`` says."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -15,7 +13,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from federation import VARIANTS, scaled, small
 from pictures import folder, picture
 from PIL import Image
@@ -101,14 +99,9 @@ def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkey
     root, runs = home
     monkeypatch.setenv("FEDCACHE_HOME", str(root / "home"))
     clip = (
+        *words_of("--backbones glyph-clip --scheme iid --clients 2"),
         "--dataset",
         f"folder:{root / 'shapes'}",
-        "--backbones",
-        "glyph-clip",
-        "--scheme",
-        "iid",
-        "--clients",
-        2,
     )
     cached = ok("train --method tip-local", *clip).data["path"]
     for run, says in ((cached, True), (runs["many"], False)):
@@ -180,12 +173,12 @@ def test_nothing_is_written_over_without_force(home, tmp_path):
     done = fedcache("export-model", runs["one"], "-o", mine)
     assert done.code == 4
     assert mine.read_text() == "mine"
-    ok("export-model", runs["one"], "-o", mine, "--force")
+    ok("export-model --force", runs["one"], "-o", mine)
     taken = tmp_path / "d"
     taken.mkdir()
     (taken / "notes.txt").write_text("mine")
     assert fedcache("export-model", runs["one"], "-o", taken).code == 4
-    ok("export-model", runs["one"], "-o", taken, "--force")
+    ok("export-model --force", runs["one"], "-o", taken)
     assert (taken / "notes.txt").read_text() == "mine"  # other files of a folder stay
     assert (taken / "model.pt2").exists()
 
@@ -195,9 +188,9 @@ def test_nothing_is_written_over_without_force(home, tmp_path):
     [
         (),
         ("-o", "m.zip"),
-        ("-o", "m.pt2", "--seed", "all"),
-        ("-o", "m.pt2", "--client", "client-0"),
-        ("-o", ".", "--format", "onnx"),
+        words_of("-o m.pt2 --seed all"),
+        words_of("-o m.pt2 --client client-0"),
+        words_of("-o . --format onnx"),
     ],
 )
 def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words):
@@ -227,7 +220,7 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
     np.savez(
         tmp_path / "e.npz", features=x, label=y, split=(np.arange(90) % 3 == 0).astype(np.int64)
     )
-    ok("ingest", tmp_path / "e.npz", "--name", "mine")
+    ok("ingest --name mine", tmp_path / "e.npz")
     run = ok("train --method fedncm --clients 2 --scheme iid").data["path"]
     picture(0, 0).save(tmp_path / "a.png")
     assert fedcache("predict", run, tmp_path / "a.png").code == 4

@@ -1,20 +1,17 @@
 """Models of runs on disk: which are kept, that they are whole or refused, and that they say what the run scored."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from pictures import folder
 from pyarrow import parquet
 
@@ -27,40 +24,34 @@ from fedcache.runs.directory import check_models, read_result
 from fedcache.runs.run_models import drop, model_file
 from fedcache.store.files import file_sha256
 
-IID = ("--scheme", "iid", "--clients", 3)
+IID = words_of("--scheme iid --clients 3")
 FED3R = ("train --method fed3r", *IID)
 FEDPCL = ("train --method fedpcl", *IID, "--rounds", 2, "--set", "dim=4")
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=12, test=4)
     done = ok(
-        "extract",
+        "extract --backbones random-projection --workers 0",
         "--dataset",
         f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
     )
     return Path(done.data["path"])
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 
-def trained(*words: object) -> Path:
+def trained(*words):
     return Path(ok(*words).data["path"])
 
 
-def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(
-    store: Path, tmp_path: Path
-) -> None:
+def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_path):
     run = trained(*FED3R)
     stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
-    rows = ok("predict", run.name[:6], "--store", store, "--split", "test")
+    rows = ok("predict --split test", run.name[:6], "--store", store)
     held = fc.Store.open(store)
     labels = {
         name: held.samples.classes[c]
@@ -77,11 +68,11 @@ def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(
 
 @pytest.mark.slow
 def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_features_have(
-    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path
-) -> None:
+    once, tmp_path
+):
     """Another batch size gives other last bits, of which float16 features show some: here of 20 % of the rows."""
 
-    def made(place: Path) -> Path:
+    def made(place):
         images = folder(place / "shapes", train=6, test=20)
         words = ("extract", "--dataset", f"folder:{images}", "--workers", 0, "--backbones")
         ok(*words, "random-projection")
@@ -104,14 +95,14 @@ def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_feature
 
 
 @pytest.mark.usefixtures("store")
-def test_a_run_ends_with_the_line_that_predicts() -> None:
+def test_a_run_ends_with_the_line_that_predicts():
     assert re.search(r"fedcache predict \w{8} IMAGES$", fedcache(*FED3R).out, re.MULTILINE)
     assert re.search(
         r"fedcache predict \w{8} IMAGES --client NAME$", fedcache(*FEDPCL).out, re.MULTILINE
     )
 
 
-def test_the_same_run_has_the_same_model_to_the_byte(store: Path) -> None:
+def test_the_same_run_has_the_same_model_to_the_byte(store):
     run = trained(*FEDPCL, "--seeds", "0,1")
     before = {seed: model_file(run, seed).read_bytes() for seed in (0, 1)}
     assert trained(*FEDPCL, "--seeds", "0,1", "--fresh") == run
@@ -119,13 +110,13 @@ def test_the_same_run_has_the_same_model_to_the_byte(store: Path) -> None:
     assert before[0] != before[1]
 
 
-def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store: Path) -> None:
+def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store):
     run, other = trained(*FED3R), trained(*FED3R, "--set", "lam=1.0")
     path = model_file(run, 0)
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(bytes(raw))
-    found = fedcache("predict", run, "--store", store, "--json")
+    found = fedcache("predict --json", run, "--store", store)
     assert found.code == 5
     assert "--fresh" in found.envelope["error"]["hint"]
     assert fedcache("predict", path, "--store", store).code == 5  # the file by itself too
@@ -136,16 +127,16 @@ def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store: Path) ->
     assert fedcache("predict", run, "--store", store).code == 5
 
 
-def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Path) -> None:
+def test_a_run_without_a_model_names_the_command_that_trains_it_again(store):
     run = trained(*FED3R, "--no-model")
     assert not (run / "models").exists()
-    found = fedcache("predict", run, "--store", store, "--json")
+    found = fedcache("predict --json", run, "--store", store)
     assert found.code == 4
     assert (
         f"fedcache train --config {run / 'config.toml'} --fresh" in found.envelope["error"]["hint"]
     )
     before = (run / "result.json").read_bytes()
-    ok("train", "--config", run / "config.toml", "--fresh")
+    ok("train --fresh", "--config", run / "config.toml")
     assert ok("predict", run, "--store", store).data["rows"]
     # a result has the same bits with and without a model
     assert (run / "result.json").read_bytes() == before
@@ -154,7 +145,7 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Pat
 DITTO = ("train --method ditto --scheme iid --clients 2 --rounds 1 --set head=linear",)
 
 
-def test_a_model_that_other_code_made_is_used_with_a_warning(store: Path, tmp_path: Path) -> None:
+def test_a_model_that_other_code_made_is_used_with_a_warning(store, tmp_path):
     model = SavedModel.load(model_file(trained(*DITTO), 0))
     model.save(tmp_path / "same.safetensors")
     before = "0123456789abcdef" * 4
@@ -166,13 +157,13 @@ def test_a_model_that_other_code_made_is_used_with_a_warning(store: Path, tmp_pa
 
 
 def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_reader(
-    store: Path,
-) -> None:
+    store,
+):
     run, other = trained(*FED3R), trained(*FED3R, "--set", "lam=1.0")
     shutil.rmtree(run)
     shutil.copytree(other, run)
     assert fedcache("predict", run, "--store", store).code == 5
-    listed = ok("runs", "list").data
+    listed = ok("runs list").data
     finished = [e["path"] for e in listed["entries"] if e["state"] == "finished"]
     assert finished == [str(other)]
     assert [e["path"] for e in listed["left_out"]] == [str(run)]
@@ -181,8 +172,8 @@ def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_re
     assert ok("predict", run.parent / "elsewhere", "--store", store).data["rows"]
 
 
-def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
-    private = ("--dp-clip", 1, "--dp-noise", 1, "--dp-allow", "evaluation")
+def test_a_private_run_saves_no_clients_own_model(store):
+    private = words_of("--dp-clip 1 --dp-noise 1 --dp-allow evaluation")
     run = trained("train --method ditto", *IID, "--rounds", 1, *private)
     assert SavedModel.load(model_file(run, 0)).clients == []
     assert not [
@@ -208,7 +199,7 @@ def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("all", 3), ("none", 0)])
-def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left: int) -> None:
+def test_a_grid_keeps_the_models_that_are_asked_for(store, keep, left):
     words = ("grid --method fedavg --sweep lr=0.0001,0.5,0.1", *IID, "--rounds", 2)
     assert fedcache(*words, "--save-models", "some").code == 2
     points = ok(*words, "--save-models", keep).data["points"]
@@ -222,19 +213,17 @@ def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left
     ]
 
 
-def test_a_grid_keeps_the_model_of_a_run_that_is_two_points(store: Path) -> None:
+def test_a_grid_keeps_the_model_of_a_run_that_is_two_points(store):
     """A method of one round has one run for every number of rounds."""
     points = ok("grid --method fed3r --sweep rounds=1,2", *IID).data["points"]
     (path,) = {p["path"] for p in points}
     assert (Path(path) / "models" / "models.json").is_file()
 
 
-def test_models_that_are_removed_while_a_run_is_checked_are_no_damage(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_that_are_removed_while_a_run_is_checked_are_no_damage(store, monkeypatch):
     run = trained(*FED3R)
 
-    def removed(path: Path) -> str:
+    def removed(path):
         drop(run)
         return file_sha256(path)
 
@@ -244,10 +233,8 @@ def test_models_that_are_removed_while_a_run_is_checked_are_no_damage(
     assert not (run / "models").exists()
 
 
-def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
+def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(store, monkeypatch):
+    def fails(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
@@ -259,12 +246,10 @@ def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
     model_file(run, 1).write_bytes(whole[:100])  # torn: its seed begins again
     assert trained(*FEDPCL, "--seeds", "0,1") == run
     assert model_file(run, 0).read_bytes() == whole
-    assert ok("predict", run, "--seed", "all", "--client", "client-0", "--store", store).data[
-        "rows"
-    ]
+    assert ok("predict --seed all --client client-0", run, "--store", store).data["rows"]
 
 
-def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_those_of_the_model_are_refused(store, tmp_path):
     model = SavedModel.load(model_file(trained(*FED3R), 0))
     (recipe,) = model.facts.recipes
     made = {**recipe, "weights": "seed:7"}
@@ -280,21 +265,13 @@ def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_pa
 
 
 def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_of_the_run(
-    store: Path, tmp_path: Path
-) -> None:
+    store, tmp_path
+):
     run = trained(*FED3R)
     images = folder(tmp_path / "other", train=2, test=2)
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
-    )
+    words = ("extract --backbones random-projection --workers 0", "--dataset", f"folder:{images}")
     other = ok(*words, "--recipe", "size=16").data["path"]
-    done = fedcache("predict", run, "--store", other, "--json")
+    done = fedcache("predict --json", run, "--store", other)
     assert done.code == 4
     assert "its random-projection has size 16 in place of 32" in done.envelope["error"]["message"]
     command = shlex.split(done.envelope["error"]["hint"])
@@ -304,22 +281,17 @@ def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_o
 
 
 @pytest.mark.slow
-def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -> None:
+def test_predictions_are_written_in_three_formats(store, tmp_path):
     run = trained(*FED3R)
     images = folder(tmp_path / "shapes", train=1, test=1)
     (images / "zz.png").write_bytes(b"no image")
     for ending in ("csv", "jsonl", "parquet"):
         done = fedcache(
-            "predict",
+            "predict --top 2 --workers 0 --json",
             run,
             images,
-            "--top",
-            2,
             "-o",
             tmp_path / f"out.{ending}",
-            "--workers",
-            0,
-            "--json",
         )
         assert done.code == 3  # one image could not be read
     table = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
@@ -339,17 +311,15 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
     ("words", "code"),
     [
         ((), 2),
-        (("--store", "s", "photo.jpg"), 2),
-        (("photo.jpg", "-o", "out.xlsx"), 2),
-        (("photo.jpg", "-o", "nowhere/out.csv"), 2),
+        (words_of("--store s photo.jpg"), 2),
+        (words_of("photo.jpg -o out.xlsx"), 2),
+        (words_of("photo.jpg -o nowhere/out.csv"), 2),
         (("photo.jpg", "--client", "a", "--global"), 2),
         (("photos.tar.gz",), 2),  # said before any image is read
         (("photo.jpg",), 5),  # it is no image, and there is no other
     ],
 )
-def test_what_cannot_be_predicted_is_refused(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
-) -> None:
+def test_what_cannot_be_predicted_is_refused(store, tmp_path, monkeypatch, words, code):
     run = trained(*FED3R)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(b"no image")
@@ -357,7 +327,7 @@ def test_what_cannot_be_predicted_is_refused(
     assert fedcache("predict", run, *words).code == code
 
 
-def test_a_damaged_list_of_models_names_the_command_that_makes_it_again(store: Path) -> None:
+def test_a_damaged_list_of_models_names_the_command_that_makes_it_again(store):
     run = trained(*FED3R)
     index = run / "models" / "models.json"
     index.write_bytes(index.read_bytes()[:-9])

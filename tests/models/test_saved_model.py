@@ -1,7 +1,5 @@
 """What is saved of a run predicts what was scored: over the table of all methods, every client, in one file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,5 @@
 """Rows are predicted and measured block by block: any block size gives the same answer, and a stop leaves nothing."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +9,6 @@ from command import fedcache, ok
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from pyarrow import parquet
 
 from fedcache.config import ExtractConfig, Home
@@ -27,7 +23,7 @@ from fedcache.runs import predict_run as running
 ROWS = 300
 
 
-def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
+def columns():
     """Embeddings of two backbones."""
     rng = np.random.default_rng(0)
     label = rng.integers(0, 4, ROWS)
@@ -38,21 +34,19 @@ def columns() -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
     return {**{k: v.astype(np.float32) for k, v in made.items()}, "label": label}
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     np.savez(place / "e.npz", **columns())
-    ok("ingest", place / "e.npz", "--name", "e")
+    ok("ingest --name e", place / "e.npz")
     return Path(ok("train --method fed3r -d e --scheme iid --clients 2").data["path"])
 
 
 @pytest.fixture
-def run(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def run(once):
     return once(trained)
 
 
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])
-def test_blocks_of_a_file_change_no_prediction_and_no_measure(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+def test_blocks_of_a_file_change_no_prediction_and_no_measure(run, tmp_path, monkeypatch, ending):
     path, told, held = tmp_path / f"lost{ending}", [], columns()
     held["features/a"][7] = np.nan
     if ending == ".npz":
@@ -64,7 +58,7 @@ def test_blocks_of_a_file_change_no_prediction_and_no_measure(
     for block in (1 << 14, 17):
         for module in (sources, predictor, running):
             monkeypatch.setattr(module, "BLOCK", block)
-        done = fedcache("predict", run, "--embeddings", path, "--top", 2, "--json")
+        done = fedcache("predict --top 2 --json", run, "--embeddings", path)
         assert done.code == Exit.QUARANTINED
         rows = done.data["rows"]
         assert [i for i, row in enumerate(rows) if row["reason"]] == [7]
@@ -87,8 +81,8 @@ def test_blocks_of_a_file_change_no_prediction_and_no_measure(
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
 def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+    run, tmp_path, monkeypatch, ending
+):
     np.savez(tmp_path / "e.npz", **columns())
     monkeypatch.setattr(running, "BLOCK", 100)
     stop, out = Stop(), tmp_path / "out" / f"classes{ending}"
@@ -106,9 +100,7 @@ def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
 
 @given(st.integers(0, 10_000), st.integers(1, 5))
 @examples(15, 200)
-def test_the_best_classes_are_the_predicted_one_and_then_those_of_the_highest_scores(
-    seed: int, top: int
-) -> None:
+def test_the_best_classes_are_the_predicted_one_and_then_those_of_the_highest_scores(seed, top):
     rng = np.random.default_rng(seed)
     ranking = rng.integers(-2, 3, (20, 5)).astype(float)
     ranking[rng.random(ranking.shape) < 0.2] = -np.inf

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny_hf
+import tiny_sounds
 from command import fedcache, ok
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,13 @@ def test_the_example_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.M
             if any(word.startswith("hf:") for word in command):
                 folder = Path(next(word for word in command if word.startswith("hf:"))[3:])
                 folder.mkdir(parents=True)
-                tiny_hf.sentence_encoder(folder, words)
+                if folder.name.startswith("wav2vec2"):
+                    tiny_sounds.encoder(folder, "wav2vec2")
+                    tiny_sounds.tones(tmp_path / "recordings")
+                elif folder.name.startswith("qwen2"):
+                    tiny_hf.decoder(folder)
+                else:
+                    tiny_hf.sentence_encoder(folder, words)
             done = ok(*command[1:]) if command[1] != "report" else fedcache(*command[1:])
             assert done.code == 0, done.err
             if command[1] == "grid":

@@ -1,31 +1,27 @@
 """FedPCL's protocols that augment: DomainNet's training images, and the noisy images of table 15."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
-from command import ok
+from command import ok, words_of
 from paper_trees import write_pairs
 
 from fedcache.config import Home
 from fedcache.extract.augment import canonical, parse_policy
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.planning import RequirementCheck
-from fedcache.reproduce.registry import PaperCell, entry
+from fedcache.reproduce.registry import entry
 from fedcache.store.store import Store
 
-TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
+TINY = words_of("--backbones random-projection:16 --seeds 0 --rounds 2")
 
 
-def cells(name: str, *words: str) -> list[PaperCell]:
+def cells(name, *words):
     return [c for c in entry(name).cells if all(any(w in label for label in c.at) for w in words)]
 
 
 def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_weights_alone(
-    own_home: Path,
-) -> None:
+    own_home,
+):
     looker = RequirementCheck(Home(own_home))
     found = [
         (name, c) for name in ("fedpcl-table3", "fedpcl-table11") for c in cells(name, "DomainNet")
@@ -47,7 +43,7 @@ def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_w
 
 @pytest.mark.parametrize("kind", ["Gaussian", "Laplace"])
 @pytest.mark.parametrize("p", ["0.1", "0.2"])
-def test_a_noisy_image_of_table_15_is_the_papers(kind: str, p: str) -> None:
+def test_a_noisy_image_of_table_15_is_the_papers(kind, p):
     (cell,) = cells("fedpcl-table15", "images", f"{kind}, s 0.2, p {p}")
     assert cell.augment is not None
     assert canonical(cell.augment) == f"{kind.lower()}-noise=51:{p}"  # 0.2 of 255 levels
@@ -61,9 +57,9 @@ def test_a_noisy_image_of_table_15_is_the_papers(kind: str, p: str) -> None:
 
 
 @pytest.mark.slow
-def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path: Path) -> None:
+def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path):
     root = write_pairs("office10", "office_caltech_10", tmp_path / "here", 3)
-    words = ("reproduce", "fedpcl-table15", *TINY, "--data", f"office10={root}")
+    words = ("reproduce fedpcl-table15", *TINY, "--data", f"office10={root}")
     done = ok(*words, "--only", "method=FedPCL").data
     by = {tuple(c["labels"].values()): c for c in done["cells"]}
     assert len(by) == 9

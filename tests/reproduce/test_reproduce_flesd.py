@@ -1,8 +1,5 @@
 """FLESD's entries: what was released, and images of ImageNet-100 at one size."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,7 +32,7 @@ RELEASED = {
 
 
 @pytest.mark.parametrize("name", ["flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5"])
-def test_what_they_run_is_what_was_released(name: str) -> None:
+def test_what_they_run_is_what_was_released(name):
     for cell in entry(name).cells:
         hp = METHODS[cell.method].resolve(cell.preset, cell.set)
         assert cell.preset == "official"
@@ -47,7 +44,7 @@ def test_what_they_run_is_what_was_released(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_images_of_imagenet_100_are_stored_at_one_size(tmp_path: Path) -> None:
+def test_images_of_imagenet_100_are_stored_at_one_size(tmp_path):
     known = paper.read("imagenet100")
     root = tmp_path / "ILSVRC2012"
     for n, folder in enumerate(known.folders):
@@ -67,14 +64,14 @@ def test_images_of_imagenet_100_are_stored_at_one_size(tmp_path: Path) -> None:
     assert abs(int(store.reader(found.keys[0]).all()[-1].mean()) - 99) <= 2
 
 
-def test_a_proxy_whose_public_rows_fill_no_queue_takes_them_all() -> None:
+def test_a_proxy_whose_public_rows_fill_no_queue_takes_them_all():
     cell = next(c for c in entry("flesd-table1").cells if c.method == "flesd")
     clients = [SimpleNamespace(train=np.arange(n)) for n in (300, 900)]
-    settings, said = short_batches(cell, SimpleNamespace(clients=clients), proxy=True)  # type: ignore[arg-type]
+    settings, said = short_batches(cell, SimpleNamespace(clients=clients), proxy=True)
     assert settings == {**cell.set, "anchors": "all", "esd_drop_last": False}
     assert len(said) == 1
     clients[0] = SimpleNamespace(train=np.arange(8333))
     for proxy, public in ((True, 8333), (False, 300)):
         clients[0] = SimpleNamespace(train=np.arange(public))
         partition = SimpleNamespace(clients=clients)
-        assert short_batches(cell, partition, proxy=proxy) == (dict(cell.set), [])  # type: ignore[arg-type]
+        assert short_batches(cell, partition, proxy=proxy) == (dict(cell.set), [])

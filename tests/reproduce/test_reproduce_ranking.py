@@ -1,10 +1,6 @@
 """A proxy compares orders, never numbers; and measures nothing twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pictures import folder
@@ -19,9 +15,7 @@ from fedcache.reproduce.render import orders, report_data, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 
-def line(
-    at: tuple[str, str], printed: float | None, measured: Measurement | None, why: str = ""
-) -> ReproducedCell:
+def line(at, printed, measured, why=""):
     labels = dict(zip(("set", "method"), at, strict=True))
     shown = (None if printed is None else Printed(printed, 0.1),)
     cell = PaperCell(labels, "solo", metrics=("client_mean",), printed=shown)
@@ -32,14 +26,14 @@ def line(
     )
 
 
-def proxy(*lines: ReproducedCell) -> Reproduction:
+def proxy(*lines):
     e = replace(
         entry("fedpcl-table11"), labels=("set", "method"), metrics=("client_mean",), differences=()
     )
     return Reproduction(e, True, "digits", list(lines), [])
 
 
-def test_both_orders_of_a_group_by_hand() -> None:
+def test_both_orders_of_a_group_by_hand():
     # got: A 80 (2.0 of 4: error 1.0), B 79 (error 1.0), C 90, D 60. A-B: 1.0 < sqrt(2), undecided; C above A and B is
     # the other way round; D is below all as printed. Ranks printed 1 2 3 4, got 2 3 1 4: tau = (4 - 2) / 6.
     report = proxy(
@@ -62,7 +56,7 @@ def test_both_orders_of_a_group_by_hand() -> None:
     assert rows(report)[2][-2:] == ("3 of 4", "1 of 4")
 
 
-def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
+def test_equal_numbers_share_a_rank_and_say_nothing():
     report = proxy(
         line(("x", "A"), 50.0, Measurement(80.0, None, 1)),
         line(("x", "B"), 50.0, Measurement(70.0, None, 1)),
@@ -82,7 +76,7 @@ def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
     assert flat.tau is None
 
 
-def test_no_order_and_no_difference_where_they_mean_nothing() -> None:
+def test_no_order_and_no_difference_where_they_mean_nothing():
     lines = [line(("x", m), p, Measurement(p, 1.0, 3)) for m, p in (("A", 2.0), ("B", 1.0))]
     paper = replace(proxy(*lines), proxy=False)
     assert orders(paper) == []
@@ -92,20 +86,18 @@ def test_no_order_and_no_difference_where_they_mean_nothing() -> None:
     assert "difference" not in other
 
 
-def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(
-    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(tmp_path, own_home, monkeypatch):
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('mnist', 'chalk'))}"
     twice = entry("fst-fig2")
     cell = twice.cells[0]
     other = replace(cell, labels={"dataset": "CIFAR-100"}, dataset="paper:cifar100")
-    calls: list[PaperCell] = []
+    calls = []
 
-    def counted(cell: PaperCell, workbench: Any) -> kinds.Measured:
+    def counted(cell, workbench):
         calls.append(cell)
         return kinds.entropy(cell, workbench)
 
-    monkeypatch.setitem(kinds.MEASURES, "entropy", counted)  # type: ignore[arg-type]
+    monkeypatch.setitem(kinds.MEASURES, "entropy", counted)
     options = Options(on=images, backbones=("glyph-clip",))
     report = reproduce(
         replace(twice, labels=("dataset",), cells=(cell, other)), Home(own_home), options

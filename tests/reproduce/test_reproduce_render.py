@@ -1,7 +1,5 @@
 """The page of a reproduction, whole: what is printed beside what was got, and all that must be read with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +14,14 @@ from fedcache.reproduce.runner import ReproducedCell, Reproduction
 METRICS = ("params", "client_mean")
 
 
-def row(method: str, mean: float, measured: Measurement | None, **more: object) -> ReproducedCell:
+def row(method, mean, measured, **more):
     """A row of x: of 2,560 numbers, with a mean that is printed with a std of 0.2."""
     printed = (Printed(2560.0), Printed(mean, 0.2))
     cell = PaperCell({"set": "x", "method": method}, "solo", metrics=METRICS, printed=printed)
     got = (
         {} if measured is None else {"params": Measurement(2560.0, 0.0, 4), "client_mean": measured}
     )
-    return ReproducedCell(PlannedCell(cell, cell, ()), got, **more)  # type: ignore[arg-type]
+    return ReproducedCell(PlannedCell(cell, cell, ()), got, **more)
 
 
 ROWS = [
@@ -60,7 +58,7 @@ PAPER = Reproduction(TABLE, False, None, ROWS, [])
 # std alone: 1 / (.2 / 2) = 10. A minus B is 52.5 - 41 = 11.5, without a std as B has none; C was not run.
 
 
-def proxy() -> Reproduction:
+def proxy():
     """The same rows on digits, of which B is A measured again."""
     same = replace(ROWS[1], same_as=("x", "A"))
     return Reproduction(TABLE, True, "digits", [ROWS[0], same, ROWS[2]], ["data: digits"])
@@ -80,9 +78,7 @@ PROXY_ROWS = [
 ]
 
 
-def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_proxy_ranks() -> (
-    None
-):
+def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_proxy_ranks():
     for report, wanted in ((PAPER, PAPER_ROWS), (proxy(), PROXY_ROWS)):
         lines = markdown(report).splitlines()
         assert lines[0] == f"# {title(report)}"
@@ -90,7 +86,7 @@ def test_the_page_of_a_paper_has_every_difference_and_its_errors_and_that_of_a_p
         assert any("rounds: 1 instead of 2" in line for line in lines)
 
 
-def test_a_paper_without_runs_has_plain_differences() -> None:
+def test_a_paper_without_runs_has_plain_differences():
     page = markdown(replace(PAPER, entry=replace(TABLE, printed_seeds=0), lines=ROWS[:1]))
     # 2.5 / (.2 / 2)
     assert (
@@ -99,7 +95,7 @@ def test_a_paper_without_runs_has_plain_differences() -> None:
 
 
 @pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])
-def test_the_data_of_a_reproduction_are_those_of_its_page(here: Reproduction) -> None:
+def test_the_data_of_a_reproduction_are_those_of_its_page(here):
     found = report_data(here)
     one, two, three = found["cells"]
     shared = {

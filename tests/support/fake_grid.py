@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fedcache.config import Home, TrainConfig
 from fedcache.federate.engines.flower.masking import levels_for
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
@@ -17,8 +19,13 @@ from fedcache.federate.engines.flower.messages import (
     refusal_of,
     unpack,
 )
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site import ShardSite
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.sites import SecureSum
+from fedcache.progress import Silent
+from fedcache.runs.run import Run
 
 Meddle = Callable[[str, int, PackedMessage], "PackedMessage | str"]
 """(kind, number of the question, answer) -> another answer, or why there is none."""
@@ -105,3 +112,24 @@ def grid_of(folder: Path, state: Path) -> FakeGrid:
     """One node for each store of a directory, numbered from 100 in another order than the clients'."""
     stores = sorted(folder.glob("*.zarr"), reverse=True)
     return FakeGrid({100 + i: ShardSite(path, state / path.stem) for i, path in enumerate(stores)})
+
+
+def planned(method: str, **words: Any) -> Plan:
+    """Two rounds of a method over three sites; each word belongs to the plan or to its training."""
+    own = {f.name for f in fields(Plan)}
+    train = {"rounds": 2, "execution": "sequential"}
+    train |= {k: v for k, v in words.items() if k not in own}
+    rest = {"sites": 3, "wait": 0.01, **{k: v for k, v in words.items() if k in own}}
+    return Plan(TrainConfig(method=method, **train), **rest).checked()
+
+
+def together(
+    asked: Plan,
+    grid: FakeGrid,
+    place: Path,
+    heard: Silent | None = None,
+    names: SiteNames | None = None,
+) -> list[Run]:
+    """The runs of a plan, below a place."""
+    asked = replace(asked, runs=str(place / "runs"))
+    return federate(asked, grid, Home(place), heard or Silent(), names)

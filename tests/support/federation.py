@@ -1,10 +1,9 @@
 """The federations of the tests: nine ragged clients, and the four that the public laws are stated on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
+from setting_lines import cases_of, chosen
 
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun
@@ -90,19 +89,10 @@ def go_tiny(name, settings=None, data=None, clients=None, **kwargs):
         data, clients = tiny()
     return go(
         name,
-        scaled({**small(name), **(settings or {})}),
+        scaled({**small(name), **chosen(settings)}),
         data,
         clients,
         **{"rounds": 2, "participation": 3, **kwargs},
-    )
-
-
-def images_of(data):
-    """The same rows as images of 4 x 4: the features, repeated, as bytes."""
-    x = data.x[:, :1].double()
-    bytes_ = ((x - x.nan_to_num().min()) / 3.0 * 255.0).clamp(0, 255).nan_to_num().to(torch.uint8)
-    return replace(
-        data, x=bytes_.repeat(1, 1, 48 // x.shape[-1] + 1)[..., :48].contiguous(), image=(4, 4)
     )
 
 
@@ -124,373 +114,99 @@ def cases():
     return out
 
 
-VARIANTS = [
-    ("solo", {"reset_opt": False, "opt": "adam"}),
-    ("fedavg", {"head": "linear", "opt": "sgd", "lr": 0.01, "logit_scale": 10.0}),
-    ("fedavg", {"head": "linear", "opt": "adam", "init": "zero", "reset_opt": False}),
-    ("fedavg", {"bn": True, "batch": 16, "z_norm": "none"}),
-    ("fedavg", {"bn": True, "bn_mode": "local", "batch": 16, "logit_head": "relu_l2"}),
-    (
-        "fedprox",
-        {"mu": 0.5, "prox_half": False, "opt": "sgd", "lr": 0.05, "drop_last": True, "batch": 8},
-    ),
-    ("fedncm", {"metric": "euclid"}),
-    ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True, "rff_dim": 20}),
-    ("fed3r", {"omega": 2.0, "bias": True, "class_weight": "local"}),
-    ("fed3r", {"omega": 0.5, "rff_dim": 20}),
-    ("fed3r-prior", {"lam": 0.3, "kappa": 2.0}),
-    ("fedcgs", {"cov": "total", "gamma_shrink": 0.01}),
-    ("fedcof", {"gamma": 0.1}),
-    ("afl", {"gamma": 0.3, "clean": False}),
-    ("gda", {"alpha": 0.05, "scale": 20.0}),
-    ("gh-ofl", {"variance": "pooled"}),
-    ("gh-ofl", {"head": "lda", "shrink": 0.2}),
-    ("gh-ofl", {"head": "qda", "shrink": 0.2}),
-    (
-        "fedclip",
-        {"objective": "ce", "batch": 16, "agg": "uniform", "reset_opt": False, "drop_last": True},
-    ),
-    (
-        "lp-plus-plus",
-        {"bias": True, "momentum": 0.9, "alpha_grad": "sum", "alpha_every": 1, "agg": "uniform"},
-    ),
-    ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
-    ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
-    ("tip-local", {"a": 3.0, "b": 2.0, "feat_post": "none"}),
-    ("fed-tip-proto", {"min_rows": 4}),
-    ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
-    ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
-    (
-        "fedpcl",
-        {
-            "objective": "proto_anchor",
-            "terms": "p",
-            "lp_reduce": "sum",
-            "views": "2",
-            "warmup": "zero_loss",
-            "proto_agg": "mean",
-            "infer_score": "mse",
-            "init": "independent",
-            "batch": 8,
-            "dim": 5,
-            "drop_last": True,
-            "proto_drop_last": True,
-        },
-    ),
-    (
-        "fedpcl",
-        {
-            "pad": False,
-            "denominator": "include",
-            "proto_norm": True,
-            "infer_proto": "local_padded",
-            "dim": 5,
-        },
-    ),
-    (
-        "fedpcl",
-        {
-            "terms": "g",
-            "bn": True,
-            "infer_proto": "global",
-            "infer_score": "cos",
-            "batch": 16,
-            "dim": 5,
-        },
-    ),
-    (
-        "fedpcl",
-        {"noise_on": "proto", "noise": "laplace", "noise_local_infer": True, "dim": 5, "batch": 16},
-    ),
-    ("fedpcl", {"noise_on": "features", "views": "2", "s": 0.2, "dim": 5, "batch": 16}),
-    ("fedpcl", {"views": "twice", "train_view": "aug", "proto_view": "aug", "dim": 5, "batch": 16}),
-    ("fedproto", {"train_view": "aug", "proto_view": "aug", "dim": 5, "batch": 16, "epochs": 2}),
-    ("fedavg", {"train_view": "aug", "dim": 5, "batch": 16, "epochs": 2}),
-    ("perfedavg", {"train_view": "aug", "alpha": 0.3, "beta": 0.1, "batch": 8, "dim": 5}),
-    (
-        "fst-cbdg",
-        {
-            "train_view": "aug",
-            "tsamp_reduce": "sum",
-            "renorm_synth": True,
-            "batch": 16,
-            "epochs": 2,
-        },
-    ),
-    (
-        "fst-cbdg",
-        {
-            "tsamp_scope": "iteration",
-            "synth": "strata",
-            "tsamp_reduce": "joint",
-            "lambda": 0.3,
-            "batch": 16,
-        },
-    ),
-    ("fst-cbdg", {"ablation": "ist_only", "batch": 16, "logit_scale": 20.0}),
-    ("fst-cbdg", {"synth": "strata", "strata": 2, "gamma": 0.4, "batch": 16, "epochs": 2}),
-    ("fst-cbdg", {"synth": "strata", "tsamp_scope": "batch", "tsamp_reduce": "sum", "batch": 16}),
-    (
-        "fst-cbdg",
-        {"ablation": "tsamp_only", "sampling": "equal", "pseudo": "uniform", "sigma": 0.3},
-    ),
-    ("fst-cbdg", {"ablation": "tsamp_central", "central_rows": 9, "batch": 16}),
-    ("central", {"l2": 0.01}),
-    ("central", {"probe": "sgd", "init": "zero", "epochs": 2}),
-    ("central", {"probe": "sgd", "logit_scale": 5.0}),
-    ("central", {"logit_scale": 5.0}),
-    (
-        "fedprox-simclr",
-        {"mu": 0.3, "prox_half": False, "simclr": "one_way", "hidden": 7, "proj": 4, "epochs": 1},
-    ),
-    (
-        "flesd-head",
-        {
-            "send": "matrix",
-            "sim_topk_percent": 40.0,
-            "sim_at": "trunk",
-            "zeta": 0.5,
-            "exclude_self": True,
-            "hidden": 7,
-            "proj": 4,
-            "epochs": 1,
-            "esd_epochs": 2,
-            "esd_batch": 4,
-        },
-    ),
-    (
-        "flesd-head",
-        {
-            "anchors": "queue",
-            "queue": 8,
-            "esd_batch": 4,
-            "queue_warm": False,
-            "hidden": 7,
-            "proj": 4,
-            "epochs": 1,
-            "esd_epochs": 2,
-        },
-    ),
-    (
-        "fedrep",
-        {"bn": True, "bn_mode": "local", "init": "independent", "e_h": 2, "batch": 16, "dim": 5},
-    ),
-    (
-        "fedrep",
-        {
-            "bn": True,
-            "logit_head": "relu_l2",
-            "agg": "uniform",
-            "e_b": 2,
-            "opt": "sgd",
-            "lr": 0.05,
-            "batch": 16,
-            "drop_last": True,
-        },
-    ),
-    (
-        "pfedme",
-        {
-            "K": 2,
-            "lambda": 3.0,
-            "eta": 0.2,
-            "beta": 0.6,
-            "inner_decay": 0.01,
-            "eval": "global",
-            "batch": 8,
-        },
-    ),
-    (
-        "pfedme",
-        {
-            "head": "linear",
-            "init": "zero",
-            "lambda": 2.0,
-            "eta": 0.5,
-            "agg": "uniform",
-            "epochs": 2,
-        },
-    ),
-    ("pfedme", {"bn": True, "eta": 0.05, "dim": 5, "batch": 16}),
-    (
-        "perfedavg",
-        {"alpha": 0.3, "beta": 0.1, "adapt_on": "test", "adapt_steps": 3, "batch": 8, "dim": 5},
-    ),
-    ("perfedavg", {"alpha": 0.2, "beta": 0.1, "bn": True, "adapt_steps": 2, "batch": 16, "dim": 5}),
-    (
-        "perfedavg",
-        {
-            "head": "linear",
-            "alpha": 0.2,
-            "beta": 0.1,
-            "adapt_steps": 0,
-            "agg": "uniform",
-            "epochs": 2,
-        },
-    ),
-    (
-        "supcon",
-        {
-            "views": "2",
-            "tau": 0.2,
-            "infer_score": "mse",
-            "init": "independent",
-            "batch": 8,
-            "dim": 5,
-            "drop_last": True,
-            "proto_drop_last": True,
-            "proto_norm": True,
-        },
-    ),
-    ("supcon", {"bn": True, "infer_score": "cos", "reset_opt": False, "batch": 16, "dim": 5}),
-    (
-        "fedntd",
-        {
-            "head": "mlp",
-            "bn": True,
-            "bn_mode": "local",
-            "batch": 16,
-            "dim": 5,
-            "tau": 3.0,
-            "agg": "uniform",
-        },
-    ),
-    ("fedntd", {"logit_scale": 20.0, "tau": 2.0, "lr": 0.002, "batch": 16}),
-    (
-        "fedntd",
-        {
-            "lr_decay": 0.5,
-            "reset_opt": False,
-            "init": "zero",
-            "beta": 0.3,
-            "lr": 0.5,
-            "drop_last": True,
-            "batch": 8,
-        },
-    ),
-    ("scaffold", {"head": "linear", "lr_g": 0.5, "epochs": 2, "batch": 16}),
-    ("scaffold", {"bn": True, "bn_mode": "local", "dim": 5, "drop_last": True, "batch": 8}),
-    (
-        "ditto",
-        {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "reset_opt": False, "lambda": 2.0},
-    ),
-    ("ditto", {"head": "linear", "opt": "sgd", "personal_epochs": 3, "batch": 16}),
-    ("moon", {"bn": True, "batch": 16, "dim": 5, "z_norm": "none", "reset_opt": False, "mu": 5.0}),
-    (
-        "moon",
-        {
-            "bn": True,
-            "bn_mode": "local",
-            "batch": 16,
-            "dim": 5,
-            "opt": "sgd",
-            "lr": 0.05,
-            "tau": 0.1,
-        },
-    ),
-    (
-        "promptfl",
-        {
-            "n_ctx": 3,
-            "ctx_pos": "middle",
-            "csc": True,
-            "train_view": "aug",
-            "reset_opt": False,
-            "batch": 16,
-        },
-    ),
-    ("pfedprompt", {"n_ctx": 2, "values": "features", "a": 2.0, "batch": 16}),
-    (
-        "fedtpg",
-        {
-            "n_ctx": 2,
-            "depth": 1,
-            "heads": 2,
-            "names": "all",
-            "ctx_pos": "middle",
-            "agg": "weighted",
-        },
-    ),
-    ("tofa", {"prior": "equal", "fusion": "half", "texts": 3, "tau": 0.5, "power": 1.0}),
-    ("tofa", {"fusion": "vision", "texts": 1, "power": 0.0, "scale": None}),
-    (
-        "promptfl",
-        {
-            "ctx_init": "words",
-            "ctx_pos": "front",
-            "warm_rounds": 1,
-            "sched_rounds": 2,
-            "scale": None,
-        },
-    ),
-    (
-        "tpfl",
-        {
-            "n_ctx": 2,
-            "vp_template": "fixed_patch",
-            "vp_init": "randn",
-            "reset_opt": False,
-            "batch": 16,
-        },
-    ),
-    (
-        "tpfl",
-        {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "agg": "uniform", "batch": 16},
-    ),
-    (
-        "atpfl",
-        {
-            "n_ctx": 2,
-            "vp_template": "random_patch",
-            "vp_size": 2,
-            "csc": True,
-            "batch": 16,
-            "lr": 0.01,
-        },
-    ),
-    (
-        "atpfl",
-        {
-            "n_ctx": 2,
-            "vp_size": 0,
-            "mu_aug": 3.0,
-            "gamma_aug": 0.1,
-            "reset_opt": False,
-            "batch": 16,
-        },
-    ),
-    (
-        "local-prompt",
-        {
-            "n_ctx": 2,
-            "vp_size": 0,
-            "reset_opt": False,
-            "opt": "sgd",
-            "sched_unit": "none",
-            "batch": 16,
-        },
-    ),
-    ("local-supervised", {"score": "probe", "opt": "sgd", "batch": 16}),
-    ("tpfl-feat", {"csc": True, "a": 2.0, "batch": 16, "agg": "uniform", "reset_opt": False}),
-    (
-        "atpfl-feat",
-        {"csc": True, "mu_aug": 3.0, "gamma_aug": 0.1, "batch": 16, "warm_rounds": 1, "lr": 0.01},
-    ),
-    ("feddisco", {"metric": "l2", "a": 0.2, "dim": 5, "batch": 16}),
-    ("gda", {"proto_view": "aug", "alpha": 0.5}),
-    ("feddyn", {"alpha_by": "rows", "clip": 0.5, "alpha": 0.2, "dim": 5, "batch": 16, "bn": True}),
-    (
-        "fedlc",
-        {
-            "denominator": "exclude",
-            "tau": 0.5,
-            "head": "linear",
-            "opt": "sgd",
-            "lr": 0.01,
-            "batch": 16,
-        },
-    ),
-]
+VARIANTS = cases_of(
+    """
+    solo reset_opt=false opt=adam
+    fedavg head=linear opt=sgd lr=0.01 logit_scale=10.0
+    fedavg head=linear opt=adam init=zero reset_opt=false
+    fedavg bn=true batch=16 z_norm=none
+    fedavg bn=true bn_mode=local batch=16 logit_head=relu_l2
+    fedprox mu=0.5 prox_half=false opt=sgd lr=0.05 drop_last=true batch=8
+    fedncm metric=euclid
+    fed3r bias=true reg_bias=true w_normalize=true rff_dim=20
+    fed3r omega=2.0 bias=true class_weight=local
+    fed3r omega=0.5 rff_dim=20
+    fed3r-prior lam=0.3 kappa=2.0
+    fedcgs cov=total gamma_shrink=0.01
+    fedcof gamma=0.1
+    afl gamma=0.3 clean=false
+    gda alpha=0.05 scale=20.0
+    gh-ofl variance=pooled
+    gh-ofl head=lda shrink=0.2
+    gh-ofl head=qda shrink=0.2
+    fedclip objective=ce batch=16 agg=uniform reset_opt=false drop_last=true
+    lp-plus-plus bias=true momentum=0.9 alpha_grad=sum alpha_every=1 agg=uniform
+    fedpft k_mix=3 cov=diag epochs=2
+    fedpft k_mix=2 cov=full epochs=2 reg_covar=0.001
+    tip-local a=3.0 b=2.0 feat_post=none
+    fed-tip-proto min_rows=4
+    fedproto protodist=sq_l2 proto_agg=eq6 proto_infer=local dim=5
+    fedproto proto_infer=head init=independent dim=5 opt=sgd
+    fedpcl objective=proto_anchor terms=p lp_reduce=sum views="2" warmup=zero_loss proto_agg=mean \
+        infer_score=mse init=independent batch=8 dim=5 drop_last=true proto_drop_last=true
+    fedpcl pad=false denominator=include proto_norm=true infer_proto=local_padded dim=5
+    fedpcl terms=g bn=true infer_proto=global infer_score=cos batch=16 dim=5
+    fedpcl noise_on=proto noise=laplace noise_local_infer=true dim=5 batch=16
+    fedpcl noise_on=features views="2" s=0.2 dim=5 batch=16
+    fedpcl views=twice train_view=aug proto_view=aug dim=5 batch=16
+    fedproto train_view=aug proto_view=aug dim=5 batch=16 epochs=2
+    fedavg train_view=aug dim=5 batch=16 epochs=2
+    perfedavg train_view=aug alpha=0.3 beta=0.1 batch=8 dim=5
+    fst-cbdg train_view=aug tsamp_reduce=sum renorm_synth=true batch=16 epochs=2
+    fst-cbdg tsamp_scope=iteration synth=strata tsamp_reduce=joint lambda=0.3 batch=16
+    fst-cbdg ablation=ist_only batch=16 logit_scale=20.0
+    fst-cbdg synth=strata strata=2 gamma=0.4 batch=16 epochs=2
+    fst-cbdg synth=strata tsamp_scope=batch tsamp_reduce=sum batch=16
+    fst-cbdg ablation=tsamp_only sampling=equal pseudo=uniform sigma=0.3
+    fst-cbdg ablation=tsamp_central central_rows=9 batch=16
+    central l2=0.01
+    central probe=sgd init=zero epochs=2
+    central probe=sgd logit_scale=5.0
+    central logit_scale=5.0
+    fedprox-simclr mu=0.3 prox_half=false simclr=one_way hidden=7 proj=4 epochs=1
+    flesd-head send=matrix sim_topk_percent=40.0 sim_at=trunk zeta=0.5 exclude_self=true hidden=7 \
+        proj=4 epochs=1 esd_epochs=2 esd_batch=4
+    flesd-head anchors=queue queue=8 esd_batch=4 queue_warm=false hidden=7 proj=4 epochs=1 esd_epochs=2
+    fedrep bn=true bn_mode=local init=independent e_h=2 batch=16 dim=5
+    fedrep bn=true logit_head=relu_l2 agg=uniform e_b=2 opt=sgd lr=0.05 batch=16 drop_last=true
+    pfedme K=2 lambda=3.0 eta=0.2 beta=0.6 inner_decay=0.01 eval=global batch=8
+    pfedme head=linear init=zero lambda=2.0 eta=0.5 agg=uniform epochs=2
+    pfedme bn=true eta=0.05 dim=5 batch=16
+    perfedavg alpha=0.3 beta=0.1 adapt_on=test adapt_steps=3 batch=8 dim=5
+    perfedavg alpha=0.2 beta=0.1 bn=true adapt_steps=2 batch=16 dim=5
+    perfedavg head=linear alpha=0.2 beta=0.1 adapt_steps=0 agg=uniform epochs=2
+    supcon views="2" tau=0.2 infer_score=mse init=independent batch=8 dim=5 drop_last=true \
+        proto_drop_last=true proto_norm=true
+    supcon bn=true infer_score=cos reset_opt=false batch=16 dim=5
+    fedntd head=mlp bn=true bn_mode=local batch=16 dim=5 tau=3.0 agg=uniform
+    fedntd logit_scale=20.0 tau=2.0 lr=0.002 batch=16
+    fedntd lr_decay=0.5 reset_opt=false init=zero beta=0.3 lr=0.5 drop_last=true batch=8
+    scaffold head=linear lr_g=0.5 epochs=2 batch=16
+    scaffold bn=true bn_mode=local dim=5 drop_last=true batch=8
+    ditto bn=true bn_mode=local batch=16 dim=5 reset_opt=false lambda=2.0
+    ditto head=linear opt=sgd personal_epochs=3 batch=16
+    moon bn=true batch=16 dim=5 z_norm=none reset_opt=false mu=5.0
+    moon bn=true bn_mode=local batch=16 dim=5 opt=sgd lr=0.05 tau=0.1
+    promptfl n_ctx=3 ctx_pos=middle csc=true train_view=aug reset_opt=false batch=16
+    pfedprompt n_ctx=2 values=features a=2.0 batch=16
+    fedtpg n_ctx=2 depth=1 heads=2 names=all ctx_pos=middle agg=weighted
+    tofa prior=equal fusion=half texts=3 tau=0.5 power=1.0
+    tofa fusion=vision texts=1 power=0.0 scale=null
+    promptfl ctx_init=words ctx_pos=front warm_rounds=1 sched_rounds=2 scale=null
+    tpfl n_ctx=2 vp_template=fixed_patch vp_init=randn reset_opt=false batch=16
+    tpfl n_ctx=2 vp_template=random_patch vp_size=2 agg=uniform batch=16
+    atpfl n_ctx=2 vp_template=random_patch vp_size=2 csc=true batch=16 lr=0.01
+    atpfl n_ctx=2 vp_size=0 mu_aug=3.0 gamma_aug=0.1 reset_opt=false batch=16
+    local-prompt n_ctx=2 vp_size=0 reset_opt=false opt=sgd sched_unit=none batch=16
+    local-supervised score=probe opt=sgd batch=16
+    tpfl-feat csc=true a=2.0 batch=16 agg=uniform reset_opt=false
+    atpfl-feat csc=true mu_aug=3.0 gamma_aug=0.1 batch=16 warm_rounds=1 lr=0.01
+    feddisco metric=l2 a=0.2 dim=5 batch=16
+    gda proto_view=aug alpha=0.5
+    feddyn alpha_by=rows clip=0.5 alpha=0.2 dim=5 batch=16 bn=true
+    fedlc denominator=exclude tau=0.5 head=linear opt=sgd lr=0.01 batch=16
+    """
+)
 """Switches away from their defaults; every choice that a law could break appears at least once."""
 
 
@@ -530,14 +246,32 @@ def run_points(method, hps, data, clients, *, rounds, execution="auto", cache=No
 
 
 def go(name, settings=None, data=None, clients=None, **kwargs):
-    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise."""
+    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise; settings by name or as a line.
+
+    ``name`` is a method's, or a method.
+    """
     kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}
     if data is None:
         data, clients = federation(dtype=kwargs["dtype"])
-    method = METHODS[name]
+    method = METHODS[name] if isinstance(name, str) else name
     data = fitted(method, data)
-    hp = method.resolve("paper", settings or {})
+    hp = method.resolve("paper", chosen(settings))
     return run(method, hp, data, clients, **kwargs)
+
+
+def go_points(name, grid, data=None, clients=None, **kwargs):
+    """The points of a grid, each from its settings, as ``go_all`` runs one: every client in one round, in float64."""
+    if data is None:
+        data, clients = federation()
+    method = METHODS[name] if isinstance(name, str) else name
+    hps = [method.resolve("paper", chosen(settings)) for settings in grid]
+    kwargs = {"rounds": 1, "dtype": torch.float64, **kwargs}
+    return run_points(method, hps, fitted(method, data), clients, **kwargs)
+
+
+def keeps(saved):
+    """An ``on_round`` that adds the snapshot of every round to a list."""
+    return lambda _round, _metrics, _traffic, snapshot: saved.append(snapshot())
 
 
 def go_all(name, settings=None, data=None, clients=None, **kwargs):

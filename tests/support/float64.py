@@ -1,7 +1,5 @@
 """Numbers in float64, for references: drawn, given and compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """The type of the fixture ``once``, which gives each test a copy of a home that is made one time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

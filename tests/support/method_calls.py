@@ -1,10 +1,9 @@
 """Calls of single functions of a method, and what facts about methods share: contexts, batches, sizes of the papers."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from federation import Rows, federation
+from setting_lines import chosen
 
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.methods import METHODS
@@ -23,7 +22,7 @@ def lanes(
     swept=None,
 ):
     """A context of float64 lanes for calling a method's functions directly."""
-    hp = {**METHODS[name].resolve("paper", settings), **(swept or {})}
+    hp = {**METHODS[name].resolve("paper", chosen(settings)), **(swept or {})}
     env = RunConstants(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
     draws = ClientRng(0, 1, tuple(who), len(lead), torch.float64, torch.device("cpu"))
     return Ctx(lead, hp, env, draws, tuple(range(len(who))), 1)
@@ -31,7 +30,7 @@ def lanes(
 
 def paper(name, width, settings=None, *, classes=10, clients=5):
     method = METHODS[name]
-    return method.paper_count(width, classes, clients, method.resolve("paper", settings or {}))
+    return method.paper_count(width, classes, clients, method.resolve("paper", chosen(settings)))
 
 
 def wide(width, classes=10, clients=5, rows=20):

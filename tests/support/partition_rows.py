@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from fedcache.federate.partition.partition import Columns
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition.partition import Columns, Partition, make
 
 DATASET = "d" * 64
 
@@ -53,3 +55,31 @@ def any_columns(draw) -> Columns:
     split = rng.choice(3, rows, p=shares)
     ok = rng.random(rows) < draw(st.sampled_from([1.0, 0.9]))
     return columns_from(label, rng.integers(0, domains, rows), split, ok, classes, domains)
+
+
+def attempt(scheme: str, columns: Columns, **args: Any) -> Partition | FedcacheError:
+    """The partition, or the error that it is refused with."""
+    try:
+        return make(scheme, columns, **args)
+    except FedcacheError as error:
+        return error
+
+
+def some_arguments(draw: Any, scheme: Any) -> dict[str, Any]:
+    """Values in range for a random few of a scheme's arguments, small enough that many are feasible."""
+    values = {}
+    for argument in scheme.arguments:
+        if argument.kind == "names" or not draw(st.booleans()):
+            continue
+        match argument.kind:
+            case "int":
+                values[argument.name] = draw(st.integers(1, 12))
+            case "float":
+                values[argument.name] = draw(
+                    st.floats(1.1, 9.0) if argument.name == "ratio" else st.floats(0.05, 50.0)
+                )
+            case "bool":
+                values[argument.name] = draw(st.booleans())
+            case "choice":
+                values[argument.name] = draw(st.sampled_from(argument.choices))
+    return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +32,3 @@ def folder(
                     seed = (((d * 2 + (split == "test")) * 64) + c) * 1000 + i
                     picture(seed, c).save(place / f"{i:03}.png")
     return root
-
-
-def zipped(root: Path, path: Path) -> Path:
-    """The same tree as a zip."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(root.rglob("*")):
-            if file.is_file():
-                archive.write(file, file.relative_to(root.parent))
-    return path

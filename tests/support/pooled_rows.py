@@ -1,7 +1,5 @@
 """The rows of the federation as one pool, and partitions of it: closed forms do not see which one."""
 
-from __future__ import annotations
-
 import numpy as np
 from federation import Rows, federation
 

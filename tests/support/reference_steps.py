@@ -1,7 +1,5 @@
 """Local training written out, for references that share nothing with the engine but the order of the rows."""
 
-from __future__ import annotations
-
 import torch
 from method_calls import batches_of
 

@@ -9,7 +9,19 @@ import numpy as np
 from command import ok
 
 from fedcache.progress import Silent
+from fedcache.runs.run import Run
 from fedcache.store.store import Store
+
+
+def missed_by(run: Run) -> list[dict[str, Any]]:
+    """Sites that a federation went on without, each with its round and why."""
+    found: list[dict[str, Any]] = run.result["federation"]["missed"]
+    return found
+
+
+def mean_accuracy(run: Run) -> float:
+    """The accuracy of a run, its mean over clients and seeds."""
+    return float(run.result["accuracy"]["mean"])
 
 
 class Heard(Silent):

@@ -70,6 +70,29 @@ def save_tokenizer(made: Tokenizer, path: Path) -> None:
     fast.save_pretrained(path)
 
 
+def decoder(path: Path, *, dtype: str = "float32") -> Path:
+    """A decoder language model (Qwen2) of three layers with random weights; each byte of a text is a token."""
+    torch.manual_seed(1)
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
+    config = transformers.Qwen2Config(
+        **{**SHAPE, "num_hidden_layers": 3},
+        vocab_size=len(vocabulary),
+        num_key_value_heads=1,
+        intermediate_size=24,
+        max_position_embeddings=80,
+        initializer_range=0.5,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = transformers.Qwen2Model(config).eval().to(getattr(torch, dtype))
+    model.save_pretrained(path)
+    made = transformers.Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate(vocabulary)}, merges=[]
+    )
+    made.save_pretrained(path)
+    return path
+
+
 def tokenizer(path: Path) -> None:
     """A tokenizer of whole words, with [CLS] before and [SEP] after a text."""
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))

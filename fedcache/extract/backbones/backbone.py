@@ -86,6 +86,26 @@ class Backbone:
         return (self.name, self.shares)
 
     @property
+    def row_options(self) -> tuple[str, ...]:
+        """Keys of ``--recipe`` that are part of the row already."""
+        if self.provider == "text_encoder":
+            return ("output", "pooling", "max_tokens", "prompt")
+        if self.provider == "sound_encoder":
+            return ("pooling", "seconds")
+        return ("output",) if self.own else ()
+
+    def options_of(self, recipe: Recipe) -> dict[str, str]:
+        """The options of ``--recipe`` with which an extraction has a recipe of this backbone, up to the weights."""
+        found = recipe.departures(self.recipe)
+        if self.provider == "text_encoder":
+            pooling, _, output = recipe.pooling.removesuffix(")").partition("(")
+            said = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
+            found |= {"max_tokens": str(recipe.size), **{k: v for k, v in said.items() if v}}
+        if self.provider == "sound_encoder":
+            found |= {"pooling": recipe.pooling, "seconds": str(recipe.size / recipe.rate)}
+        return found
+
+    @property
     def has_weights(self) -> bool:
         """Whether a weights file is needed to load it."""
         return bool(self.files)

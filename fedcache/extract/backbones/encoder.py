@@ -50,7 +50,8 @@ class ModuleEncoder:
         module: maps normalised [B, 3, H, W] to [B, D], unless ``image``, a part of it, does.
         recipe: its mean and std normalise the input.
         device: where to run.
-        dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, weights stay float32.
+        dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, with the weights of layers
+            that it would cast in every call held in this type. Other weights stay float32.
         text: maps tokens [C, L], which ``tokenize`` makes of prompts, to [C, D], if there is a text tower.
     """
 
@@ -79,6 +80,8 @@ class ModuleEncoder:
             .to(self.device)
             .to(memory_format=torch.channels_last)
         )
+        if self.compute is not torch.float32:
+            hold_weights(_image_tower(module, text is not None), self.compute)
         mean = torch.tensor(recipe.mean, dtype=torch.float64).view(1, 3, 1, 1)
         std = torch.tensor(recipe.std, dtype=torch.float64).view(1, 3, 1, 1)
         # (x / 255 - mean) / std = x * scale + shift.
@@ -134,6 +137,34 @@ class ModuleEncoder:
         with torch.inference_mode(), deterministic():
             features = self._text(self.tokenize(list(prompts)).to(self.device)).float()
             return torch.nn.functional.normalize(features, dim=-1)
+
+
+def _image_tower(module: nn.Module, has_text: bool) -> nn.Module:
+    """The part of a module that images alone go through; an empty one where that is not known.
+
+    Text features are computed in float32, so the tower that makes them keeps its weights.
+    """
+    from torch import nn
+
+    if not has_text:
+        return module
+    for name in ("visual", "vision_model"):  # of open_clip, and of transformers
+        tower = getattr(module, name, None)
+        if isinstance(tower, nn.Module):
+            return tower
+    return nn.Module()
+
+
+def hold_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the weights that autocast would cast in every call in ``dtype``, in place; features keep their bits.
+
+    Of layers that are exactly these: a subclass may compute with its weights before autocast would cast them.
+    """
+    from torch import nn
+
+    for part in module.modules():
+        if type(part) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d):
+            part.weight.data = part.weight.data.to(dtype)
 
 
 def clip_encoder(

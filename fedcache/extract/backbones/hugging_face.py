@@ -23,6 +23,7 @@ from fedcache.extract.backbones.backbone import (
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
+    PROMPTS,
     check_folder,
     read_config,
     read_preprocessing,
@@ -272,7 +273,7 @@ def fetch(name: str, *, offline: bool) -> Path:
     hub = needed_library("huggingface_hub", name, "hf")
     try:
         found = hub.snapshot_download(
-            repository, allow_patterns=list(PATTERNS), cache_dir=library_caches().huggingface
+            repository, allow_patterns=[*PATTERNS, PROMPTS], cache_dir=library_caches().huggingface
         )  # nosec B615
     except FedcacheError:
         raise

@@ -33,6 +33,9 @@ PATTERNS = (
 )
 """What is fetched, read and digested; anything else in the folder is no part of the model."""
 
+PROMPTS = "config_sentence_transformers.json"
+"""Prompts by name. It is fetched and not digested: a recipe holds the text of its prompt."""
+
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 LONGEST = 10_000_000
 """Bytes of a configuration."""
@@ -121,8 +124,8 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
         found = found.get("image_processor", found)
     if not isinstance(found, dict):
         raise MachineError(
-            f"{name} has no preprocessor_config.json, which says how images are made ready for it.",
-            "Give a model of images; an encoder of texts has no images.",
+            f"{name} has neither preprocessor_config.json, as models of images and sounds have, nor a tokenizer.",
+            f"Get the folder again, with all of its files:  fedcache backbones pull {shell_word(name)}",
         )
     try:
         return _preprocessing(found)

@@ -6,9 +6,9 @@ run, a prediction or a resumed extraction finds the file again; what counts is i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,9 @@ class Choice:
     file: Path | None = None  # the file of ``--weights NAME=FILE``
     output: str | None = None  # of ``--recipe output=NAME``
     size: int | None = None  # of ``--size`` or ``--recipe size=N``
+    # of ``--recipe``: pooling, max_tokens and prompt of an encoder of texts
+    options: Mapping[str, str] = field(default_factory=dict)
+    recorded: Recipe | None = None  # of a store or a model, whose row this is to be
 
 
 def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) -> Path:

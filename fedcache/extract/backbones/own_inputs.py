@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.backbones.encoder import deterministic, no_images, no_text, one_row_each
 from fedcache.extract.backbones.own import no_width, refuse_chance, refuse_company, refuse_complex
-from fedcache.extract.inputs import KINDS, TEXTS, Items, described_row
+from fedcache.extract.inputs import IMAGES, ROWS, TEXTS, Items, described_row
 from fedcache.optional import reason
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+OF_MODULES = (IMAGES, TEXTS, ROWS)
+"""What a module of the user's may read."""
 
 TEMPLATE = "a text about {}."
 """Prompt of a class where nothing else is said."""
@@ -150,9 +153,11 @@ class OwnItemEncoder:
 
 def kind_of(name: str, module: nn.Module) -> str:
     """What a module reads; images where it does not say. Raises UsageError for another word."""
-    found = getattr(module, "reads", KINDS[0])
-    if found not in KINDS:
-        raise UsageError(f"{name} reads {found!r}, expected {', '.join(KINDS)}.", 'reads = "texts"')
+    found = getattr(module, "reads", IMAGES)
+    if found not in OF_MODULES:
+        raise UsageError(
+            f"{name} reads {found!r}, expected {', '.join(OF_MODULES)}.", 'reads = "texts"'
+        )
     return str(found)
 
 

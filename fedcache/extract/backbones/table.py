@@ -30,6 +30,7 @@ from fedcache.extract.backbones import (
     packaged,
     pixels,
     random,
+    sound_encoder,
     text_encoder,
     tflite_file,
     timm,
@@ -75,8 +76,10 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
 
 
 def _folder_row(name: str, choice: Choice) -> Backbone:
-    """The row of a folder: of texts where it has a tokenizer and does not say how images are made ready."""
+    """The row of a folder: of sounds where it says their rate, of texts where it has a tokenizer, else of images."""
     folder = hugging_face.folder_of(name, choice)
+    if sound_encoder.reads_sounds(folder):
+        return sound_encoder.derive(name, choice)
     if text_encoder.reads_texts(folder):
         return text_encoder.derive(name, choice)
     return hugging_face.derive(name, choice)
@@ -92,7 +95,7 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     provider.__name__.rpartition(".")[2]: provider.load
-    for provider in (*_PROVIDERS, hugging_face, onnx_file, own_module, text_encoder)
+    for provider in (*_PROVIDERS, hugging_face, onnx_file, own_module, sound_encoder, text_encoder)
 }
 """What loads the backbones of a provider: those that are listed here, and no module that a remembered row names."""
 
@@ -143,6 +146,8 @@ def lookup(
     file: Path | None = None,
     output: str | None = None,
     size: int | None = None,
+    options: Mapping[str, str] | None = None,
+    recorded: Recipe | None = None,
 ) -> Backbone:
     """The row of a name of the table, of a library's (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of a user's.
 
@@ -156,6 +161,8 @@ def lookup(
         file: of ``--weights NAME=FILE``, for a user's model.
         output: of ``--recipe output=NAME``, likewise; None for its only one.
         size: of the recipe, likewise, where a model takes any; None for its own.
+        options: the other keys of the recipe that are part of a user's row (``Backbone.row_options``).
+        recorded: the recipe of a store or a model whose row is wanted.
     """
     if name in BACKBONES:
         return BACKBONES[name]
@@ -163,7 +170,7 @@ def lookup(
         name = bare_name(name)
     own = next((derive for prefix, derive in OWN.items() if name.startswith(prefix)), None)
     if own is not None:
-        row = own(name, Choice(home, file, output, size))
+        row = own(name, Choice(home, file, output, size, options or {}, recorded))
         if home is not None and not row.here_only:
             remember(row, home)
         return row
@@ -205,7 +212,9 @@ def lookup_recorded(
             "Get the file again from whoever made it: this fedcache never writes such a recipe.",
         )
     try:
-        return lookup(name, home=home, file=file, output=output_of(recipe), size=recipe.size)
+        return lookup(
+            name, home=home, file=file, output=output_of(recipe), size=recipe.size, recorded=recipe
+        )
     except UsageError as error:
         if file is not None:  # the file that the user gave is what does not fit
             raise

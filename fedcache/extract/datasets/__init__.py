@@ -1,4 +1,4 @@
-"""Datasets: where images, texts or rows, labels, domains and splits come from.
+"""Datasets: where images, texts, rows or sounds, labels, domains and splits come from.
 
 A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
 named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
@@ -34,6 +34,7 @@ READERS = {
     "paper": "papers",
     "texts": "texts",
     "rows": "rows",
+    "sound": "sound",
 }
 """Kind -> the module of this package that reads it, with ``key(rest, context)``, what the answer depends on, and
 ``load(rest, context)``, the dataset."""
@@ -73,6 +74,10 @@ FILES = {
         "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
         "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, the "
         "rows themselves by --images-key or rows:FILE?rows=A",
+    ),
+    "sound:PATH": (
+        "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
+        'levels, tables and --layout mean what they mean for folder:PATH; needs pip install "fedcache[sound]"',
     ),
 }
 """Kinds of files of one's own: what they are, and how they are read."""
@@ -238,9 +243,10 @@ def _open_one(spec: str, context: Context) -> Dataset:
 
 def _key(spec: str, context: Context) -> list[Any]:
     kind, rest = kind_of(spec)
-    if context.layout is not None and kind != "folder":
+    if context.layout is not None and kind not in ("folder", "sound"):
         raise UsageError(
-            f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
+            f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH and "
+            "sound:PATH.",
             "Leave --layout out",
         )
     version: Any = READING

@@ -51,6 +51,7 @@ CONTENT = {
     "texts": "text",
     "rows": "rows",
     "folder": "path",
+    "sound": "path",
 }
 """Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
 

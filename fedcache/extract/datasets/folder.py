@@ -28,7 +28,8 @@ from fedcache.errors import UsageError, closest, shell_word, unknown
 from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN, Context, Dataset, Source
 from fedcache.extract.digests import stat_key
-from fedcache.extract.image_files import EXTENSIONS, how_to_convert
+from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, how_to_convert
+from fedcache.extract.inputs import IMAGES, SOUNDS
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import SAFE
 from fedcache.store.files import digest_of
@@ -244,6 +245,16 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
     """
+    return load_files(rest, context, IMAGES)
+
+
+def load_files(rest: str, context: Context, holds: str) -> Dataset:
+    """The dataset of the images or the sounds at a path; errors as of ``load``."""
+    endings = EXTENSIONS
+    spec = f"folder:{rest}"
+    if holds == SOUNDS:
+        endings = SOUND_ENDINGS
+        spec = f"sound:{rest}"
     request = columns.parse_rest(rest, "folder")
     path = _locate(request.place)
     # before the images are read: a change in between must not go unnoticed
@@ -251,14 +262,14 @@ def load(rest: str, context: Context) -> Dataset:
     if _kind(path) in image_lists.ENDINGS:
         read = _from_list(path, request, context)
     else:
-        found = tree.scan(path, context.within(path))
+        found = tree.scan(path, context.within(path), endings)
         if not found.paths:
             ignored = tree.ignored_text(found.ignored)
-            endings = ", ".join(sorted(EXTENSIONS))
+            expected = ", ".join(sorted(endings))
             raise UsageError(
-                f"{path} holds no images{ignored}; expected files ending in {endings}.",
+                f"{path} holds no {holds}{ignored}; expected files ending in {expected}.",
                 how_to_convert(path, found.ignored)
-                or "Give the directory or archive that contains the images, one folder per class",
+                or f"Give the directory or archive that contains the {holds}, one folder per class",
             )
         tables = image_lists.tables_among(found.others)
         if tables and context.layout is None:
@@ -272,13 +283,14 @@ def load(rest: str, context: Context) -> Dataset:
         else:
             read = _from_tree(path, found, context)
     made = columns.dataset_of_rows(
-        f"folder:{rest}",
+        spec,
         path,
         read.source,
         read.roles,
         how=read.how,
         facts=facts,
         context=context,
+        holds=holds,
     )
     return replace(
         made,

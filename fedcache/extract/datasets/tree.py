@@ -31,6 +31,7 @@ from fedcache.store.files import at_once, digest_of
 LINK_OUT = "link out of the folder (--follow-links reads it)"
 """Why a link is left out."""
 NO_IMAGE = "not an image"
+OTHER_FILE = "other file"
 HIDDEN = "hidden"
 TABLE = "table"
 
@@ -104,8 +105,10 @@ class Tree:
             ) from None
 
 
-def scan(path: Path, within: Path | None) -> Tree:
-    """The images of a directory, zip or tar; links of a directory that lead out of ``within`` are left out.
+def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) -> Tree:
+    """The images (or files with other ``endings``) of a directory, zip or tar.
+
+    Links of a directory that lead out of ``within`` are left out.
 
     Raises MachineError for an unreadable folder, CorruptionError for an archive.
     """
@@ -127,7 +130,7 @@ def scan(path: Path, within: Path | None) -> Tree:
     images = []
     others = []
     for row, name in enumerate(names):
-        why = _why_ignored(name)
+        why = _why_ignored(name, endings)
         if why is None:
             images.append(row)
             continue
@@ -149,7 +152,7 @@ def scan(path: Path, within: Path | None) -> Tree:
     )
 
 
-def _why_ignored(relative: str) -> str | None:
+def _why_ignored(relative: str, endings: frozenset[str]) -> str | None:
     parts = relative.split("/")
     if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
         return HIDDEN
@@ -157,10 +160,12 @@ def _why_ignored(relative: str) -> str | None:
     ending = ""
     if dot > 0:
         ending = parts[-1][dot:].lower()
-    if ending in EXTENSIONS:
+    if ending in endings:
         return None
     if ending in TABLES:
         return TABLE
+    if endings is not EXTENSIONS:
+        return OTHER_FILE
     return OTHER_FORMATS.get(ending, NO_IMAGE)
 
 

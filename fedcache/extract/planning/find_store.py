@@ -47,6 +47,7 @@ from fedcache.store.catalog import (
 from fedcache.store.groups import group_digests
 from fedcache.store.journal import journals
 from fedcache.store.own_names import bare_name
+from fedcache.store.part import part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, replace_groups
 from fedcache.tables.groups import Group
@@ -188,10 +189,14 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
     ]
     for path in paths:
         try:
-            store = Store.open(path)
+            store = Store.open(path, part=True)
+            part = part_of(store.dataset)
             begun = unfinished_arrays_of(store, home)
         except FedcacheError:
             shown.append(f"{path.name} (damaged)")
+            continue
+        if part is not None:
+            shown.append(f"{path.name} ({part})")
             continue
         state = ""
         if begun:
@@ -212,9 +217,11 @@ def need_store(
     path: Path | None = None,
     dataset: str | None = None,
     observer: Observer | None = None,
+    part: bool = False,
 ) -> Store:
-    """``need_path``, opened; CorruptionError for a damaged store."""
-    return Store.open(need_path(home, path=path, dataset=dataset, observer=observer))
+    """``need_path``, opened, with ``part`` also part i of n of a store; CorruptionError for a damaged store."""
+    found = need_path(home, path=path, dataset=dataset, observer=observer)
+    return Store.open(found, part=part)
 
 
 def ingested_path(home: Home, spec: str) -> Path | None:

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import MachineError, UsageError, all_at_once, shell_word
+from fedcache.errors import MachineError, UsageError, all_at_once, shell_word, unknown
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.backbones.own import known_name, tried_images
 from fedcache.extract.datasets.dataset import Context
-from fedcache.extract.device import known_device, known_dtype
+from fedcache.extract.device import known_device, known_dtype, named_gpus
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.inputs import IMAGES, ROWS, TEXTS
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.inputs import IMAGES, ROWS, SOUNDS, TEXTS
+from fedcache.extract.recipe import RECIPE_KEYS, Recipe
 from fedcache.progress import Observer
-from fedcache.store.own_names import PREFIXES, bare_name
+from fedcache.store.own_names import HUGGING_FACE, PREFIXES, bare_name
 from fedcache.store.store import Store
 
 
@@ -88,7 +88,8 @@ def plan(
         )
     # Values that nothing would read when there is nothing to compute are refused all the same.
     parse_max_bad(config.max_bad, 1)
-    known_device(config.device)
+    if not named_gpus(config.device):
+        known_device(config.device)
     known_dtype(config.dtype)
     for template in config.text:
         prompts((), template)
@@ -139,6 +140,7 @@ def plan(
 ENCODERS = {
     IMAGES: "efficientnet-lite0",
     TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, whose module says reads = 'texts')",
+    SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
     ROWS: "module:PACKAGE.MODULE:FACTORY   (whose module says reads = 'rows')",
 }
 """What can be written behind ``--backbones``, by what a dataset holds."""
@@ -163,28 +165,36 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
     files = {bare_name(name): Path(path) for name, path in config.weights.items()}
     options = [(bare_name(at), option, value) for (at, _, option), value in split_keys(config)]
 
-    def row_of(name: str) -> Backbone:
+    def rows_of(name: str) -> list[Backbone]:
         bare = bare_name(name)
         # The output of a user's model and its size decide how wide its features are, so they belong to the row.
         said = {option: value for at, option, value in options if at in ("", bare)}
         size = said.get("size", config.size)
-        return registry.lookup(
-            name,
-            home=home.root,
-            file=files.get(bare),
-            output=said.get("output"),
-            size=int(size) if size is not None and str(size).isdigit() else None,
-        )
+        outputs = [said.get("output")]
+        if name.startswith(HUGGING_FACE):  # output=A+B: an array of each
+            outputs = list(said.get("output", "").split("+"))
+        found = [
+            registry.lookup(
+                name,
+                home=home.root,
+                file=files.get(bare),
+                output=output or None,
+                size=int(size) if size is not None and str(size).isdigit() else None,
+                options=said,
+            )
+            for output in outputs
+        ]
+        return list(dict.fromkeys(found))
 
-    rows: dict[str, Backbone] = {}
-    for row in all_at_once(partial(row_of, name) for name in config.backbones):
-        if row.name in rows and rows[row.name] != row:
+    rows: dict[str, list[Backbone]] = {}
+    for found in all_at_once(partial(rows_of, name) for name in config.backbones):
+        known = rows.setdefault(found[0].name, found)
+        if known != found:
             raise UsageError(
-                f"Two files are called {row.name}: {rows[row.name].place} and {row.place}.",
+                f"Two files are called {found[0].name}: {known[0].place} and {found[0].place}.",
                 "Rename one of them: a store knows a backbone by the name of its file.",
             )
-        rows[row.name] = row
-    return bare_config(config), list(rows.values())
+    return bare_config(config), [row for found in rows.values() for row in found]
 
 
 def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
@@ -258,8 +268,12 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
             )
     if backbone.recipe.dtype == "uint8":
         changes.pop("dtype", None)
-    if backbone.own:
-        changes.pop("output", None)  # it is in the row already
+    for option in backbone.row_options:  # these are in the row already
+        changes.pop(option, None)
+    known = (*backbone.row_options, "dtype")
+    wrong = [option for option in changes if option not in (*known, *RECIPE_KEYS)]
+    if wrong and backbone.reads != IMAGES:
+        raise unknown("recipe key", wrong[0], known)
     recipe = replace(backbone.recipe, weights=weights.sha256).override(changes)
     if config.augment is None:
         return recipe

@@ -1,36 +1,33 @@
-"""The processes of this machine that compute batches (this one, CPU workers, decoders before a GPU) and their loop.
+"""The loop of an extraction on this machine: batches go to workers, and what they compute fills chunks.
 
-On a CPU each worker process decodes and runs the model single-threaded: two such processes beat one process with two
-threads by a quarter (docs/performance.md). On a GPU workers only decode and the model runs here. Small jobs run in
-this process, since starting workers costs seconds.
+From top to bottom: the chunks, what is counted, which workers there are, and the loop over batches.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError
-from fedcache.extract.batches import (
-    BatchRunner,
-    ComputedBatch,
-    ComputeSettings,
-    FeatureJob,
-    decode_batch,
-    make_runner,
-)
-from fedcache.extract.datasets import Dataset, Source
+from fedcache.errors import CorruptionError
+from fedcache.extract.batches import ComputedBatch, ComputeSettings, FeatureJob
+from fedcache.extract.datasets import Dataset
 from fedcache.extract.inputs import IMAGES
-from fedcache.extract.workers.processes import WorkerProcesses, no_preparation
-from fedcache.process import Stop, keep_freed_memory
+from fedcache.extract.workers.batch_workers import (
+    BatchWorkers,
+    CpuWorkers,
+    InProcess,
+    worker_count,
+)
+from fedcache.extract.workers.cuda import CudaStages
+from fedcache.extract.workers.gpu import GpuFeeder
+from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.store.manifest import VANISHED
 
@@ -38,16 +35,22 @@ from fedcache.store.manifest import VANISHED
 
 MAX_CHUNK_BYTES = 8 << 20
 MAX_CHUNK_ROWS = 512
+GPU_CHUNK_BATCHES = 8
+GPU_CHUNK_BYTES = 64 << 20
 
 
-def chunk_rows_for(batch: int, row_bytes: int) -> int:
+def chunk_rows_for(batch: int, row_bytes: int, device: str = "cpu") -> int:
     """Rows of a chunk: the largest batch * 2^j with at most 512 rows and 8 MiB, at least one batch.
 
-    Powers of two so that the chunks of all backbones of a run nest and each image is decoded once.
+    On a GPU, whose batches are large, at least 8 batches if they have at most 64 MiB. Powers of two so that the chunks
+    of all backbones of a run nest and each image is decoded once.
     """
     rows = batch
     while rows * 2 <= MAX_CHUNK_ROWS and rows * 2 * row_bytes <= MAX_CHUNK_BYTES:
         rows *= 2
+    if device == "cuda":
+        while rows < GPU_CHUNK_BATCHES * batch and rows * 2 * row_bytes <= GPU_CHUNK_BYTES:
+            rows *= 2
     return rows
 
 
@@ -72,16 +75,19 @@ class PendingChunk:
 
 
 class ChunkCollector:
-    """Places computed batches into chunks and hands full ones to a writing thread.
+    """Places computed batches into chunks, several of which fill at once, and hands full ones to a writing thread.
 
     One thread writes, so that chunks reach the journal in the order in which they became full, and computing goes on
-    meanwhile.
+    meanwhile. ``depth`` is the number of batches that are being computed at most.
     """
 
-    def __init__(self, writers: Mapping[str, ChunkWriter], rows: int, batch: int) -> None:
+    def __init__(
+        self, writers: Mapping[str, ChunkWriter], rows: int, batch: int, depth: int = 1
+    ) -> None:
         self.writers = writers
         self.rows = rows
         self.batch = batch
+        self.depth = depth
         self.pending: dict[tuple[str, int], PendingChunk] = {}
         self.unsaved = dict.fromkeys(writers, 0)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
@@ -97,8 +103,16 @@ class ChunkCollector:
         return math.ceil((min((chunk + 1) * size, self.rows) - chunk * size) / self.batch)
 
     def limit(self, key: str) -> int:
-        """Batches of ``key`` that may be computed and not yet journalled: one chunk."""
-        return math.ceil(self.writers[key].chunk_rows / self.batch)
+        """Batches of ``key`` that may be under way, which a kill costs: computed, in a chunk that fills, or written.
+
+        A chunk that fills and one that is written, so that no worker waits for the end of a chunk.
+        """
+        return self.depth + 2 * math.ceil(self.writers[key].chunk_rows / self.batch)
+
+    @property
+    def most_under_way(self) -> int:
+        """Rows that a kill costs at most."""
+        return min(self.rows, self.batch * max(map(self.limit, self.writers)))
 
     def add(self, batch: int, computed: ComputedBatch) -> None:
         """Place a batch; start the write of every chunk it completes."""
@@ -202,171 +216,6 @@ def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
     return {row: reason for row, reason in bad.items() if reason != VANISHED}
 
 
-class BatchWorkers(ABC):
-    """What computes batches, asynchronously."""
-
-    depth: int  # batches that may be under way at once
-    workers: int  # processes that compute
-    runner: BatchRunner  # of the models, where they run in this process
-    pool: WorkerProcesses | None = None  # the worker processes, if there are some
-
-    @abstractmethod
-    def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
-        """Start a batch."""
-
-    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
-        """The computed batch of a future that is done."""
-        computed: ComputedBatch
-        if self.pool is None:
-            computed = future.result()
-        else:
-            computed = self.pool.result(future)
-        return computed
-
-    def check(self) -> None:
-        """Raise if what computes has ended, so that futures will never be done."""
-        if self.pool is not None:
-            self.pool.check()
-
-    def warm(self) -> dict[str, float]:
-        """Seconds per image and backbone of one process."""
-        return self.runner.warm()
-
-    def text(
-        self, key: str, classes: Sequence[str], templates: Sequence[str]
-    ) -> NDArray[np.float32]:
-        """Text features [C, D]."""
-        return self.runner.text(key, classes, templates)
-
-    def close(self) -> None:
-        """End the workers, at once."""
-        if self.pool is not None:
-            self.pool.close()
-
-
-class InProcess(BatchWorkers):
-    """Everything in this process; for jobs too small to pay for workers."""
-
-    depth = 1
-    workers = 1
-
-    def __init__(
-        self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings
-    ) -> None:
-        import torch
-
-        self._threads = torch.get_num_threads()
-        self.runner = make_runner(jobs, data.source, data.uid, len(data.names), settings)
-
-    def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
-        """Compute at once."""
-        future: Future[Any] = Future()
-        future.set_result(self.runner.compute(batch, keys))
-        return future
-
-    def close(self) -> None:
-        """Give the process its threads back."""
-        import torch
-
-        torch.set_num_threads(self._threads)
-
-
-class CpuWorkers(BatchWorkers):
-    """Worker processes that each decode and run the models."""
-
-    pool: WorkerProcesses
-
-    def __init__(
-        self,
-        jobs: Sequence[FeatureJob],
-        data: Dataset,
-        settings: ComputeSettings,
-        workers: int,
-        stop: Stop,
-    ) -> None:
-        self.workers = workers
-        self.depth = workers * 2
-        needed = (jobs, data.source, data.uid, len(data.names), settings)
-        self.pool = WorkerProcesses(workers, init_cpu_worker, needed, stop)
-
-    def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
-        return self.pool.submit(call_runner, "compute", batch, keys)
-
-    def warm(self) -> dict[str, float]:
-        """Every worker warms up, one answers."""
-        rates: dict[str, float] = self.pool.ask(call_runner, "warm", times=self.workers)
-        return rates
-
-    def text(
-        self, key: str, classes: Sequence[str], templates: Sequence[str]
-    ) -> NDArray[np.float32]:
-        matrix: NDArray[np.float32] = self.pool.ask(call_runner, "text", key, classes, templates)
-        return matrix
-
-
-class GpuFeeder(BatchWorkers):
-    """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
-
-    pool: WorkerProcesses
-
-    def __init__(
-        self,
-        jobs: Sequence[FeatureJob],
-        data: Dataset,
-        settings: ComputeSettings,
-        workers: int,
-        stop: Stop,
-    ) -> None:
-        self.workers = workers
-        # decoded batches that wait for the GPU, beside those being decoded
-        self.depth = workers * 2 + 2
-        self.pool = WorkerProcesses(workers, no_preparation, (), stop)
-        self.runner = BatchRunner(jobs, data.source, data.uid, len(data.names), settings)
-
-    def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
-        """Decode in a worker."""
-        return self.pool.submit(decode_batch, *self.runner.decoding(batch, keys))
-
-    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
-        """Run the models on what a worker decoded."""
-        inputs, bad, seconds = self.pool.result(future)
-        return self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
-
-
-# What runs inside a worker process.
-
-_runner: BatchRunner | FedcacheError | None = None
-"""What computes in this worker, or why nothing can."""
-
-
-def init_cpu_worker(
-    jobs: Sequence[FeatureJob],
-    source: Source,
-    uid: NDArray[np.uint8],
-    rows: int,
-    settings: ComputeSettings,
-) -> None:
-    """Prepare a worker process that decodes and computes: threads are fixed, backbones are loaded."""
-    keep_freed_memory()
-    global _runner
-    try:
-        _runner = make_runner(jobs, source, uid, rows, settings)
-    except FedcacheError as error:
-        # told by the first call: an initializer that raises ends the pool with a traceback
-        _runner = error
-
-
-def call_runner(method: str, *args: Any) -> Any:
-    """A method of this worker process's ``BatchRunner``; raises what kept it from being made."""
-    if isinstance(_runner, FedcacheError):
-        raise _runner
-    return getattr(_runner, method)(*args)
-
-
-IN_PROCESS_BATCHES = 12
-"""Jobs of fewer batches run in this process: starting workers costs about as much."""
-
-
 def open_workers(
     jobs: Sequence[FeatureJob],
     data: Dataset,
@@ -377,18 +226,18 @@ def open_workers(
     cores: int,
     stop: Stop,
 ) -> BatchWorkers:
-    """The workers for a device and ``tasks`` batches; ``workers`` None chooses their number, 0 forces this process.
+    """The workers for a device and ``tasks`` batches; as many as ``worker_count`` gives.
 
     Once ``stop`` was asked for, their end is a StoppedError; else it is a MachineError.
     """
-    few = workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES
-    # A module in this process's memory can be loaded by no other.
-    here_only = settings.device == "cpu" and any(job.backbone.here_only for job in jobs)
-    if workers == 0 or few or here_only:
+    count = worker_count(jobs, settings, workers=workers, tasks=tasks, cores=cores)
+    if not count:
         return InProcess(jobs, data, settings)
     if settings.device == "cuda":
-        return GpuFeeder(jobs, data, settings, workers or max(1, cores - 1), stop)
-    return CpuWorkers(jobs, data, settings, workers or max(1, cores // settings.threads), stop)
+        # No GPU loads models that has no batch.
+        settings = replace(settings, gpus=settings.gpus[:tasks])
+        return GpuFeeder(jobs, data, settings, count, stop, CudaStages)
+    return CpuWorkers(jobs, data, settings, count, stop)
 
 
 BatchTask = tuple[int, tuple[str, ...]]
@@ -405,10 +254,11 @@ def run_batches(
     stats: ExtractionStats,
     observer: Observer,
 ) -> bool:
-    """Compute and store every batch, in order; False when it was stopped on request (chunks begun are finished).
+    """Compute and store every batch, begun in order; False when it was stopped on request (chunks begun are finished).
 
-    Never more ahead of the journal than one chunk per array. Raises CorruptionError as soon as more than ``max_bad``
-    images are bad; MachineError when a worker died, StoppedError when it died of a signal that asked to stop.
+    Never more ahead of the journal than ``collector.limit`` batches per array. Raises CorruptionError as soon as more
+    than ``max_bad`` images are bad; MachineError when a worker died, StoppedError when it died of a signal that asked
+    to stop.
     """
     queue: Iterator[BatchTask] = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}
@@ -416,14 +266,14 @@ def run_batches(
     following = next(queue, None)
     while True:
         collector.collect_writes()
-        # Submit while workers have room and no array is a whole chunk ahead of its journal.
+        # Submit while workers have room, whichever chunks the batches fill. Batches begin in order, so all chunks but
+        # the last begun get full without another batch, and the limit never waits for one that it keeps out.
         while following is not None and len(waiting) < workers.depth:
             batch, keys = following
             chunks = {(k, collector.chunk_of(k, batch)) for k in keys}
             if stop.requested and not chunks & begun:
-                following = (
-                    None  # nothing new is begun, but the chunks under way get the batches they lack
-                )
+                # nothing new is begun, but the chunks under way get the batches they lack
+                following = None
                 break
             if any(collector.unsaved[k] >= collector.limit(k) for k in keys):
                 break

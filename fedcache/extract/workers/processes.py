@@ -166,10 +166,6 @@ def die_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def no_preparation() -> None:
-    """Prepare a worker that only decodes (the model runs elsewhere)."""
-
-
 def start_worker(initializer: Callable[..., None], arguments: Connection, turn: Lock) -> None:
     """The first call in a worker process: signals are the parent's business, and what it needs is received."""
     # Ctrl-C reaches the whole process group: the parent stops after the chunks under way, which need their workers.

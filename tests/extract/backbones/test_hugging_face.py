@@ -21,7 +21,12 @@ from fedcache import optional
 from fedcache.errors import Exit, MachineError, UsageError
 from fedcache.extract.backbones import Weights, library_caches, load, lookup
 from fedcache.extract.backbones.hugging_face import fetch
-from fedcache.extract.backbones.hugging_face_folder import PATTERNS, model_files, read_preprocessing
+from fedcache.extract.backbones.hugging_face_folder import (
+    PATTERNS,
+    PROMPTS,
+    model_files,
+    read_preprocessing,
+)
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
 from fedcache.store.store import Store
@@ -133,7 +138,7 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
 
 def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     encoder = TextEncoder(f"hf:{saved['bert']}")
-    assert (encoder.name, encoder.width, encoder.pooling, encoder.unit) == (
+    assert (encoder.name, encoder.width, encoder.output.pooling, encoder.model.unit) == (
         "hf:bert",
         16,
         "mean",
@@ -146,7 +151,7 @@ def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     ids = ([2, 4, 7, 3], [2, 4, 5, 6, 4, 8, 9, 3])
     for row, one in zip(found, ids, strict=True):
         with torch.inference_mode():
-            states = encoder.model(input_ids=torch.tensor([one])).last_hidden_state
+            states = encoder.model.module(input_ids=torch.tensor([one])).last_hidden_state
         assert close(row, states.mean(1)[0], SUMS)
     many = encoder.encode_texts(texts * 40)
     assert close(many, np.tile(found, (40, 1)), SUMS)
@@ -171,10 +176,10 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     )
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
     encoder = TextEncoder(f"hf:{path}")
-    assert (encoder.pooling, encoder.unit, encoder.length) == ("cls", True, 4)
+    assert (encoder.output.pooling, encoder.model.unit, encoder.length) == ("cls", True, 4)
     assert close(np.linalg.norm(encoder.encode_texts(["a cat"]), axis=1), [1.0], SUMS)
     with torch.inference_mode():
-        state = encoder.model(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state[0, 0]
+        state = encoder.model.module(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state[0, 0]
     expected = (state / state.norm()).numpy()
     # cut to four tokens
     assert close(encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS)
@@ -278,7 +283,7 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
     assert fetch("hf:someone/tiny-vit", offline=False) == saved["vit"]
     assert asked == {
         "repository": "someone/tiny-vit",
-        "allow_patterns": list(PATTERNS),
+        "allow_patterns": [*PATTERNS, PROMPTS],
         "cache_dir": library_caches().huggingface,
     }
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in PATTERNS)

@@ -4,8 +4,6 @@ That equal seeds give equal runs is a law of its own, which a stream that ignore
 differ in their seed differ somewhere as soon as one stream does, so the draws are compared stream by stream.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from draws import FULL, one_of_each

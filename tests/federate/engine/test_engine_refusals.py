@@ -1,16 +1,15 @@
 """What the engine and its parts refuse and fall back to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from federation import Rows, go_tiny, run, run_points, small, tiny
+from federation import Rows, go_tiny, keeps, run, run_points, small, tiny
+from refusal import refused
 
-from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
+from fedcache.errors import FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.deployed import no_training_rows
 from fedcache.federate.engine.run_state import RunState
@@ -71,7 +70,7 @@ def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
 def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     _, clients = tiny()
     saved = []
-    go_tiny("solo", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    go_tiny("solo", rounds=1, on_round=keeps(saved))
     (snapshot,) = saved
     names = [c.name for c in clients]
     whole = go_tiny("solo")
@@ -79,8 +78,7 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     again = go_tiny("solo", state=former)
     assert np.array_equal(again.client_accuracy, whole.client_accuracy, equal_nan=True)
     other = snapshot._replace(meta={**snapshot.meta, "clients": names[::-1]})
-    with pytest.raises(FedcacheError, match="clients"):
-        go_tiny("solo", state=other)
+    refused(lambda: go_tiny("solo", state=other), "clients", code=7)
 
 
 def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
@@ -123,8 +121,7 @@ def test_attackers_that_share_rows_with_honest_clients_are_refused():
         torch.tensor([0, 1, 2, -1]),
         {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])},
     )
-    with pytest.raises(UsageError, match="--attack label-flip"):
-        flipped_labels(y, rows, frozenset([0]), 3)
+    refused(lambda: flipped_labels(y, rows, frozenset([0]), 3), "--attack label-flip")
     assert flipped_labels(y, rows, frozenset([0, 2]), 3).tolist() == [2, 1, 0, -1]
 
 

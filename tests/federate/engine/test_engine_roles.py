@@ -1,15 +1,14 @@
 """Runs whose clients differ, hold a public set, or are scored everywhere, and what evaluation trains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from federation import C, D, difference, federation, gap, go, go_all, run, small
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.method import ClientOverrides, everywhere
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
@@ -27,11 +26,11 @@ def test_all_columns_by_name_are_all_columns(name):
 
 def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those():
     data, clients = federation()
-    out = go_all("solo", {"dim": 5}, own={1: LEFT, 3: ENDS})
+    out = go_all("solo", "dim=5", own={1: LEFT, 3: ENDS})
     ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
     for client, x in ((1, data.x[..., :4]), (3, ends), (0, data.x)):
         alone = go_all(
-            "solo", {"dim": 5}, replace(data, x=x, text=None), clients, execution="sequential"
+            "solo", "dim=5", replace(data, x=x, text=None), clients, execution="sequential"
         )
         assert gap(out.states[client], alone.states[client]) == 0.0
         assert out.client_accuracy[client] == alone.client_accuracy[client]
@@ -39,7 +38,7 @@ def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those()
 
 @pytest.mark.parametrize("name", ["fedproto", "fedpcl"])
 def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(name):
-    out = go_all(name, {"dim": 5, "batch": 16}, own={1: LEFT, 3: ENDS})
+    out = go_all(name, "dim=5 batch=16", own={1: LEFT, 3: ENDS})
     assert {t.shape[-1] for c in (1, 3) for t in (out.states[c]["proto"],)} == {5}
     weights = next(k for k, t in out.states[0].items() if t.dim() == 2 and t.shape[-1] == D)
     assert out.states[1][weights].shape[-1] == 4
@@ -57,16 +56,12 @@ def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(n
     ],
 )
 def test_differences_a_method_cannot_bear_are_refused(name, own, message):
-    with pytest.raises(FedcacheError, match=message) as info:
-        go(name, own=own)
-    assert info.value.code == Exit.USAGE
+    refused(lambda: go(name, own=own), message)
 
 
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
-    data, clients = federation()
     method = replace(METHODS["solo"], paper_count=lambda width, *_: (width, 2 * width))
-    hp = method.resolve(settings={"bn": False})
-    out = run(method, hp, data, clients, rounds=1, own={1: LEFT}, dtype=torch.float64)
+    out = go_all(method, "bn=false", rounds=1, own={1: LEFT})
     assert out.traffic.totals()["paper_up"] == 8 * D + 4
     assert out.traffic.totals()["paper_down"] == 2 * (8 * D + 4)
 
@@ -74,21 +69,14 @@ def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
 def test_everywhere_scores_each_model_on_all_test_rows():
     data, clients = federation()
     method = replace(METHODS["solo"], protocol=everywhere)
-    out = run(method, method.resolve(), data, clients, rounds=2, dtype=torch.float64)
+    out = go_all(method, rounds=2)
     union = np.concatenate([c.test for c in clients])
     assert len(out.evaluation.rows) == len(clients) * len(union)
     guess = out.evaluation.predictions.reshape(len(clients), -1)
     right = guess == data.y.numpy()[np.sort(union)]
     assert np.array_equal(out.client_accuracy, right.mean(1))
     assert out.accuracy == right.mean(1).mean()
-    lowest = run(
-        replace(method, headline="min"),
-        method.resolve(),
-        data,
-        clients,
-        rounds=2,
-        dtype=torch.float64,
-    )
+    lowest = go_all(replace(method, headline="min"), rounds=2)
     assert lowest.accuracy == right.mean(1).min() < out.accuracy
 
 
@@ -101,14 +89,12 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
         return METHODS["solo"].fit(down, state, lanes, ctx)
 
     method = replace(METHODS["solo"], needs=frozenset({"labels", "public"}), fit=fit)
-    hp = method.resolve(settings={"bn": False})
-    out = run(method, hp, data, clients, rounds=1, dtype=torch.float64, execution="sequential")
+    out = go_all(method, "bn=false", rounds=1, execution="sequential")
     assert out.records[0].clients == tuple(range(1, 9))
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
     empty = [replace(clients[0], train=np.empty(0, np.int64)), *clients[1:]]
-    with pytest.raises(FedcacheError, match="client 0"):
-        run(method, method.resolve(), data, empty, rounds=1, dtype=torch.float64)
+    refused(lambda: go_all(method, {}, data, empty), "client 0", code=7)
 
 
 def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run():
@@ -126,15 +112,8 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
         deploy=deploy,
         predict=lambda down, _s, _d, x, _c: affine(x, down["probe"]),
     )
-    a = run(
-        METHODS["fst-cbdg"],
-        METHODS["fst-cbdg"].resolve(),
-        data,
-        clients,
-        rounds=2,
-        dtype=torch.float64,
-    )
-    b = run(probed, probed.resolve(), data, clients, rounds=2, dtype=torch.float64, eval_every=1)
+    a = go_all("fst-cbdg", rounds=2)
+    b = go_all(probed, rounds=2, eval_every=1)
     assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
     rows = np.concatenate([c.train for c in clients])
     test = np.sort(np.concatenate([c.test for c in clients]))
@@ -147,6 +126,8 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
 def test_what_the_data_lack_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
-    with pytest.raises(FedcacheError, match=need) as info:
-        run(method, method.resolve(), replace(data, text=None), clients, rounds=1)
-    assert info.value.code == Exit.STORE
+    refused(
+        lambda: run(method, method.resolve(), replace(data, text=None), clients, rounds=1),
+        need,
+        code=Exit.STORE,
+    )

@@ -1,19 +1,17 @@
 """Runs of the engine: who takes part, what is refused, what comes back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from federation import C, federation, gap, go, go_all
+from federation import C, federation, gap, go, go_all, keeps
 from refusal import refused
+from setting_lines import set_to
 from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.outcome import Snapshot
 
 
 def test_a_client_without_rows_is_skipped_with_a_warning():
@@ -27,7 +25,7 @@ def test_a_client_without_rows_is_skipped_with_a_warning():
 
 
 def test_a_client_without_a_whole_batch_is_skipped_when_the_last_is_dropped():
-    out = go_all("fedavg", {"drop_last": True, "batch": 32})
+    out = go_all("fedavg", "drop_last=true batch=32")
     assert out.records[0].clients == (1, 3, 5, 8)  # 64, 33, 50 and 40 rows
     assert "5 of 9" in out.warnings[0]
 
@@ -35,7 +33,7 @@ def test_a_client_without_a_whole_batch_is_skipped_when_the_last_is_dropped():
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("name", ["fedavg", "fedpcl"])
 def test_a_client_of_one_row_rests_where_there_is_batchnorm(name, execution):
-    steps = {"dim": 5, "batch": 16, "opt": "sgd", "lr": 0.05}  # nine clients; the fifth has one row
+    steps = set_to("dim=5 batch=16 opt=sgd lr=0.05")  # nine clients; the fifth has one row
     out = go_all(name, steps, execution=execution)
     assert all(4 not in r.clients for r in out.records)
     assert any("BatchNorm" in w for w in out.warnings)
@@ -50,7 +48,7 @@ def test_a_result_that_is_not_finite_names_round_and_client(execution):
     x = data.x.clone()
     x[clients[3].train[5]] = torch.inf
     with pytest.raises(FedcacheError, match=r"round 1 for client 3 \('client-3'\)") as info:
-        go_all("fedavg", {"head": "linear"}, replace(data, x=x), clients, execution=execution)
+        go_all("fedavg", "head=linear", replace(data, x=x), clients, execution=execution)
     assert info.value.code == Exit.FEDERATED
 
 
@@ -90,7 +88,7 @@ def test_accuracies_are_those_of_the_predictions():
     [
         (
             "fedavg",
-            {"dim": 5, "bn": True, "bn_mode": "local", "batch": 16},
+            set_to("dim=5 bn=true bn_mode=local batch=16"),
             5 * 11 + 5 + 6 * 5 + 6 + 2 * 5,
         ),
         ("fedavg", {"head": "linear", "reset_opt": False}, 6 * 11 + 6),
@@ -153,17 +151,15 @@ def test_what_cannot_be_run_is_refused(name, settings, how, code, named):
 
 
 def test_a_state_of_another_run_is_refused():
-    saved: list[Snapshot] = []
-    go("solo", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
-    with pytest.raises(FedcacheError, match="method 'solo'"):
-        go("fedavg", state=saved[0])
-    with pytest.raises(FedcacheError, match="seed 0"):
-        go("solo", state=saved[0], seed=1)
+    saved = []
+    go("solo", rounds=1, on_round=keeps(saved))
+    refused(lambda: go("fedavg", state=saved[0]), "method 'solo'", code=7)
+    refused(lambda: go("solo", state=saved[0], seed=1), "seed 0", code=7)
 
 
 def test_the_snapshot_is_not_a_view_of_the_run():
-    saved: list[Snapshot] = []
-    out = go("solo", on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    saved = []
+    out = go("solo", on_round=keeps(saved))
     held = {t.data_ptr() for state in out.states.values() for t in state.values()}
     assert held.isdisjoint(t.data_ptr() for t in saved[-1].tensors.values())
     total = sum(t.numel() * t.element_size() for t in saved[-1].tensors.values())
@@ -180,7 +176,7 @@ def test_the_snapshot_is_not_a_view_of_the_run():
 def test_classes_are_not_read_from_the_labels():
     data, clients = federation()
     assert (
-        go("fedavg", {"head": "linear"}, replace(data, classes=C + 2, text=None), clients)
+        go("fedavg", "head=linear", replace(data, classes=C + 2, text=None), clients)
         .server["W"]
         .shape[0]
         == 8
@@ -190,13 +186,3 @@ def test_classes_are_not_read_from_the_labels():
 def test_personal_models_have_no_global_prediction():
     data, _ = federation()
     refused(lambda: go("solo").predict(data.x))
-
-
-def test_clients_are_sampled_without_replacement_and_anew_each_round():
-    rounds = [
-        r.clients
-        for r in go("fedavg", {"epochs": 0, "bn": False}, rounds=20, participation=4).records
-    ]
-    assert all(len(set(r)) == 4 and list(r) == sorted(r) for r in rounds)
-    assert len(set(rounds)) > 10
-    assert set().union(*rounds) == set(range(9))

@@ -1,7 +1,5 @@
 """Executions that are not of the package: this file adds them, and they keep every law that the others keep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

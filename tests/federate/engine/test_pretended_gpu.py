@@ -1,7 +1,5 @@
 """Every method under every execution on a pretended GPU: no operation mixes devices, and the run is that of the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,6 +9,7 @@ from federation import VARIANTS, cases, difference, gap, on_cpu, trial_of_case
 from methods_tried import tried
 from pairs import parametrize, served
 from pretend_gpu import pretended_gpu
+from setting_lines import set_to
 
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import StoredRows
@@ -91,7 +90,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_pool_and_wait_are_those_of_the_cpu(way):
-    trial = trial_of_case(("fedavg", {"bn": False, "opt": "sgd", "lr": 0.05}), "batched")
+    trial = trial_of_case(("fedavg", set_to("bn=false opt=sgd lr=0.05")), "batched")
     data, clients = trial.federation()
     here = trial.run((data, clients), **WAYS[way])
     with pretended_gpu():

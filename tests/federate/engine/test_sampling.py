@@ -1,7 +1,5 @@
 """Who takes part in a round, and whose model is scored, as laws of the draws."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -10,14 +8,16 @@ from draws import examples
 from federation import federation, gap, go
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.sampling import (
     ClientSampler,
     SamplingRule,
+    parse_clusters,
     parse_sampling,
     read_trace,
 )
+from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy
@@ -88,27 +88,37 @@ def test_only_clients_that_are_there_are_drawn(tmp_path):
     }
     found = drawn(parse_sampling("uniform", "0.25", 0.0), 4000, participation=4)
     assert abs(np.mean([len(r) for r in found]) - 1.0) < 5 * (4 * 0.25 * 0.75 / 4000) ** 0.5
-    with pytest.raises(FedcacheError, match="'b'"):
-        ClientSampler(["a"], np.arange(1), 0, None, rule)
+    refused(lambda: ClientSampler(["a"], np.arange(1), 0, None, rule), "'b'")
+
+
+READERS = {
+    "trace": read_trace,
+    "durations": lambda path: parse_timing(None, 1.0, 0.5, str(path)),
+    "clusters": lambda path: parse_clusters(str(path), 1),
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("what", "text", "why"),
     [
-        (b"", "client,first,last"),
-        (b"client,first,last\n", "no client"),
-        (b"client,first,last\na,1,x\n", "line 2"),
-        (b"client,first,last\na,1,2\na,3,2\n", "line 3"),
-        (b"client,first,last\na,0,2\n", "line 2"),
-        (b"client,first,last\n\xff,1,2\n", "CSV"),
+        ("trace", b"", "client,first,last"),
+        ("trace", b"client,first,last\n", "no client"),
+        ("trace", b"client,first,last\na,1,x\n", "line 2"),
+        ("trace", b"client,first,last\na,1,2\na,3,2\n", "line 3"),
+        ("trace", b"client,first,last\na,0,2\n", "line 2"),
+        ("trace", b"client,first,last\n\xff,1,2\n", "CSV"),
+        ("durations", b"client,seconds\n", "client,duration"),
+        ("durations", b"client,duration\na,1\nb,0\n", "line 3"),
+        ("durations", b"client,duration\na,1\na,2\n", "line 3"),
+        ("clusters", b"client,site\n", "client,cluster"),
+        ("clusters", b"client,cluster\na,x\nb, \n", "line 3"),
+        ("clusters", b"client,cluster\na,x\na,y\n", "line 3"),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_by_line(tmp_path, text, why):
-    path = tmp_path / "trace.csv"
+def test_a_file_about_clients_that_is_none_is_refused_by_line(tmp_path, what, text, why):
+    path = tmp_path / f"{what}.csv"
     path.write_bytes(text)
-    with pytest.raises(FedcacheError, match=why) as caught:
-        read_trace(path)
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: READERS[what](path), why)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +156,8 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\n" + "".join(f"client-{i},2,3\n" for i in range(9)))
     rule = parse_sampling("uniform", str(trace), 0.0)
-    late = go(
-        "fedavg", {"init": "shared"}, rounds=1, sampling=rule, execution=execution, trust=trust
-    )
-    begun = go("fedavg", {"init": "shared", "epochs": 0}, rounds=1, execution=execution)
+    late = go("fedavg", "init=shared", rounds=1, sampling=rule, execution=execution, trust=trust)
+    begun = go("fedavg", "init=shared epochs=0", rounds=1, execution=execution)
     assert gap(late.server, begun.server) < 1e-12
     assert late.records[0].clients == ()
     assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
@@ -167,15 +175,15 @@ def test_a_trace_that_leaves_clients_out_says_how_many_it_has(tmp_path):
         )
         data, clients = federation()
         rule = parse_sampling("uniform", str(trace), 0.0)
-        out = go("fedavg", {"bn": False}, data, clients, rounds=1, sampling=rule)
+        out = go("fedavg", "bn=false", data, clients, rounds=1, sampling=rule)
         assert len(out.warnings) == warnings
 
 
 def test_a_share_of_less_than_half_a_client_is_one_and_says_so():
-    out = go("fedavg", {"bn": False}, rounds=1, participation=0.01)
+    out = go("fedavg", "bn=false", rounds=1, participation=0.01)
     assert len(out.records[0].clients) == 1
     assert "0.01" in out.warnings[0]
-    assert not go("fedavg", {"bn": False}, rounds=1, participation=0.06).warnings
+    assert not go("fedavg", "bn=false", rounds=1, participation=0.06).warnings
 
 
 def test_a_run_that_goes_on_computes_as_many_clients_at_once():

@@ -1,7 +1,5 @@
 """Scores of many models at once are those of each alone, and what is too much to be kept is counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from federation import federation, go
@@ -61,10 +59,10 @@ def test_equal_models_are_scored_once(monkeypatch):
         evaluate, "predict_rows", lambda *a: scored.append(a[3] if len(a) > 3 else 1) or plain(*a)
     )
     monkeypatch.setattr(evaluate, "CLIENTS", 3)
-    go("fedrep", {"init": "shared"}, data, table, rounds=1, participation=2)
+    go("fedrep", "init=shared", data, table, rounds=1, participation=2)
     assert sum(scored) == 3  # of two clients that took part, and of the seven others
     scored.clear()
-    go("fedrep", {"init": "independent"}, data, table, rounds=1, participation=2)
+    go("fedrep", "init=independent", data, table, rounds=1, participation=2)
     assert sum(scored) == 9
 
 

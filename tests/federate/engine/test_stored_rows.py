@@ -1,7 +1,5 @@
 """Features that stay in their files: every number of a run is that of the same features in memory, to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +29,7 @@ from fedcache.federate.engine.client_data import (
 from fedcache.federate.methods import METHODS
 from fedcache.runs import features
 from fedcache.store import reader as maps
-from fedcache.store.reader import Reader, map_rows
+from fedcache.store.reader import map_rows
 from fedcache.store.store import Store
 
 N = 1300
@@ -69,7 +67,7 @@ def store(tmp_path_factory):
     return Store.from_arrays(features, labels=np.arange(N) % 5, name="s", path=path)
 
 
-def reader_of(store: Store, backbone: str) -> Reader:
+def reader_of(store, backbone):
     (key,) = [key for key, info in store.arrays.items() if info.recipe["backbone"] == backbone]
     return Store.open(store.path).reader(key)
 
@@ -188,19 +186,9 @@ def test_a_command_gives_the_same_result_whatever_memory_it_may_use(
     store, tmp_path, monkeypatch, post
 ):
     words = (
-        "train",
-        "--method",
-        "fedavg",
+        "train --method fedavg --backbones half --scheme iid --clients 4 --rounds 2",
         "--store",
         store.path,
-        "--backbones",
-        "half",
-        "--scheme",
-        "iid",
-        "--clients",
-        4,
-        "--rounds",
-        2,
         "--set",
         f"feat_post={post}",
     )

@@ -4,8 +4,6 @@ A stored run is gone on with, and repeated by another release, from these keys: 
 and gives other figures. The streams here are made by hashlib and numpy, with no code of fedcache.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -1,7 +1,5 @@
 """Which stored view training reads: the plain image unless a method is asked, and never in a test."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -70,7 +68,7 @@ def test_tests_read_the_plain_image():
 def test_an_epoch_draws_one_augmentation_of_each_row_and_never_the_plain_one():
 
     data, clients = federation(views=4)
-    ctx = lanes("fedavg", {"train_view": "aug"}, lead=(1,), who=[clients[0].name])
+    ctx = lanes("fedavg", "train_view=aug", lead=(1,), who=[clients[0].name])
     rows = stack_clients(data.x, data.y, [clients[0].train], 1)
     first, again, other, inner = (
         training_views(rows, ctx, *key)[0] for key in ((0,), (0,), (1,), (0, "inner"))

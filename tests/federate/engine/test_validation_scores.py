@@ -1,7 +1,5 @@
 """Rows to choose by are scored by the models that are scored on test rows, and change nothing of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +8,8 @@ from draws import one_of_each
 from federation import cases, difference, federation, go, go_all, go_tiny, tiny, wide
 from methods_tried import tried
 from pairs import parametrize, served
+from setting_lines import set_to
 
-from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.partition.client_table import Client, ClientTable, Validation
 from fedcache.federate.partition.row_lists import RowLists
 
@@ -24,7 +22,7 @@ def pytest_generate_tests(metafunc):
     parametrize(metafunc)
 
 
-def tables(clients) -> tuple[ClientTable, ClientTable, ClientTable]:
+def tables(clients):
     """Every client tested on its first test row and with the second to choose by; without that; and the other way."""
     first = [Client(c.name, c.train, c.test[:1]) for c in clients]
     second = [Client(c.name, c.train, c.test[1:]) for c in clients]
@@ -100,7 +98,7 @@ def test_a_client_without_validation_rows_is_not_scored_on_them():
 def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_run_has_them_too():
     data, clients = federation()
     both, _, _ = tables(clients)
-    kept: list[Snapshot] = []
+    kept = []
     how = {"rounds": 5, "eval_every": 2}
     whole = go("fedavg", {}, data, both, on_round=lambda *a: kept.append(a[-1]()), **how)
     told = [r.diagnostics.get("validation_accuracy") for r in whole.records]
@@ -138,7 +136,7 @@ def test_a_method_that_learns_from_what_it_is_scored_on_learns_from_no_test_row_
     plain, other = (
         ClientTable.of([Client(c.name, c.train, own) for c in clients], own) for own in rows
     )
-    how = {"adapt_on": "test", "adapt_steps": 3, "alpha": 5.0}
+    how = set_to("adapt_on=test adapt_steps=3 alpha=5.0")
     made = go(
         "perfedavg", how, data, replace(plain, validation=Validation(rows[1], None))
     ).evaluation

@@ -1,7 +1,5 @@
 """Clients that are trained in slices by workers: the run is the sequential one, to the bit."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from types import SimpleNamespace
 

@@ -5,34 +5,35 @@ from __future__ import annotations
 import random
 import shutil
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from pictures import folder
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract import compute_features as extraction_run
 from fedcache.extract.workers import chunk_tasks
-from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, plan_tasks
+from fedcache.extract.workers.chunk_tasks import ChunkWorker, plan_tasks
 from fedcache.federate.engines.ray import cluster, engine
 from fedcache.store.store import Store
 
 COMMANDS = [
-    ("extract", "--dataset", "digits", "--backbones", "random-projection"),
-    ("grid", "--method", "fedavg"),
-    ("reproduce", "fedpcl-table5", "--on", "digits"),
+    ("extract --dataset digits --backbones random-projection",),
+    ("grid --method fedavg",),
+    ("reproduce fedpcl-table5 --on digits",),
 ]
-SMALL = ("--backbones", "random-projection,pixels", "--size", 16, "--batch", 4)
+SMALL = words_of("--backbones random-projection,pixels --size 16 --batch 4")
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch):
     monkeypatch.setattr(cluster, "need_ray", lambda: None)
 
 
@@ -61,9 +62,11 @@ def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for line, words in ((closed, "No Ray cluster answers"), (silent, "is no Ray cluster")):
-            with pytest.raises(FedcacheError, match=words) as info:
-                cluster.check_address(f"127.0.0.1:{line.getsockname()[1]}")
-            assert info.value.code is Exit.ENVIRONMENT
+            refused(
+                partial(cluster.check_address, f"127.0.0.1:{line.getsockname()[1]}"),
+                words,
+                code=Exit.ENVIRONMENT,
+            )
 
 
 class Clumsy:
@@ -71,29 +74,29 @@ class Clumsy:
 
     slots = 3
 
-    def __init__(self, spec: TaskSpec, seed: int) -> None:
+    def __init__(self, spec, seed):
         self.worker, self.draw = ChunkWorker(spec), random.Random(seed)
         self.ready: list[tuple[Any, dict[str, Any]]] = []
         self.orders: list[Any] = []
 
     @property
-    def waiting(self) -> int:
+    def waiting(self):
         return len(self.ready)
 
-    def submit(self, tag: Any, *args: Any) -> None:
+    def submit(self, tag, *args):
         self.orders.append(args[0])
         for _ in range(self.draw.randint(1, 2)):
             answer = chunk_tasks.compute(self.worker, *args)
         self.ready.insert(self.draw.randint(0, len(self.ready)), (tag, answer))
 
-    def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
+    def wait(self, seconds):
         return [self.ready.pop()]
 
-    def ask(self, *args: Any) -> dict[str, Any]:
+    def ask(self, *args):
         return chunk_tasks.compute(self.worker, *args)
 
 
-def content(store: Path) -> dict[str, bytes]:
+def content(store):
     return {
         str(f.relative_to(store)): f.read_bytes()
         for f in sorted(store.rglob("*"))
@@ -102,12 +105,12 @@ def content(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def clumsy(installed, monkeypatch) -> list[Clumsy]:
+def clumsy(installed, monkeypatch):
     """Workers as ``Clumsy`` in the place of a cluster."""
-    made: list[Clumsy] = []
+    made = []
 
     @contextmanager
-    def open_pool(address: Any, spec: TaskSpec, workers: Any, observer: Any) -> Iterator[Clumsy]:
+    def open_pool(address, spec, workers, observer):
         made.append(Clumsy(spec, len(made)))
         yield made[-1]
 
@@ -155,18 +158,18 @@ def test_a_resumed_and_a_grown_store_go_on_elsewhere(tmp_path, clumsy):
 @pytest.mark.parametrize("sizes", [(8, 32), (12, 20)])
 def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
     class Writer:
-        def __init__(self, chunk_rows: int, seed: int) -> None:
+        def __init__(self, chunk_rows, seed):
             self.chunk_rows = chunk_rows
             count = -(-101 // chunk_rows)
             self.left = sorted(random.Random(seed).sample(range(count), max(1, count // 2)))
 
-        def missing(self) -> list[int]:
+        def missing(self):
             return self.left
 
     from fedcache.extract.compute_features import plan_batches
 
     for seed in range(20):
-        writers: Any = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
+        writers = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
         batches = plan_batches(writers, 101, 4)
         made = plan_tasks(writers, batches, 101, 4)
         assert sorted(c for r in made for c in r.chunks) == sorted(
@@ -181,7 +184,7 @@ def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Any]:
+def writer(tmp_path):
     from toy_store import samples
 
     store = Store.create(
@@ -214,11 +217,7 @@ def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_p
         replace(writer.for_workers(), store=tmp_path / "elsewhere"),
         replace(writer.for_workers(), header="0" * 64),
     ):
-        with pytest.raises(FedcacheError, match="does not see the store") as info:
-            other.check()
-        assert info.value.code is Exit.ENVIRONMENT
+        refused(other.check, "does not see the store", code=Exit.ENVIRONMENT)
     written = writer.for_workers().write(0, np.zeros((8, 1, 3), np.float32))
     written.file.unlink()
-    with pytest.raises(FedcacheError, match="is missing") as info:
-        writer.commit(written)
-    assert (info.value.code, "all nodes share" in info.value.hint) == (Exit.ENVIRONMENT, True)
+    refused(lambda: writer.commit(written), "is missing", "all nodes share", code=Exit.ENVIRONMENT)

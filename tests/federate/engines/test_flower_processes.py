@@ -1,11 +1,8 @@
 """Programs that fedcache starts: they end with the command that started them, killed or not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +32,7 @@ time.sleep(280)
 """
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     """Whether a process ends; one that its new parent has not asked about yet has ended."""
     last = time.monotonic() + 200
     while time.monotonic() < last:
@@ -47,7 +44,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of processes")
-def test_an_app_of_flower_ends_with_the_process_that_started_it() -> None:
+def test_an_app_of_flower_ends_with_the_process_that_started_it():
     run = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     pid = int(run.stdout.readline())
@@ -59,7 +56,7 @@ def test_an_app_of_flower_ends_with_the_process_that_started_it() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone kills a process whose parent ends")
-def test_a_program_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+def test_a_program_ends_with_a_command_that_is_killed(tmp_path):
     run = subprocess.Popen(
         [sys.executable, "-c", STARTS, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )

@@ -1,30 +1,26 @@
 """Secure aggregation without Flower: what the vectors of sites add up to, whom it fits, and what a site refuses."""
 
-from __future__ import annotations
-
 import dataclasses
-import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-from fake_grid import FakeGrid, grid_of
+from fake_grid import grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
-from small_sites import Heard
-from test_flower_parts import OVER_SITES, alone, plan, shards, together
+from refusal import refused
+from small_sites import Heard, mean_accuracy, missed_by
+from test_flower_parts import OVER_SITES, alone, shards  # noqa: F401
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engines.flower.masking import MODULUS, Masking, levels_for
-from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
+from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.methods import METHODS
 
 
-def fits(name: str) -> bool:
+def fits(name):
     """Whether a method's uploads are only averaged or added."""
     method = METHODS[name]
     return "stack" not in method.pool(method.resolve()).values()
@@ -33,82 +29,75 @@ def fits(name: str) -> bool:
 SUMMED = [name for name in OVER_SITES if fits(name)]
 
 
-@pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
-    return shutil.copytree(once(shards), tmp_path / "sites")
-
-
 BOUNDS = {"lp-plus-plus": 1024.0}
 """Of methods whose uploads have larger numbers: its first multipliers are up to 250."""
 
 
-def secure(method: str, **words: Any) -> Any:
-    return plan(method, secure=True, **{"secure_bound": 64.0, **words})
+def secure(method, **words):
+    return planned(method, secure=True, **{"secure_bound": 64.0, **words})
 
 
 @pytest.mark.parametrize("method", tried(SUMMED))
-def test_sums_alone_give_the_result_of_one_process(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
+def test_sums_alone_give_the_result_of_one_process(method, sites, tmp_path):
     bound = BOUNDS.get(method, 64.0)
     (run,) = together(
         secure(method, secure_bound=bound), grid_of(sites, tmp_path / "state"), tmp_path
     )
     reference = alone(method, sites, tmp_path)
-    assert run.result["accuracy"]["mean"] == pytest.approx(
-        reference.result["accuracy"]["mean"], abs=1e-9
-    )
-    assert run.result["federation"]["missed"] == []
+    assert mean_accuracy(run) == pytest.approx(mean_accuracy(reference), abs=1e-9)
+    assert missed_by(run) == []
     assert run.result["digest"] != reference.result["digest"]
 
 
-def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name() -> None:
+def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name():
     for method in OVER_SITES:
         if not fits(method):
-            with pytest.raises(FedcacheError, match=method) as caught:
-                secure(method)
-            assert caught.value.code is Exit.USAGE
+            refused(partial(secure, method), method)
 
 
-def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
+def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
     for words, said in (
         ({"aggregate": "median"}, "--aggregate"),
         ({"max_update_norm": 1.0}, "--max-update-norm"),
         ({"participation": "2"}, "3 sites"),
         ({"secure_bound": float("nan")}, "--secure-bound nan"),
     ):
-        with pytest.raises(FedcacheError, match=said) as caught:
-            secure("fedavg", **words)
-        assert caught.value.code is Exit.USAGE
+        refused(partial(secure, "fedavg", **words), said)
 
 
-def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(
-    sites: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(FedcacheError, match="too few sites"):
-        together(secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path)
+def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites, tmp_path):
+    refused(
+        lambda: together(
+            secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path
+        ),
+        "too few sites",
+        code=Exit.FEDERATED,
+    )
     masking = masking_of(
         {"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0
     )
-    with pytest.raises(FedcacheError, match="--secure-bound 4"):
-        masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0)
+    refused(
+        lambda: masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0),
+        "--secure-bound 4",
+        code=Exit.FEDERATED,
+    )
     for bad in (float("nan"), float("inf")):
         with pytest.raises(FedcacheError, match="at most"):
             masking.vector({"gram": torch.tensor([0.0, bad])}, {}, 10.0)
 
 
-def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites: Path, tmp_path: Path) -> None:
+def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites, tmp_path):
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.meddle[100] = lambda kind, number, packed: (
         "its node went away" if kind == "fit" and number == 1 else packed
     )
     (run,) = together(secure("fedavg"), grid, tmp_path, heard)
-    assert [m["round"] for m in run.result["federation"]["missed"]] == [1]
+    assert [m["round"] for m in missed_by(run)] == [1]
     assert heard.said("round 1 goes on without site")
 
 
-def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path: Path) -> None:
-    def late(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+def test_a_sum_with_an_answer_to_another_round_is_not_used(sites, tmp_path):
+    def late(kind, number, packed):
         message = unpack(packed)
         if kind != "fit":
             return packed
@@ -118,29 +107,29 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path
         }
         return pack(SiteMessage(words, message.trees))
 
-    grid: FakeGrid = grid_of(sites, tmp_path / "state")
+    grid = grid_of(sites, tmp_path / "state")
     grid.meddle[101] = late
-    with pytest.raises(FedcacheError, match="answered another round or job") as caught:
-        together(secure("fedavg"), grid, tmp_path)
-    assert caught.value.code is Exit.FEDERATED
+    refused(
+        lambda: together(secure("fedavg"), grid, tmp_path),
+        "answered another round or job",
+        code=Exit.FEDERATED,
+    )
 
 
 def masking_of(
-    expected: dict[str, UploadTensor],
-    rules: dict[str, Any],
-    down: dict[str, torch.Tensor],
+    expected,
+    rules,
+    down,
     *,
-    scale: float = 10.0,
-    bound: float = 8.0,
-) -> Masking:
+    scale=10.0,
+    bound=8.0,
+):
     method = dataclasses.replace(METHODS["fedavg"], pool=lambda _hp: rules)
     return Masking.of(method, {}, expected, down, scale, bound)
 
 
 @given(rows=st.lists(st.integers(1, 500), min_size=3, max_size=9), seed=st.integers(0, 99))
-def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(
-    rows: list[int], seed: int
-) -> None:
+def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows, seed):
     draw = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=draw)  # noqa: E731
     expected = {
@@ -180,8 +169,6 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(
     assert torch.equal(found["count"][0].long(), sum(up["count"] for up in ups))
 
 
-def test_sums_of_which_a_difference_is_one_upload_are_refused() -> None:
+def test_sums_of_which_a_difference_is_one_upload_are_refused():
     for method, words in (("fedncm", {"participation": "3"}), ("fed3r", {"seeds": "0,1"})):
-        with pytest.raises(FedcacheError) as caught:
-            secure(method, sites=4, **words).checked()
-        assert caught.value.code is Exit.USAGE
+        refused(partial(secure, method, sites=4, **words))

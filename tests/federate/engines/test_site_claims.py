@@ -1,24 +1,19 @@
 """What sites say of themselves: what cannot be costs a site its place and nobody else, what can be is bounded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-import shutil
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from draws import examples
-from fake_grid import FakeGrid, grid_of
+from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
-from small_sites import Heard, sharded
+from refusal import refused
+from setting_lines import set_to
+from small_sites import Heard, mean_accuracy, missed_by, sharded
 
-from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
@@ -29,12 +24,9 @@ from fedcache.federate.engines.flower.messages import (
     refusal_of,
     unpack,
 )
-from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.server import checked_counts, federate
+from fedcache.federate.engines.flower.server import checked_counts
 from fedcache.federate.engines.flower.server_job import ServerJob
 from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts, Sites, Terms
-from fedcache.progress import Silent
-from fedcache.runs.run import Run
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.store import Store
 
@@ -68,34 +60,19 @@ GOOD = SiteFacts(
 )
 
 
-def shards(place: Path) -> Path:
+def shards(place):
     """Six shards of one store, of about 30 training rows each."""
     return sharded(place, SITES, rows=300, classes=C, width=D)
 
 
-@pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
-    return shutil.copytree(once(shards), tmp_path / "sites")
-
-
-def federated(grid: FakeGrid, tmp_path: Path, heard: Silent | None = None, **words: Any) -> Run:
-    terms = {f.name for f in dataclasses.fields(Plan)}
-    train = {
-        "method": "fedavg",
-        "rounds": 3,
-        "set": {"head": "linear", "lr": 0.1, "opt": "sgd", "epochs": 2},
-        **{k: v for k, v in words.items() if k not in terms},
-    }
-    rest = {k: v for k, v in words.items() if k in terms}
-    asked = Plan(
-        TrainConfig(**train),
-        **{"sites": SITES, "wait": 0.01, "runs": str(tmp_path / "runs"), **rest},
-    )
-    (run,) = federate(asked.checked(), grid, Home(tmp_path), heard or Silent())
+def federated(grid, place, heard=None, **words):
+    settings = set_to("head=linear lr=0.1 opt=sgd epochs=2")
+    asked = {"method": "fedavg", "rounds": 3, "set": settings, "sites": SITES, **words}
+    (run,) = together(planned(**asked), grid, place, heard)
     return run
 
 
-def node_of(grid: FakeGrid, name: str) -> int:
+def node_of(grid, name):
     """The node of the shard of a client."""
     return next(
         n
@@ -104,11 +81,11 @@ def node_of(grid: FakeGrid, name: str) -> int:
     )
 
 
-def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float = 1.0) -> FakeGrid:
+def claiming(sites, state, claim, factor=1.0):
     """Six sites, of which one says other facts, and sends its uploads times a factor."""
     grid = grid_of(sites, state)
 
-    def meddle(kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
+    def meddle(kind, _number, packed):
         message = unpack(packed)
         words = json.loads(json.dumps(message.words))
         if kind == "facts":
@@ -123,14 +100,13 @@ def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float =
     return grid
 
 
-def without_liar(sites: Path, tmp_path: Path, **words: Any) -> float:
+def without_liar(sites, tmp_path, **words):
     grid = grid_of(sites, tmp_path / "fewer-state")
     del grid.sites[node_of(grid, LIAR)]
-    mean = federated(grid, tmp_path / "fewer", sites=SITES - 1, **words).result["accuracy"]["mean"]
-    return float(mean)
+    return mean_accuracy(federated(grid, tmp_path / "fewer", sites=SITES - 1, **words))
 
 
-def rows(claim: Any) -> dict[str, Any]:
+def rows(claim):
     """A claim of so many training rows, with a store that is large enough for it."""
     return (
         {"train": claim, "rows": claim, "ok": claim, "test": 0, "owned": 1}
@@ -176,7 +152,7 @@ facts = st.fixed_dictionaries(
 @pytest.mark.slow
 @examples(100, 2000)
 @given(words=json_values | facts)
-def test_whatever_a_node_says_is_facts_or_a_refusal(words: Any) -> None:
+def test_whatever_a_node_says_is_facts_or_a_refusal(words):
     for said in (words, {**GOOD.to_words(), **words} if isinstance(words, dict) else words):
         try:
             made = SiteFacts.from_words(said)
@@ -209,9 +185,7 @@ trees = json_values | st.lists(
 @pytest.mark.slow
 @examples(200, 5000)
 @given(words=json_values, trees=trees, zero=raw, zero_rows=raw, one=raw)
-def test_whatever_a_node_sends_is_a_message_or_malformed(
-    words: Any, trees: Any, zero: RawTensor, zero_rows: RawTensor, one: RawTensor
-) -> None:
+def test_whatever_a_node_sends_is_a_message_or_malformed(words, trees, zero, zero_rows, one):
     told = json.dumps({**(words if isinstance(words, dict) else {"jobs": words}), "trees": trees})
     try:
         message = unpack(PackedMessage(told, {"0": zero, "0/rows": zero_rows, "1": one}))
@@ -225,10 +199,8 @@ def test_whatever_a_node_sends_is_a_message_or_malformed(
 @pytest.mark.slow
 @examples(200, 2000)
 @given(told=json_values, outline=json_values, number=json_values)
-def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(
-    told: Any, outline: Any, number: Any
-) -> None:
-    job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told, outline, number):
+    job = ServerJob("a1", None, 1, None, lambda *_: None)
     for said in (told, {"id": "a1", "round": number, "outline": outline}):
         try:
             assert type(job.answered(0, said)) is int
@@ -237,8 +209,8 @@ def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(
     assert isinstance(job.outline, dict)
 
 
-def test_what_a_site_holds_is_what_most_of_them_say() -> None:
-    job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+def test_what_a_site_holds_is_what_most_of_them_say():
+    job = ServerJob("a1", None, 1, None, lambda *_: None)
     for client, width in enumerate((3, 3, 2**40)):
         job.answered(
             client, {"id": "a1", "round": 1, "outline": {"W": [2, width], "rows/q": [client, 2]}}
@@ -246,40 +218,39 @@ def test_what_a_site_holds_is_what_most_of_them_say() -> None:
     assert {k: tuple(t.shape) for k, t in job.outline.items()} == {"W": (2, 3)}
 
 
-def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack() -> None:
+def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack():
     for code, known in ((0, 7), (4, 4), ("4", 7), (True, 7)):
         error = refusal_of(SiteMessage({"refused": {"code": code, "message": "m", "hint": "h"}}))
         assert error is not None
         assert error.code is Exit(known)
 
 
-def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sites, tmp_path):
     heard = Heard()
     run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, heard)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
-    (missed,) = run.result["federation"]["missed"]
+    assert mean_accuracy(run) == without_liar(sites, tmp_path)
+    (missed,) = missed_by(run)
     assert missed["site"] == LIAR
-    with pytest.raises(FedcacheError, match="max-rows-per-client"):
-        federated(grid_of(sites, tmp_path / "few"), tmp_path, max_rows_per_client=3)
+    refused(
+        lambda: federated(grid_of(sites, tmp_path / "few"), tmp_path, max_rows_per_client=3),
+        "max-rows-per-client",
+        code=Exit.FEDERATED,
+    )
 
 
 @pytest.mark.slow
-def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites: Path, tmp_path: Path) -> None:
+def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites, tmp_path):
     """A million rows, all of them right: the site is refused, and what sites score themselves is marked."""
     grid = claiming(
         sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99}
     )
     run = federated(grid, tmp_path)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path) < 1.0
-    assert "rows to be scored on" in run.result["federation"]["missed"][0]["why"]
+    assert mean_accuracy(run) == without_liar(sites, tmp_path) < 1.0
+    assert "rows to be scored on" in missed_by(run)[0]["why"]
     assert "accuracy" in run.result["federation"]["claimed"]
 
 
-def test_a_name_is_that_of_the_first_node_and_another_is_refused(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites, tmp_path):
     for late in (False, True):
         grid, heard, place = (
             grid_of(sites, tmp_path / f"state{late}"),
@@ -292,14 +263,13 @@ def test_a_name_is_that_of_the_first_node_and_another_is_refused(
         )
         run = federated(grid, place, heard)
         assert heard.said(f"site {LIAR!r} is refused")
-        assert (
-            run.result["accuracy"]["mean"]
-            == federated(grid_of(sites, place / "s"), place / "r").result["accuracy"]["mean"]
+        assert mean_accuracy(run) == mean_accuracy(
+            federated(grid_of(sites, place / "s"), place / "r")
         )
         assert not any(900 in nodes for kind, nodes in grid.log if kind != "facts")
 
 
-def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
+def test_class_text_comes_from_a_site_that_sends_what_it_said():
     text = torch.arange(6.0).reshape(3, 2)
     digest = sha256_hex(text.numpy().tobytes())
     answers = {
@@ -313,13 +283,11 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
     class Transport:
         bytes_up = bytes_down = 0
 
-        def ask(
-            self, _kind: str, messages: Mapping[int, SiteMessage], _timeout: float
-        ) -> dict[int, Any]:
+        def ask(self, _kind, messages, _timeout):
             return {node: answers[node] for node in messages}
 
-    said: list[str] = []
-    found = Sites(Transport(), Terms(5, 5), said.append)  # type: ignore[arg-type]
+    said = []
+    found = Sites(Transport(), Terms(5, 5), said.append)
     found.members = [Member(node, GOOD) for node in answers]
     assert torch.equal(found.text(digest, 3), text)
     assert len(said) == 4
@@ -341,18 +309,18 @@ MATRIX = [
     ("rule", "claim", "factor"), [*MATRIX, ("median", 2**63, -5.0), ("median", math.nan, -5.0)]
 )
 def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
-    rule: str, claim: Any, factor: float, sites: Path, tmp_path: Path
-) -> None:
+    rule, claim, factor, sites, tmp_path
+):
     """The operator has allowed any claim below 2^53, so that it is the rule that protects."""
     words = {"aggregate": rule, "byzantine": 0.17, "max_rows_per_client": 10**10, "rounds": 8}
     run = federated(claiming(sites, tmp_path / "state", rows(claim), factor), tmp_path, **words)
-    assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path, **words) - 0.03
+    assert mean_accuracy(run) > without_liar(sites, tmp_path, **words) - 0.03
     liar = {LIAR, f"node {node_of(grid_of(sites, tmp_path), LIAR)}"}
-    assert {m["site"] for m in run.result["federation"]["missed"]} <= liar
+    assert {m["site"] for m in missed_by(run)} <= liar
 
 
 @pytest.mark.slow
-def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites: Path, tmp_path: Path) -> None:
+def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites, tmp_path):
     heard, capped = Heard(), Heard()
     federated(
         claiming(sites, tmp_path / "state", rows(10**9)),
@@ -366,7 +334,7 @@ def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites: Path, tmp_path
         claiming(sites, tmp_path / "capped", rows(10**9)), tmp_path / "c", capped, **how
     )
     assert capped.said("--max-share 0.2")
-    assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path) - 0.03
+    assert mean_accuracy(run) > without_liar(sites, tmp_path) - 0.03
 
 
 @pytest.mark.slow
@@ -375,41 +343,40 @@ def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites: Path, tmp_path
     [{"classes": ["z", "y", "x", "w"]}, pytest.param({"views": 2}, marks=pytest.mark.full)],
     ids=lambda c: next(iter(c)),
 )
-def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
-    claim: Mapping[str, Any], sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_differs_from_most_costs_nobody_else_the_start(claim, sites, tmp_path):
     run = federated(claiming(sites, tmp_path / "state", claim), tmp_path)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
-    (missed,) = run.result["federation"]["missed"]
+    assert mean_accuracy(run) == without_liar(sites, tmp_path)
+    (missed,) = missed_by(run)
     assert missed["site"] == LIAR
 
 
 @pytest.mark.slow
-def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
-    sites: Path, tmp_path: Path
-) -> None:
-    def pair(state: Path) -> FakeGrid:
+def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(sites, tmp_path):
+    def pair(state):
         grid = claiming(sites, state, {"views": 2})
         grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), *grid.meddle)}
         return grid
 
-    with pytest.raises(FedcacheError, match="views") as caught:
-        federated(pair(tmp_path / "state"), tmp_path, sites=2)
-    assert caught.value.code is Exit.STORE
-    assert "--like NAME" in caught.value.hint
+    refused(
+        lambda: federated(pair(tmp_path / "state"), tmp_path, sites=2),
+        "views",
+        "--like NAME",
+        code=Exit.STORE,
+    )
     run = federated(pair(tmp_path / "told"), tmp_path, sites=2, like="client-0")
     assert run.result["clients"] == ["client-0"]
-    with pytest.raises(FedcacheError, match="'nobody'"):
-        federated(pair(tmp_path / "nobody"), tmp_path / "n", sites=2, like="nobody")
+    refused(
+        lambda: federated(pair(tmp_path / "nobody"), tmp_path / "n", sites=2, like="nobody"),
+        "'nobody'",
+        code=Exit.FEDERATED,
+    )
 
 
 @pytest.mark.slow
-def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(
-    sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites, tmp_path):
     """It loses the first answer, one at the start, and is no reason for the others to wait."""
 
-    def silent(until: float) -> FakeGrid:
+    def silent(until):
         grid = grid_of(sites, tmp_path / f"state-{until}")
         grid.meddle[node_of(grid, LIAR)] = lambda kind, n, packed: (
             "it did not answer within 1 s" if kind == "facts" and n <= until else packed
@@ -420,7 +387,7 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(
     assert LIAR in federated(once_lost, tmp_path / "1", rounds=4).result["clients"]
     never = silent(math.inf)
     run = federated(never, tmp_path / "n", rounds=6)
-    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path, rounds=6)
+    assert mean_accuracy(run) == without_liar(sites, tmp_path, rounds=6)
     for grid, asked in ((once_lost, 2), (never, 3)):
         assert (
             sum(node_of(grid, LIAR) in nodes for kind, nodes in grid.log if kind == "facts")
@@ -429,15 +396,11 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(
 
 
 @pytest.mark.slow
-def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(
-    sites: Path, tmp_path: Path
-) -> None:
-    given: list[float] = []
+def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites, tmp_path):
+    given = []
 
     class Patient(FakeGrid):
-        def ask(
-            self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
-        ) -> dict[int, SiteMessage | str]:
+        def ask(self, kind, messages, timeout):
             given.extend([timeout] if kind == "facts" else [])
             return super().ask(kind, messages, timeout)
 
@@ -453,7 +416,7 @@ def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: str(w)[:40])
-def test_a_fact_outside_its_limits_is_refused_and_named(wrong: dict[str, Any]) -> None:
+def test_a_fact_outside_its_limits_is_refused_and_named(wrong):
     words = GOOD.to_words()
     assert SiteFacts.from_words(json.loads(json.dumps(words))) == GOOD
     with pytest.raises(ValueError, match=r"it |expected") as caught:

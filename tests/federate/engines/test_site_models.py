@@ -1,17 +1,14 @@
 """Models of a federation: the server's predicts as that of a run in process, and every site keeps its own."""
 
-from __future__ import annotations
-
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
 from fake_grid import grid_of
-from test_site_claims import federated, node_of, shards
+from setting_lines import set_to
+from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
 
 from fedcache.models.predictor import Predictor
@@ -20,12 +17,7 @@ from fedcache.runs.run_models import load_seed
 from fedcache.store.store import Store
 
 
-@pytest.fixture
-def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
-    return shutil.copytree(once(shards), tmp_path / "sites")
-
-
-def features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def features(path):
     """Rows of a shard, labels, and which of them test."""
     store = Store.open(path)
     (key,) = store.arrays
@@ -37,22 +29,18 @@ def features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedncm"])
-def test_the_server_saves_the_model_that_a_run_in_process_saves(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
-    settings = {"fedavg": {"head": "linear", "lr": 0.1, "opt": "sgd"}}.get(method, {})
+def test_the_server_saves_the_model_that_a_run_in_process_saves(method, sites, tmp_path):
+    settings = {"fedavg": set_to("head=linear lr=0.1 opt=sgd")}.get(method, {})
     run = federated(
         grid_of(sites, tmp_path / "state"), tmp_path, method=method, set=settings, rounds=2
     )
     words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
     here = ok(
-        "train",
+        "train --rounds 2",
         "--method",
         method,
         "--clients-from",
         sites,
-        "--rounds",
-        2,
         *words,
         "--participation",
         "all",
@@ -67,9 +55,7 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(
 
 
 @pytest.mark.parametrize("method", ["fedproto", "ditto", "solo"])
-def test_a_site_keeps_the_model_that_it_was_scored_with(
-    method: str, sites: Path, tmp_path: Path
-) -> None:
+def test_a_site_keeps_the_model_that_it_was_scored_with(method, sites, tmp_path):
     grid = grid_of(sites, tmp_path / "state")
     run = federated(grid, tmp_path, method=method, set={}, rounds=2)
     assert load_seed(run.path).clients == []  # no client's model is at the server
@@ -89,17 +75,17 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(
     assert len(out.data["rows"]) == len(x)
 
 
-def test_where_all_sites_have_the_servers_model_none_keeps_one(sites: Path, tmp_path: Path) -> None:
+def test_where_all_sites_have_the_servers_model_none_keeps_one(sites, tmp_path):
     federated(grid_of(sites, tmp_path / "state"), tmp_path, rounds=1)
     assert not list((tmp_path / "state").rglob("models"))
 
 
-def test_a_model_of_a_site_that_was_changed_is_refused(sites: Path, tmp_path: Path) -> None:
+def test_a_model_of_a_site_that_was_changed_is_refused(sites, tmp_path):
     federated(grid_of(sites, tmp_path / "state"), tmp_path, method="fedproto", set={}, rounds=1)
     file = next((tmp_path / "state").rglob("models/*.safetensors"))
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
     file.write_bytes(bytes(raw))
-    found = fedcache("predict", file, "--store", next(sites.glob("*.zarr")), "--json")
+    found = fedcache("predict --json", file, "--store", next(sites.glob("*.zarr")))
     assert found.code == 5
     assert json.loads(found.out)["error"]["name"] == "CORRUPT"

@@ -1,73 +1,59 @@
 """A name of a site belongs to a key from run to run: another key that claims it is refused, and nobody else."""
 
-from __future__ import annotations
-
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from command import fedcache, ok
 from draws import examples
-from fake_grid import FakeGrid, grid_of
+from fake_grid import grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
-from small_sites import Heard, sharded
+from refusal import refused
+from small_sites import Heard, missed_by, sharded
 
-from fedcache.config import Home, TrainConfig
+from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.network import Address, start_superlink
-from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import Keys
-from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
-from fedcache.runs.run import Run
 
 OWNER, IMPOSTOR = 100, 900
 """Nodes that serve the same shard."""
 
 
 @pytest.fixture
-def grid(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> FakeGrid:
-    return grid_of(shutil.copytree(once(shards), tmp_path / "sites"), tmp_path / "state")
+def grid(sites, tmp_path):
+    return grid_of(sites, tmp_path / "state")
 
 
-def run(
-    grid: FakeGrid, place: Path, names: SiteNames | None, heard: Heard | None = None, **words: Any
-) -> Run:
-    train = TrainConfig(method=words.pop("method", "fed3r"), rounds=words.pop("rounds", 1))
-    asked = Plan(train, **{"sites": 3, "wait": 0.01, "runs": str(place / "runs"), **words})
-    made: list[Run] = federate(asked.checked(), grid, Home(place), heard or Heard(), names)
-    return made[0]
+def run(grid, place, names, heard=None, **words):
+    (made,) = together(planned("fed3r", rounds=1, **words), grid, place, heard, names)
+    return made
 
 
-def table(place: Path) -> SiteNames:
+def table(place):
     place.mkdir(exist_ok=True)
     return SiteNames(place / "names.json")
 
 
-def test_another_key_does_not_get_a_name_in_a_later_run(grid: FakeGrid, tmp_path: Path) -> None:
+def test_another_key_does_not_get_a_name_in_a_later_run(grid, tmp_path):
     names, heard = table(tmp_path / "server"), Heard()
     run(grid, tmp_path / "first", names)
     name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
     assert len(names.known()) == 3
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)  # the shard was copied, and its site is not there
     made = run(grid, tmp_path / "later", names, heard, start_with=2)
-    assert [m["site"] for m in made.result["federation"]["missed"]] == [name]
+    assert [m["site"] for m in missed_by(made)] == [name]
     assert name not in made.result["federation"]["sites"]
     assert any(f"fedcache flower names --forget {name}" in line for line in heard.lines)
     assert names.known()[name] == f"key of {OWNER}"
     names.forget([name])
-    assert run(grid, tmp_path / "new-key", names).result["federation"]["missed"] == []
+    assert missed_by(run(grid, tmp_path / "new-key", names)) == []
     assert names.known()[name] == f"key of {IMPOSTOR}"
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_has_a_name_gets_it_whoever_comes_first(
-    late: bool, grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_who_has_a_name_gets_it_whoever_comes_first(late, grid, tmp_path):
     names, heard = table(tmp_path / "server"), Heard()
     run(grid, tmp_path / "first", names)
     grid.sites = {IMPOSTOR: grid.sites[OWNER], **grid.sites}
@@ -78,39 +64,35 @@ def test_who_has_a_name_gets_it_whoever_comes_first(
     assert any("belongs to another key" in line for line in heard.lines)
 
 
-def test_a_site_that_is_started_again_has_its_name_by_its_key(
-    grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_a_site_that_is_started_again_has_its_name_by_its_key(grid, tmp_path):
     names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
     grid.keys[IMPOSTOR] = f"key of {OWNER}"
-    assert run(grid, tmp_path / "later", names).result["federation"]["missed"] == []
+    assert missed_by(run(grid, tmp_path / "later", names)) == []
 
 
-def test_without_keys_names_are_bound_for_one_run_and_that_is_said(
-    grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_path):
     heard = Heard()
     run(grid, tmp_path / "first", None, heard)
     assert any("in this run alone: sites have no keys here" in line for line in heard.lines)
     grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
-    assert run(grid, tmp_path / "later", None).result["federation"]["missed"] == []
+    assert missed_by(run(grid, tmp_path / "later", None)) == []
 
 
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw.replace(b"key of 100", b"key of 900"), lambda raw: raw[:-9]]
 )
-def test_a_damaged_table_is_refused(
-    damage: Callable[[bytes], bytes], grid: FakeGrid, tmp_path: Path
-) -> None:
+def test_a_damaged_table_is_refused(damage, grid, tmp_path):
     names = table(tmp_path / "server")
     run(grid, tmp_path / "first", names)
     assert names.path is not None
     names.path.write_bytes(damage(names.path.read_bytes()))
-    with pytest.raises(FedcacheError, match="which key each site's name belongs to") as caught:
-        run(grid, tmp_path / "later", names)
-    assert caught.value.code is Exit.CORRUPT
+    refused(
+        lambda: run(grid, tmp_path / "later", names),
+        "which key each site's name belongs to",
+        code=Exit.CORRUPT,
+    )
 
 
 @examples(25, 300)
@@ -123,9 +105,7 @@ def test_a_damaged_table_is_refused(
         max_size=8,
     )
 )
-def test_a_table_keeps_the_first_key_of_each_name(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, dict[str, str]]]
-) -> None:
+def test_a_table_keeps_the_first_key_of_each_name(tmp_path_factory, steps):
     names, expected = table(tmp_path_factory.mktemp("server")), dict[str, str]()
     for binds, keys in steps:
         if binds:
@@ -140,28 +120,26 @@ def test_a_table_keeps_the_first_key_of_each_name(
         assert names.known() == expected
 
 
-def test_names_are_listed_and_forgotten_at_the_command_line() -> None:
-    assert ok("flower", "names").data["names"] == {}
+def test_names_are_listed_and_forgotten_at_the_command_line():
+    assert ok("flower names").data["names"] == {}
     names = names_of(8000, Home.from_environment())
     assert names.path is not None
     names.path.parent.mkdir(parents=True)
     names.bind({"north": "ab" * 32, "south": "cd" * 32})
-    assert ok("flower", "names").data["names"] == names.known()
-    wrong = fedcache("flower", "names", "--forget", "nort")
+    assert ok("flower names").data["names"] == names.known()
+    wrong = fedcache("flower names --forget nort")
     assert wrong.code == 2
     assert "'north'" in wrong.err
-    ok("flower", "names", "--forget", "north")
+    ok("flower names --forget north")
     assert list(names.known()) == ["south"]
-    assert ok("flower", "names", "--port", 8001).data["names"] == {}
+    assert ok("flower names --port 8001").data["names"] == {}
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_only_a_server_with_keys_tells_its_app_of_a_table(
-    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: dict[str, str] = {}
+def test_only_a_server_with_keys_tells_its_app_of_a_table(secure, tmp_path, monkeypatch):
+    told = {}
 
-    def start(_name: str, _command: Any, _folder: Path, extra: dict[str, str]) -> Any:
+    def start(_name, _command, _folder, extra):
         told.update(extra)
         return SimpleNamespace(stop=lambda: None)
 
@@ -181,5 +159,5 @@ def test_only_a_server_with_keys_tells_its_app_of_a_table(
     )
 
 
-def shards(place: Path) -> Path:
+def shards(place):
     return sharded(place, 3, rows=90)

@@ -1,7 +1,5 @@
 """Sums by blocks: of a client's rows, of many clients' rows at once, and of products in float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,6 +10,7 @@ from federation import difference, federation, gap, go, go_all, tiny
 from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
+from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import ClientData, cut_out, stack_clients
@@ -21,19 +20,21 @@ from fedcache.federate.methods import METHODS, fedncm
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.ridge import HALVED, SINGLE_ROWS, gram, gram_single, unpack
 
-SUMS = [
-    ("fedncm", {}),
-    ("fed3r", {}),
-    ("fed3r", {"bias": True, "class_weight": "local"}),
-    ("fed3r", {"bias": True, "rff_dim": 20}),
-    ("fed3r-prior", {}),
-    ("fedcgs", {}),
-    ("gda", {}),
-    ("afl", {}),
-    ("gh-ofl", {}),
-    ("gh-ofl", {"variance": "pooled"}),
-    ("gh-ofl", {"head": "qda"}),
-]
+SUMS = cases_of(
+    """
+    fedncm
+    fed3r
+    fed3r bias=true class_weight=local
+    fed3r bias=true rff_dim=20
+    fed3r-prior
+    fedcgs
+    gda
+    afl
+    gh-ofl
+    gh-ofl variance=pooled
+    gh-ofl head=qda
+    """
+)
 
 
 @pytest.mark.parametrize("case", SUMS, ids=str)
@@ -62,7 +63,7 @@ def test_blocks_hold_every_row_of_every_client_once(data):
     x = torch.arange(float(max(1, ends[-1]))).reshape(-1, 1, 1)
     y = torch.arange(len(x))
     rows = stack_clients(x, y, [np.arange(a, b) for a, b in pairwise(ends)], 1)
-    seen: list[list[float]] = [[] for _ in sizes]
+    seen = [[] for _ in sizes]
     for block in rows.blocks(size):
         assert isinstance(block, ClientData)
         assert block.rows.shape[-1] <= size

@@ -1,7 +1,5 @@
 """What is chosen on a GPU, and how much at once: by what the device is, not by whether there is one here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,7 @@ from heard import Heard
 from pretend_gpu import pretended_gpu
 from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.execution import gram
 from fedcache.federate.execution.choose import choose
@@ -74,8 +72,7 @@ def test_free_memory_of_a_gpu_is_the_drivers_and_what_torch_holds_unused(monkeyp
 def test_a_run_that_does_not_fit_is_told_whose_memory_is_short(device, words):
     load = replace(SMALL, device=device)
     found = forecast(load, plan(load), opt="sgd", stacked=False)
-    with pytest.raises(FedcacheError, match=words):
-        refuse_too_much(found, load, plan(load), 1 << 20, loaded=True)
+    refused(lambda: refuse_too_much(found, load, plan(load), 1 << 20, loaded=True), words, code=6)
 
 
 class Inputs:
@@ -130,6 +127,5 @@ def test_training_is_on_the_cpu_unless_a_gpu_is_asked_for_or_encoders_are_live(m
     if there:
         assert row_sources.training_device("cuda", said) == "cuda"
     else:
-        with pytest.raises(FedcacheError, match="--device cuda"):
-            row_sources.training_device("cuda", said)
+        refused(lambda: row_sources.training_device("cuda", said), "--device cuda", code=6)
     assert len(said.notes) == there, "nothing is said of what was asked for"

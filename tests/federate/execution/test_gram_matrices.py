@@ -1,7 +1,5 @@
 """Rows and Gram matrices of clients, and the two products of a round, are those of plain arithmetic in float64."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -54,27 +52,6 @@ def test_equal_clients_that_lie_together_share_one_block_of_memory():
     stacked = grams.stacked(list(grams.n))
     assert stacked.data_ptr() == grams.gram[0].data_ptr()
     assert stacked.untyped_storage().nbytes() == sum(t.nbytes for t in grams.gram.values())
-
-
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize(("points", "outputs"), [(1, 3), (9, 8)])
-def test_the_two_products_of_a_round_are_those_of_every_client(sizes, points, outputs):
-    """X B' of each client, and sum_m w_m A_m' X_m; 9 x 8 columns are more than the 24 features."""
-    x, rows, grams = made(sizes)
-    base = normal(points, outputs, x.shape[-1], seed=4)
-    for clients in chunks(grams):
-        longest = max(grams.n[c] for c in clients)
-        seen = grams.forward(clients, base)
-        A = normal(len(clients), longest, outputs, points, seed=5)
-        weights = np.linspace(0.5, 2.0, len(clients))
-        total = torch.zeros_like(base)
-        for m, c in enumerate(clients):
-            own = x[rows[c], 0]
-            wanted = torch.einsum("nd,gud->nug", own, base)
-            torch.testing.assert_close(seen[m, : len(own)], wanted, rtol=0, atol=1e-12)
-            assert not seen[m, len(own) :].any()
-            total += weights[m] * torch.einsum("nug,nd->gud", A[m, : len(own)], own)
-        torch.testing.assert_close(grams.back(clients, A, list(weights)), total, rtol=0, atol=1e-11)
 
 
 def test_scored_rows_are_multiplied_with_every_basis_also_with_one_that_comes_later():

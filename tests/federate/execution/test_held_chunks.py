@@ -1,10 +1,9 @@
 """What the clients of a chunk hold between rounds and what they upload: stacked, until somebody reads one client."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from federation import PER_ROUND, ROUNDS, difference, gap, go
+from setting_lines import set_to
 
 from fedcache.federate.execution import batched
 from fedcache.federate.execution.gram_states import Chunk, ClientStates
@@ -116,7 +115,7 @@ def called(monkeypatch):
 
 
 def test_the_size_of_uploads_decides_and_both_ways_give_one_result(called, monkeypatch):
-    settings = {"head": "linear", "epochs": 1, "batch": 16}
+    settings = set_to("head=linear epochs=1 batch=16")
     summed = go("fedavg", settings, execution="batched")
     assert set(called) == {"weighted_sum"}
     called.clear()
@@ -128,5 +127,5 @@ def test_the_size_of_uploads_decides_and_both_ways_give_one_result(called, monke
 
 
 def test_what_a_client_keeps_stacked_is_added_client_by_client(called):
-    go("fedpcl", {"dim": 5, "batch": 16, "epochs": 1}, execution="batched")
+    go("fedpcl", "dim=5 batch=16 epochs=1", execution="batched")
     assert called == ["add"] * PER_ROUND * ROUNDS

@@ -1,7 +1,5 @@
 """What grid points find of one another: the same values, never more than the budget, and never another's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from federation import difference, federation, fitted, run, run_points

@@ -1,10 +1,7 @@
 """What is said of a run that does not fit into memory, by hand."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,8 +63,8 @@ def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
 
 
 def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_that_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=400 << 20))
     place, batched = tmp_path / "runs" / "run", ExecutionPlan("batched", 4)
     load = Load(1, 100, participants=1000, state_bytes=1 << 20, rounds=10)
@@ -85,11 +82,11 @@ def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_th
 
 
 def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     data, clients = federation()
     method = METHODS["fedpcl"]
-    asked: list[int] = []
+    asked = []
 
     def init(ctx):
         asked.append(ctx.env.clients)
@@ -110,8 +107,8 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
 
 
 def test_coordinates_that_do_not_fit_into_memory_are_not_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     method = METHODS["ditto"]
     hp = method.resolve("paper", {"opt": "sgd"})
     load = Load(1 << 20, 1000, 100, np.full(1000, 4), 1000, 64, state_bytes=1 << 20)

@@ -1,11 +1,8 @@
 """What clients keep in a file: what was written is read, a checkpoint outlives what comes after, no row is wasted."""
 
-from __future__ import annotations
-
 import errno
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError, MachineError, StoreError
-from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun, run_points
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.execution import memory_estimate, state_table
@@ -28,7 +25,7 @@ from fedcache.heads.linear import Tree
 CPU = torch.device("cpu")
 
 
-def state(number: int, rows: int = 2) -> Tree:
+def state(number, rows=2):
     """Tensors of many dtypes and shapes that tell who and when."""
     return {
         "W": torch.full((2, 3), float(number)),
@@ -41,19 +38,19 @@ def state(number: int, rows: int = 2) -> Tree:
     }
 
 
-def through_json(table: StateTable) -> Snapshot:
+def through_json(table):
     """What a checkpoint is given back as."""
     tensors, kinds = table.mark()
     return Snapshot(tensors, json.loads(json.dumps({"table": kinds})))
 
 
-def equal(a: Tree, b: Tree) -> bool:
+def equal(a, b):
     return list(a) == list(b) and all(
         a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
     )
 
 
-def test_a_table_gives_back_what_it_was_given(tmp_path: Path) -> None:
+def test_a_table_gives_back_what_it_was_given(tmp_path):
     table = StateTable(tmp_path / "states-0.table", 9, CPU)
     table[4], table[0] = state(1), state(2, rows=5)
     table[4] = state(3)
@@ -87,13 +84,11 @@ def test_a_table_gives_back_what_it_was_given(tmp_path: Path) -> None:
         max_size=40,
     )
 )
-def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int] | str]
-) -> None:
+def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("table") / "states-0.table"
     table, saved = StateTable(path, 6, CPU), None
-    now: dict[int, Tree] = {}
-    then: dict[int, Tree] = {}
+    now = {}
+    then = {}
     for number, step in enumerate(steps):
         if step == "checkpoint":
             saved, then = through_json(table), dict(now)
@@ -111,7 +106,7 @@ def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(
     table.close()
 
 
-def test_a_file_is_at_most_twice_what_clients_keep(tmp_path: Path) -> None:
+def test_a_file_is_at_most_twice_what_clients_keep(tmp_path):
     path = tmp_path / "states-0.table"
     table = StateTable(path, 50, CPU)
     table[0] = state(0)
@@ -133,7 +128,7 @@ def test_a_file_is_at_most_twice_what_clients_keep(tmp_path: Path) -> None:
     table.close()
 
 
-def test_a_checkpoint_that_was_not_written_gives_no_row_away(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_not_written_gives_no_row_away(tmp_path):
     path = tmp_path / "states-0.table"
     table = StateTable(path, 3, CPU)
     table[0] = state(1)
@@ -149,7 +144,7 @@ def test_a_checkpoint_that_was_not_written_gives_no_row_away(tmp_path: Path) -> 
     table.close()
 
 
-def test_a_damaged_or_missing_file_is_found(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_file_is_found(tmp_path):
     path = tmp_path / "states-0.table"
     table = StateTable(path, 3, CPU)
     table[0], table[2] = state(1), state(2)
@@ -169,7 +164,7 @@ def test_a_damaged_or_missing_file_is_found(tmp_path: Path) -> None:
         check_table(path, saved)
 
 
-def test_a_row_that_is_cut_off_while_a_run_uses_it_is_told(tmp_path: Path) -> None:
+def test_a_row_that_is_cut_off_while_a_run_uses_it_is_told(tmp_path):
     table = StateTable(tmp_path / "states-0.table", 3, CPU)
     table[0] = state(1)
     (tmp_path / "states-0.table").write_bytes(b"")
@@ -178,12 +173,10 @@ def test_a_row_that_is_cut_off_while_a_run_uses_it_is_told(tmp_path: Path) -> No
     table.close()
 
 
-def test_a_full_disk_names_the_file_and_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_names_the_file_and_what_it_needs(tmp_path, monkeypatch):
     table = StateTable(tmp_path / "states-0.table", 1000, CPU, expected=123_456)
 
-    def full(_fd: int) -> None:
+    def full(_fd):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(state_table.os, "fsync", full)
@@ -192,7 +185,7 @@ def test_a_full_disk_names_the_file_and_what_it_needs(
     table.close()
 
 
-def test_what_clients_keep_is_in_a_file_where_it_is_much() -> None:
+def test_what_clients_keep_is_in_a_file_where_it_is_much():
     plan = ExecutionPlan("batched", 4)
     load = Load(head_bytes=1, clients=10, participants=1 << 10, state_bytes=1 << 18, points=1)
     assert not states_in_file(load, plan)  # 256 MiB
@@ -202,13 +195,13 @@ def test_what_clients_keep_is_in_a_file_where_it_is_much() -> None:
 
 
 def trained(
-    name: str,
-    execution: str,
-    tables: list[Path],
-    stop: int = 0,
-    saved: Snapshot | None = None,
-    timing: TimingRule | None = None,
-) -> tuple[list[TrainingOutput], list[Snapshot], list[dict[int, Tree]]]:
+    name,
+    execution,
+    tables,
+    stop=0,
+    saved=None,
+    timing=None,
+):
     """A run, its snapshots, and what clients keep at its end; it breaks off after round ``stop``."""
     data, clients = federation()
     method, snapshots, ended = METHODS[name], list[Snapshot](), list[dict[int, Tree]]()
@@ -259,12 +252,12 @@ def trained(
     ],
 )
 def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
-    name: str,
-    execution: str,
-    timing: TimingRule | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name,
+    execution,
+    timing,
+    tmp_path,
+    monkeypatch,
+):
     (plain,), _, (held,) = trained(name, execution, [], timing=timing)
     monkeypatch.setattr(memory_estimate, "STATES", 0)
     tables = [tmp_path / "states-0.table"]

@@ -1,18 +1,17 @@
 """The logit scale: one factor of all logits, of students, teachers and first soft labels alike (D-83)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
 from float64 import normal
 from method_calls import lanes
+from setting_lines import set_to
 
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.central import lbfgs
 
-PLAIN = {"opt": "sgd", "batch": 16, "epochs": 2}
+PLAIN = set_to("opt=sgd batch=16 epochs=2")
 
 
 @pytest.mark.parametrize("execution", ["batched", "gram"])

@@ -1,18 +1,17 @@
 """Closed forms do not see the partition: fedncm and fed3r against their centralised definitions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from federation import gap, go_all
+from federation import go_all
 from float64 import far, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
 from pooled_rows import CLIENTS, DATA, TEST, X, Y, parts
+from setting_lines import cases_of
 from sklearn.linear_model import Ridge
 
 from fedcache.federate.methods.fed3r import feature_map
@@ -21,7 +20,7 @@ from fedcache.federate.methods.fed3r import feature_map
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=15)
 def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
-    out = go_all("fed3r", {"lam": 0.1}, DATA, parts(seed, m))
+    out = go_all("fed3r", "lam=0.1", DATA, parts(seed, m))
     W = np.linalg.solve(X.T @ X + 0.1 * np.eye(X.shape[1]), X.T @ Y)
     assert far(out.server["W"], W.T) < 1e-10 * np.abs(W).max()
     right = (DATA.x[TEST, 0].numpy() @ W).argmax(1) == DATA.y[TEST].numpy()
@@ -34,13 +33,13 @@ def test_fedncm_is_the_centralised_class_means_whatever_the_partition(seed, m): 
     mean = (Y.T @ X) / Y.sum(0)[:, None]
     out = go_all("fedncm", {}, DATA, parts(seed, m))
     assert far(out.server["W"], mean / np.linalg.norm(mean, axis=1, keepdims=True)) < 1e-12
-    out = go_all("fedncm", {"metric": "euclid"}, DATA, parts(seed, m))
+    out = go_all("fedncm", "metric=euclid", DATA, parts(seed, m))
     nearest = torch.cdist(DATA.x[:, 0], torch.from_numpy(mean)).argmin(-1)
     assert torch.equal(out.predict(DATA.x), nearest)
 
 
 def test_a_bias_that_is_not_regularised_is_scikit_learns_intercept():
-    out = go_all("fed3r", {"lam": 0.5, "bias": True}, DATA, parts(0, 7))
+    out = go_all("fed3r", "lam=0.5 bias=true", DATA, parts(0, 7))
     ridge = Ridge(alpha=0.5).fit(X, Y)
     assert far(out.server["W"], ridge.coef_) < 1e-10
     assert far(out.server["b"], ridge.intercept_) < 1e-10
@@ -70,29 +69,40 @@ def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
 def test_fourier_features_are_a_gaussian_kernel():
     # phi(x).phi(y) -> exp(-|x - y|^2 / (2 sigma^2)) as their number grows.
     x = normal(6, 11)
-    phi = feature_map(x, lanes("fed3r", {"rff_dim": 40000, "rff_sigma": 2.0}))
+    phi = feature_map(x, lanes("fed3r", "rff_dim=40000 rff_sigma=2.0"))
     kernel = torch.exp(-(torch.cdist(x, x) ** 2) / 8.0)
     assert float((phi @ phi.T - kernel).abs().max()) < 0.03
 
 
-def test_a_class_that_nobody_has_is_never_predicted():
-    wider = replace(DATA, classes=8, text=None)
-    for name, words in (
-        ("fedncm", {"metric": "cos"}),
-        ("fedncm", {"metric": "euclid"}),
-        ("fedpft", {"epochs": 1}),
-    ):
-        assert int(go_all(name, words, wider, CLIENTS).predict(-DATA.x).max()) < 6
+NOBODY = cases_of(
+    """
+    fedncm metric=cos
+    fedncm metric=euclid
+    fedpft epochs=1
+    gda alpha=0.0
+    gda alpha=1.0
+    gh-ofl head=nb
+    gh-ofl head=nb variance=pooled
+    gh-ofl head=lda
+    gh-ofl head=qda
+    """
+)
 
 
-def test_weights_by_the_clients_own_class_counts_do_depend_on_the_partition():
-    a, b = (go_all("fed3r", {"class_weight": "local"}, DATA, parts(s, 5)).server for s in (0, 1))
-    assert gap(a, b) > 1e-6
+@pytest.mark.parametrize(("name", "settings"), NOBODY, ids=str)
+def test_a_class_that_nobody_has_is_never_predicted(name, settings):
+    wider = replace(DATA, classes=8, text=torch.cat([DATA.text, DATA.text[:2]]))
+    out = go_all(name, settings, wider, CLIENTS)
+    assert int(out.predict(torch.cat([DATA.x, -5.0 * DATA.x])).max()) < 6
+    if name == "gh-ofl":
+        assert torch.equal(
+            out.predict(DATA.x), go_all(name, settings, DATA, CLIENTS).predict(DATA.x)
+        )
 
 
 def test_a_class_of_one_row_has_that_row_as_its_mean():
     rows = [(DATA.y == c).nonzero()[: 20 if c else 1, 0] for c in range(6)]
     everybody = replace(CLIENTS[0], train=torch.cat(rows).numpy())
-    out = go_all("fedncm", {"metric": "euclid"}, DATA, [everybody])
+    out = go_all("fedncm", "metric=euclid", DATA, [everybody])
     mean = torch.stack([DATA.x[r, 0].mean(0) for r in rows])
     assert torch.equal(out.predict(DATA.x), torch.cdist(DATA.x[:, 0], mean).argmin(-1))

@@ -1,17 +1,16 @@
 """fedclip: the attention adapter and its loss, against torch's own layers and losses."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from federation import federation, gap, go_all
 from float64 import doubles
+from setting_lines import set_to
 from torch import nn
 
 from fedcache.federate.methods import METHODS, fedclip
 
 DATA, CLIENTS = federation()
-STEP = {"opt": "sgd", "lr": 0.3, "momentum": 0.0, "epochs": 1, "batch": 100, "scale": 10.0}
+STEP = set_to("opt=sgd lr=0.3 momentum=0.0 epochs=1 batch=100 scale=10.0")
 
 
 def gate_of(p):

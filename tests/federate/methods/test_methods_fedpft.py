@@ -1,7 +1,5 @@
 """FedPFT: mixtures that travel, moments that merge, and the rows the server draws from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -179,7 +177,7 @@ def test_many_rows_keep_their_own_covariance():
 
 def test_a_singular_covariance_says_what_to_do():
     with pytest.raises(FedcacheError, match="reg_covar=0") as info:
-        go("fedpft", {"cov": "full", "reg_covar": 0.0})
+        go("fedpft", "cov=full reg_covar=0.0")
     assert info.value.code == Exit.FEDERATED
     works = float(info.value.hint.split("reg_covar=")[1])
     assert np.isfinite(go("fedpft", {"cov": "full", "reg_covar": works}).accuracy)
@@ -202,7 +200,7 @@ def test_features_beyond_sixteen_bits_are_refused():
 
 
 def test_no_more_gaussians_are_sent_than_a_class_has_rows():
-    out = go_all("fedpft", {"epochs": 1, "k_mix": 4})
+    out = go_all("fedpft", "epochs=1 k_mix=4")
     n = np.array([[len(rows_of(client, c)) for c in range(6)] for client in CLIENTS])
     used = np.where(n > 4, 4, n > 0).sum(1)
     assert out.traffic.up.tolist() == (13 * used + (n > 0).sum(1)).tolist()

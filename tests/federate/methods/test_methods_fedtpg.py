@@ -1,13 +1,12 @@
 """fedtpg: a network that makes context vectors of class names, against torch's own layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from federation import federation, fitted, gap, go, go_all
 from refusal import refused
+from setting_lines import set_to
 from test_methods_prompt import context, one_client
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -130,7 +129,7 @@ def test_equal_names_have_equal_contexts_and_features_and_count_once():
 def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
     data, clients = federation(sizes=(40,), per_client=3)
     data = fitted(METHODS["fedtpg"], data)
-    settings = {"n_ctx": 2, "batch": 64, "lr": 0.05, "sched_unit": "none"}
+    settings = set_to("n_ctx=2 batch=64 lr=0.05 sched_unit=none")
     out = go_all("fedtpg", settings, data, clients, rounds=3)
     start = go_all("fedtpg", {**settings, "epochs": 0}, data, clients, rounds=1).server
     p = {k: t.clone().requires_grad_() for k, t in start.items()}
@@ -173,4 +172,4 @@ def test_at_clips_width_it_has_the_released_number_of_parameters():
 
 
 def test_heads_that_do_not_divide_a_token_are_refused():
-    refused(lambda: go("fedtpg", {"heads": 3}, *federation()), "heads=3", "heads=4")
+    refused(lambda: go("fedtpg", "heads=3", *federation()), "heads=3", "heads=4")

@@ -1,7 +1,5 @@
 """FLESD and its baselines against the facts of their papers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -11,6 +9,7 @@ import torch
 from federation import difference, federation, gap, small
 from federation import go as go_on
 from refusal import refused
+from setting_lines import chosen
 from torch import nn
 
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
@@ -24,7 +23,7 @@ from fedcache.heads.simclr import Ensemble, kept, nt_xent, one_way, similarity_d
 
 def go(name, settings=None, data=None, clients=None, **kwargs):
     """A run with small encoders."""
-    return go_on(name, {**small(name), **(settings or {})}, data, clients, **kwargs)
+    return go_on(name, {**small(name), **chosen(settings)}, data, clients, **kwargs)
 
 
 def units(seed, *shape):
@@ -197,16 +196,6 @@ def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right)
 
 
 # -- whole methods
-
-
-@pytest.mark.slow
-def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
-    data, clients = federation(views=4, dtype=torch.float32)
-    a = go("fedavg-simclr", {}, data, clients, dtype=torch.float32)
-    b = go("fedprox-simclr", {"mu": 0.0}, data, clients, dtype=torch.float32)
-    assert difference(a, b) == 0.0
-    c = go("fedprox-simclr", {"mu": 0.5}, data, clients, dtype=torch.float32)
-    assert gap(a.server, c.server) > 0.0
 
 
 def test_what_is_watched_of_clients_does_not_depend_on_the_order_in_which_they_entered():

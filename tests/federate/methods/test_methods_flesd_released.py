@@ -3,8 +3,6 @@
 The loop is written out here as its ``global_aggregate.py`` has it, on torch's own optimiser, and compared after epochs.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 from federation import federation, fitted, gap, go_tiny, small, tiny
 from refusal import refused
+from setting_lines import set_to
 from torch import nn
 from torchvision.models import resnet18, resnet50
 
@@ -123,16 +122,12 @@ def test_official_distillation_is_the_released_loop(ema, filling):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"esd_drop_last": True, "esd_batch": 9, "anchors": "all"},  # no batch is full
+        set_to("esd_drop_last=true esd_batch=9 anchors=all"),  # no batch is full
         {"anchors": "queue", "queue": 10},  # more than the 8 public rows
-        {"anchors": "queue", "queue": 6, "esd_batch": 5},  # no whole number of batches
-        {
-            "anchors": "queue",
-            "queue_warm": False,
-            "queue": 6,
-            "esd_batch": 3,
-            "esd_drop_last": True,
-        },  # no step is left
+        set_to("anchors=queue queue=6 esd_batch=5"),  # no whole number of batches
+        set_to(
+            "anchors=queue queue_warm=false queue=6 esd_batch=3 esd_drop_last=true"
+        ),  # no step is left
     ],
 )
 def test_public_rows_that_cannot_serve_are_refused(settings):
@@ -269,16 +264,9 @@ def test_auto_takes_the_policy_of_the_data_set():
 
 
 def test_single_values_change_a_policy():
-    settings = {
-        "augment": "cifar",
-        "jitter": "0.1",
-        "hue": "0",
-        "grey": "1",
-        "blur": "0.25",
-        "crop": "padded",
-        "crop_area": "0.5",
-        "flip": "false",
-    }
+    settings = set_to(
+        "augment=cifar jitter=0.1 hue=0 grey=1 blur=0.25 crop=padded crop_area=0.5 flip=false"
+    )
     hp = METHODS["flesd"].resolve("paper", settings)
     wanted = Policy("padded", area=0.5, flip=False, jitter=0.1, hue=0.0, grey=1.0, blur=0.25)
     assert policy_of(hp, (32, 32)) == wanted
@@ -292,7 +280,7 @@ def test_single_values_change_a_policy():
 def test_amp_on_the_cpu_is_refused():
     data, clients = federation(sizes=(8, 20, 20))
     refused(
-        lambda: go_tiny("flesd", {"amp": True}, data, clients, rounds=1, participation=None),
+        lambda: go_tiny("flesd", "amp=true", data, clients, rounds=1, participation=None),
         code=Exit.ENVIRONMENT,
     )
 

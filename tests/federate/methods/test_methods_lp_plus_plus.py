@@ -1,7 +1,5 @@
 """lp-plus-plus: full-batch steps of a linear probe with text multipliers, against the released steps in numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -59,7 +57,7 @@ def test_one_client_and_one_round_of_the_official_preset_are_the_released_code()
 
 def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
     group = [CLIENTS[1], CLIENTS[5]]  # 64 and 50 rows, three classes each
-    out = go_all("lp-plus-plus", {"epochs": 12, "momentum": 0.5}, DATA, group, rounds=2)
+    out = go_all("lp-plus-plus", "epochs=12 momentum=0.5", DATA, group, rounds=2)
     share, average = np.array([64.0, 50.0]) / 114.0, None
     for _ in range(2):
         made = [
@@ -84,7 +82,7 @@ def test_without_iterations_a_client_sends_its_first_values():
     # W = (2, 0), (0, 1); f.t_k are 0.6, 0.6 and 1: alpha = 250 (0.6 + 1) / 2 = 200.
     eye = torch.eye(2, dtype=torch.float64)
     text = doubles([[0.6, 0.8], [0.0, 1.0]])
-    ctx = replace(lanes("lp-plus-plus", {"epochs": 0}, classes=2, width=2, text=text), round=0)
+    ctx = replace(lanes("lp-plus-plus", "epochs=0", classes=2, width=2, text=text), round=0)
     rows = stack_clients(eye[[0, 0, 1]][:, None], torch.tensor([0, 0, 1]), [np.arange(3)], 0)
     _, up = lp_plus_plus.fit(lp_plus_plus.init(ctx), {}, rows, ctx)
     assert torch.equal(up["W"], doubles([[2.0, 0.0], [0.0, 1.0]]))

@@ -1,7 +1,5 @@
 """afl: the clients' ridge solutions merged pairwise, against the released steps and the least squares of all rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +10,8 @@ from float64 import far
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_rows import CLIENTS, DATA, X, Y, parts
+from refusal import refused
 
-from fedcache.errors import FedcacheError
 from fedcache.federate.methods.afl import merge, remove_ridge
 
 
@@ -51,7 +49,7 @@ def test_merging_is_the_released_code(group, clean):
 def test_it_is_the_least_squares_of_all_rows_whatever_the_partition(seed, m):
     out = go_all("afl", {}, DATA, parts(seed, m))
     assert far(out.server["W"], np.linalg.lstsq(X, Y, rcond=None)[0].T) < 1e-10
-    assert gap(out.server["W"], go_all("fed3r", {"lam": 0.0}).server["W"]) < 1e-10
+    assert gap(out.server["W"], go_all("fed3r", "lam=0.0").server["W"]) < 1e-10
 
 
 def test_hand_worked_merging():
@@ -66,9 +64,7 @@ def test_hand_worked_merging():
 
 def test_where_features_repeat_the_ridge_stays():
     twice = replace(DATA, x=torch.cat([DATA.x, DATA.x], -1), text=None)
-    out = go_all("afl", {"gamma": 0.4}, twice, CLIENTS)
+    out = go_all("afl", "gamma=0.4", twice, CLIENTS)
     assert out.records[-1].diagnostics == {"cleaned": 0.0}
-    assert gap(out.server["W"], go_all("fed3r", {"lam": 3.6}, twice, CLIENTS).server["W"]) < 1e-9
-    with pytest.raises(FedcacheError, match="gamma=0") as info:
-        go_all("afl", {"gamma": 0.0}, twice, CLIENTS)
-    assert "--set gamma=" in info.value.hint
+    assert gap(out.server["W"], go_all("fed3r", "lam=3.6", twice, CLIENTS).server["W"]) < 1e-9
+    refused(lambda: go_all("afl", "gamma=0.0", twice, CLIENTS), "gamma=0", "--set gamma=", code=7)

@@ -1,7 +1,5 @@
 """One-shot closed forms: personal fed3r, fed3r-prior, fedcgs and fedcof, against their formulas."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -72,10 +70,10 @@ def test_a_personal_ridge_counts_the_clients_own_rows_more_often(bias):
 
 
 def test_without_extra_weight_there_is_one_model():
-    out = go("fed3r", {"omega": 0.0})
+    out = go("fed3r", "omega=0.0")
     assert out.protocol == "global"
     assert set(out.server) == {"W", "b"}
-    nearly = go("fed3r", {"omega": 1e-9})
+    nearly = go("fed3r", "omega=1e-9")
     for c, mine in zip(CLIENTS, np.split(nearly.evaluation.predictions, 9), strict=True):
         assert np.array_equal(mine, out.predict(DATA.x[c.test]).numpy())
 
@@ -83,8 +81,8 @@ def test_without_extra_weight_there_is_one_model():
 @given(st.integers(0, 99), st.integers(1, 20))
 @settings(max_examples=5)
 def test_random_features_are_one_draw_for_all_clients(seed, m):
-    out = go_all("fed3r", {"rff_dim": 30, "lam": 0.1}, DATA, parts(seed, m), seed=seed)
-    ctx = lanes("fed3r", {"rff_dim": 30, "rff_sigma": 1.0})
+    out = go_all("fed3r", "rff_dim=30 lam=0.1", DATA, parts(seed, m), seed=seed)
+    ctx = lanes("fed3r", "rff_dim=30 rff_sigma=1.0")
     phi = feature_map(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed))).numpy()
     W = np.linalg.solve(phi.T @ phi + 0.1 * np.eye(30), phi.T @ Y)
     assert far(out.server["W"], W.T) < 1e-9 * np.abs(W).max()
@@ -100,19 +98,19 @@ def test_the_bandwidth_follows_the_length_of_the_training_rows():  # D-87
     holed[TEST] = torch.nan  # of training rows alone
     sigma = float(np.linalg.norm(data.x[POOL, 0].numpy(), axis=1).mean())
     for group in (parts(0, 4), parts(1, 9), CLIENTS):
-        auto = go_all("fed3r", {"rff_dim": 30}, replace(data, x=holed), group)
+        auto = go_all("fed3r", "rff_dim=30", replace(data, x=holed), group)
         told = go_all("fed3r", {"rff_dim": 30, "rff_sigma": sigma}, data, group)
         assert abs(auto.hp["rff_sigma"] - sigma) < 1e-12 * sigma
         assert auto.records[-1].diagnostics == {"rff_sigma": auto.hp["rff_sigma"]}
         assert gap(auto.server, told.server) < 1e-9
-    assert abs(go_all("fed3r", {"rff_dim": 30}).hp["rff_sigma"] - 1.0) < 1e-12  # unit rows
+    assert abs(go_all("fed3r", "rff_dim=30").hp["rff_sigma"] - 1.0) < 1e-12  # unit rows
     assert go_all("fed3r").hp["rff_sigma"] is None  # nobody asks without random features
 
 
 @pytest.mark.parametrize("participation", [None, 4])
 def test_the_mean_length_costs_every_client_a_number_each_way(participation):
-    plain = go("fed3r", {"rff_dim": 30, "rff_sigma": 1.0}, participation=participation).traffic
-    auto = go("fed3r", {"rff_dim": 30}, participation=participation).traffic
+    plain = go("fed3r", "rff_dim=30 rff_sigma=1.0", participation=participation).traffic
+    auto = go("fed3r", "rff_dim=30", participation=participation).traffic
     assert (auto.up - plain.up).tolist() == (auto.down - plain.down).tolist() == [1] * 9
     assert auto.totals()["up_bytes"] - plain.totals()["up_bytes"] == 72
 
@@ -136,7 +134,7 @@ def test_points_of_a_grid_on_other_rows_have_their_own_bandwidth():
 
 def test_the_prior_is_where_nothing_is_known():  # T-K6
     zero_shot = go_all("clip-zs").predict(DATA.x)
-    out = go_all("fed3r-prior", {"lam": 1e12})
+    out = go_all("fed3r-prior", "lam=1e12")
     assert gap(out.server["W"], DATA.text) < 1e-9
     assert torch.equal(out.predict(DATA.x), zero_shot)
 
@@ -145,7 +143,7 @@ def test_the_prior_is_where_nothing_is_known():  # T-K6
 @settings(max_examples=8)
 def test_the_prior_solves_its_least_squares_whatever_the_partition(seed, m):
     # |kappa Y - Z W|^2 + lam |W - W0|^2 as an ordinary least squares of stacked rows.
-    out = go_all("fed3r-prior", {"lam": 4.0, "kappa": 0.7}, DATA, parts(seed, m))
+    out = go_all("fed3r-prior", "lam=4.0 kappa=0.7", DATA, parts(seed, m))
     W0 = DATA.text.numpy().T
     W = np.linalg.lstsq(np.r_[X, 2.0 * np.eye(11)], np.r_[0.7 * Y, 2.0 * W0], rcond=None)[0]
     assert np.allclose(out.server["W"].numpy().T, W, atol=1e-10)
@@ -157,7 +155,7 @@ def test_the_prior_solves_its_least_squares_whatever_the_partition(seed, m):
 @pytest.mark.parametrize("absent", [0, 2])
 def test_fedcgs_is_linear_discriminant_analysis(absent):
     data = replace(DATA, classes=6 + absent, text=None)
-    out = go_all("fedcgs", {"gamma_shrink": 0.0}, data, parts(1, 5))
+    out = go_all("fedcgs", "gamma_shrink=0.0", data, parts(1, 5))
     lda = LinearDiscriminantAnalysis(solver="lsqr").fit(X, LABEL)
     N = len(LABEL)
     biased = N / (N - 6)  # scikit-learn divides the scatter by N
@@ -172,7 +170,7 @@ def test_fedcgs_is_linear_discriminant_analysis(absent):
 
 def test_the_released_code_takes_the_total_covariance():  # D-75
     assert METHODS["fedcgs"].resolve("official")["cov"] == "total"
-    out = go_all("fedcgs", {"cov": "total", "gamma_shrink": 0.0}, DATA, parts(1, 5))
+    out = go_all("fedcgs", "cov=total gamma_shrink=0.0", DATA, parts(1, 5))
     mean = (Y.T @ X) / Y.sum(0)[:, None]
     apart = mean - X.mean(0)
     W = np.linalg.solve(np.cov(X.T), apart.T)
@@ -191,7 +189,7 @@ def test_an_affine_map_of_the_features_changes_no_prediction():  # T-K8
     M, t = torch.from_numpy(g.standard_normal((11, 11))), torch.from_numpy(g.standard_normal(11))
     mapped = replace(DATA, x=DATA.x @ M + 3.0 * t, text=None)
     plain, moved = (
-        go_all("fedcgs", {"gamma_shrink": 0.0}, d, CLIENTS).predict(d.x) for d in (DATA, mapped)
+        go_all("fedcgs", "gamma_shrink=0.0", d, CLIENTS).predict(d.x) for d in (DATA, mapped)
     )
     assert torch.equal(plain, moved)
 
@@ -199,7 +197,7 @@ def test_an_affine_map_of_the_features_changes_no_prediction():  # T-K8
 def test_automatic_shrinkage_is_a_thousandth_of_the_mean_diagonal():
     gamma = 1e-3 * float(covariance(statistics(X, Y), "within").trace()) / 11
     auto, given_ = (go_all("fedcgs", {"gamma_shrink": g}).server for g in ("auto", gamma))
-    none = go_all("fedcgs", {"gamma_shrink": 0.0}).server
+    none = go_all("fedcgs", "gamma_shrink=0.0").server
     assert gap(auto, given_) < 1e-9 < gap(auto, none)
 
 
@@ -252,7 +250,7 @@ def by_hand(gamma, group, data=DATA, classes=6):
 @pytest.mark.parametrize("group", [CLIENTS, CLIENTS[1:3], CLIENTS[1:2]], ids=["nine", "two", "one"])
 def test_fedcof_is_its_formula(group):
     W, _ = by_hand(0.3, group)
-    out = go_all("fedcof", {"gamma": 0.3}, DATA, group)
+    out = go_all("fedcof", "gamma=0.3", DATA, group)
     assert far(out.server["W"], W) < 1e-10
     owned = np.unique(DATA.y[np.concatenate([c.train for c in group])])
     assert set(out.predict(-DATA.x).tolist()) <= set(owned.tolist())
@@ -283,7 +281,7 @@ def test_automatic_gamma_follows_the_variance_of_the_features():
 )
 def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
     assert METHODS["fedcof"].resolve("official")["gamma_auto"] == "backbone"
-    out = go_all("fedcof", {"gamma_auto": "backbone"}, replace(DATA, backbones=names), CLIENTS)
+    out = go_all("fedcof", "gamma_auto=backbone", replace(DATA, backbones=names), CLIENTS)
     assert far(out.server["W"], by_hand(gamma, CLIENTS)[0]) < 1e-10
     assert out.records[-1].diagnostics["gamma"] == out.hp["gamma"] == gamma
 

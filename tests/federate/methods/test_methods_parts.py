@@ -1,20 +1,19 @@
 """Facts of the methods that share or choose a part of the model: fedper, lg-fedavg, fedbabu, ifca; and of fedlc."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from federation import ROUNDS, federation, gap, go, go_all, run
+from federation import federation, gap, go, go_all
+from setting_lines import set_to
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
 
 OPTS = pytest.mark.parametrize("opt", ["sgd", "adam"])
 SINGLE = {"dtype": torch.float32}
-STEP = {"lr": 0.05, "batch": 16, "dim": 8, "bn": False, "z_norm": "l2"}
+STEP = set_to("lr=0.05 batch=16 dim=8 bn=false z_norm=l2")
 
 
 def kept(out, client):
@@ -135,8 +134,6 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
 
 @pytest.mark.parametrize("agg", ["weighted", "uniform"])
 def test_one_model_of_ifca_is_fedavg(agg):
-    data, clients = federation()
-    method = METHODS["fedavg"]
     how = {**STEP, "opt": "sgd", "agg": agg}
     a = go_all("ifca", {**how, "models": 1})
     # Its weights are drawn from a stream of its own: the same step from the same begin is asked of fedavg.
@@ -146,15 +143,7 @@ def test_one_model_of_ifca_is_fedavg(agg):
     def init(ctx):
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in start.items()}
 
-    b = run(
-        replace(method, init=init),
-        method.resolve("paper", how),
-        data,
-        clients,
-        rounds=ROUNDS,
-        participation=None,
-        dtype=torch.float64,
-    ).server
+    b = go_all(replace(METHODS["fedavg"], init=init), how).server
     assert max(float((a.server["models/" + k][0] - t).abs().max()) for k, t in b.items()) < 1e-12
 
 
@@ -171,7 +160,7 @@ def test_clients_of_two_kinds_find_their_models():
             (len(rows), means.shape[1])
         )
     data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
-    how = {"lr": 0.02, "batch": 16, "dim": 16}
+    how = set_to("lr=0.02 batch=16 dim=16")
     out = go_all("ifca", how, data, clients, rounds=15)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
     mine = [out.deployed(i).personal for i in range(6)]

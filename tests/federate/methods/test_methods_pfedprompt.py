@@ -1,31 +1,18 @@
 """pfedprompt: PromptFL's prompt, and an attention over the client's own rows when it predicts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go, go_all
+from federation import federation, fitted, gap, go_all
 from float64 import normal
 from method_calls import lanes
+from setting_lines import set_to
 from test_methods_prompt import context
 from torch.nn.functional import normalize
 
 from fedcache.federate.methods import METHODS, pfedprompt, promptfl, tip_local
 
-FEW = {"n_ctx": 2, "batch": 16, "epochs": 1, "lr": 0.01}
-
-
-def test_without_the_attention_it_is_promptfl_to_the_bit():
-    data, clients = federation(dtype=torch.float32)
-    shared = {"rounds": 2, "participation": None, "dtype": torch.float32}
-    plain = go("promptfl", FEW, data, clients, **shared)
-    out = go("pfedprompt", {**FEW, "a": 0.0}, data, clients, **shared)
-    loud = go("pfedprompt", {**FEW, "a": 500.0}, data, clients, **shared)
-    # the prompt does not see it
-    assert gap(plain.server, out.server) == gap(plain.server, loud.server) == 0.0
-    assert np.array_equal(out.client_accuracy, plain.client_accuracy)
-    assert not np.array_equal(loud.client_accuracy, plain.client_accuracy)
+FEW = set_to("n_ctx=2 batch=16 epochs=1 lr=0.01")
 
 
 def test_hand_worked_logits():

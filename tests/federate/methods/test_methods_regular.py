@@ -1,14 +1,13 @@
 """Facts of the methods that change FedAvg's local objective: fedntd, scaffold, ditto, moon."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all
+from federation import federation, gap, go, go_all, keeps
 from float64 import normal
 from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
+from setting_lines import cases_of, set_to
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, normalize, one_hot
 
 from fedcache.federate.methods import METHODS, ditto
@@ -21,13 +20,15 @@ def project(p, x):
     return normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
 
 
-LIMITS = [
-    ("fedavgm", {"server_momentum": 0.0}),
-    ("fedlc", {"tau": 0.0}),
-    ("fedntd", {"beta": 0.0}),
-    ("fedprox", {"mu": 0.0}),
-    ("moon", {"mu": 0.0}),
-]
+LIMITS = cases_of(
+    """
+    fedavgm server_momentum=0.0
+    fedlc tau=0.0
+    fedntd beta=0.0
+    fedprox mu=0.0
+    moon mu=0.0
+    """
+)
 
 
 @pytest.mark.parametrize(("name", "off"), LIMITS)
@@ -121,15 +122,7 @@ def test_without_variates_scaffold_is_fedavg_bit_for_bit(head):
 def test_scaffold_is_algorithm_1_with_option_2():
     # Every c_i is the mean gradient (with decay) of the client's last round, which the loop below adds up.
     data, clients = federation()
-    settings = {
-        "head": "linear",
-        "init": "text",
-        "lr": 0.3,
-        "wd": 0.01,
-        "batch": 16,
-        "epochs": 2,
-        "lr_g": 0.5,
-    }
+    settings = set_to("head=linear init=text lr=0.3 wd=0.01 batch=16 epochs=2 lr_g=0.5")
     out = go("scaffold", settings, rounds=4, participation=5)
     x = {"W": data.text.clone(), "b": torch.zeros(data.classes, dtype=torch.float64)}
     zero = {k: torch.zeros_like(t) for k, t in x.items()}
@@ -162,12 +155,7 @@ def test_who_does_not_move_observes_no_gradient(still):
     assert all(float(t.abs().max()) == 0.0 for s in out.states.values() for t in s.values())
     assert float(out.server["c/W"].abs().max()) == 0.0
     saved = []  # nor does it forget the ones it has
-    moved = go(
-        "scaffold",
-        {"head": "linear"},
-        rounds=2,
-        on_round=lambda _r, _m, _t, snap: saved.append(snap()),
-    )
+    moved = go("scaffold", "head=linear", rounds=2, on_round=keeps(saved))
     rests = go("scaffold", {"head": "linear", **still}, rounds=3, state=saved[-1])
     assert float(moved.server["c/W"].abs().max()) > 0.0
     assert gap(moved.server, rests.server) == 0.0
@@ -211,19 +199,10 @@ def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(opt, head):
 def test_the_pull_of_ditto_is_towards_what_was_received():
     # One full batch of plain SGD with lr lambda = 1: v - lr (g(v) + lambda (v - w)) = w - lr g(v).
     data, clients = federation()
-    settings = {
-        "head": "linear",
-        "opt": "sgd",
-        "lr": 0.25,
-        "momentum": 0.0,
-        "wd": 0.0,
-        "batch": 64,
-        "lambda": 4.0,
-    }
-    received, saved = [], []
-    go_all(
-        "ditto", settings, rounds=3, on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors)
-    )
+    settings = set_to("head=linear opt=sgd lr=0.25 momentum=0.0 wd=0.0 batch=64 lambda=4.0")
+    snapshots = []
+    go_all("ditto", settings, rounds=3, on_round=keeps(snapshots))
+    saved = [after.tensors for after in snapshots]
     start = {"W": data.text, "b": torch.zeros(data.classes, dtype=torch.float64)}
     received = [start] + [{k: s[f"server/{k}"] for k in start} for s in saved]
     for r in range(3):
@@ -235,7 +214,7 @@ def test_the_pull_of_ditto_is_towards_what_was_received():
 
 
 def test_personal_epochs_are_their_own():
-    settings = {"head": "linear", "epochs": 2, "init": "zero"}
+    settings = set_to("head=linear epochs=2 init=zero")
     same, two, none = (go("ditto", {**settings, "personal_epochs": k}) for k in ("auto", 2, 0))
     assert gap(same.states, two.states) == 0.0
     assert all(float(s["v/W"].abs().max()) == 0.0 for s in none.states.values())
@@ -246,24 +225,15 @@ def test_personal_epochs_are_their_own():
 
 
 def test_a_first_round_of_moon_has_nothing_to_be_pushed_from():
-    first = go("moon", {"dim": 8, "mu": 5.0}, rounds=1).server
-    assert gap(first, go("fedavg", {"dim": 8}, rounds=1).server) == 0.0
+    first = go("moon", "dim=8 mu=5.0", rounds=1).server
+    assert gap(first, go("fedavg", "dim=8", rounds=1).server) == 0.0
 
 
 def test_moon_is_its_equation():
     data, clients = federation()
-    settings = {
-        "opt": "sgd",
-        "lr": 0.2,
-        "momentum": 0.0,
-        "wd": 0.0,
-        "dim": 5,
-        "batch": 16,
-        "epochs": 2,
-        "mu": 3.0,
-        "bn": False,
-        "z_norm": "l2",
-    }
+    settings = set_to(
+        "opt=sgd lr=0.2 momentum=0.0 wd=0.0 dim=5 batch=16 epochs=2 mu=3.0 bn=false z_norm=l2"
+    )
     out = go("moon", {**settings, "tau": 0.4}, rounds=3, participation=6)
     w = go_all("moon", {**settings, "epochs": 0}, rounds=1).server
     last = {}

@@ -1,12 +1,11 @@
 """Whole encoders trained from scratch with labels: FedAvg of them, and every client alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from federation import fitted, gap, go_tiny, tiny
+from setting_lines import set_to
 
 from fedcache.config import Home
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
@@ -15,7 +14,7 @@ from fedcache.reproduce.planning import Options, RequirementCheck, plan
 from fedcache.reproduce.registry import entry
 
 
-def test_it_is_a_resnet_18_and_its_classifier() -> None:
+def test_it_is_a_resnet_18_and_its_classifier():
     hp = METHODS["fedavg-scratch"].resolve()
     env = RunConstants(
         10, 32 * 32 * 3, 1, 1, None, torch.float32, torch.device("cpu"), image=(32, 32)
@@ -28,20 +27,20 @@ def test_it_is_a_resnet_18_and_its_classifier() -> None:
     assert not any(n.startswith(("p1", "p2")) for n in made), "no projection"
 
 
-def test_one_client_of_fedavg_is_a_client_alone() -> None:
+def test_one_client_of_fedavg_is_a_client_alone():
     data, clients = tiny()
     keys = {"rounds": 1, "participation": None}
-    shared = {"epochs": 2, "batch": 4, "lr": 0.01, "wd": 1e-4}
+    shared = set_to("epochs=2 batch=4 lr=0.01 wd=1e-4")
     a = go_tiny("fedavg-scratch", shared, data, clients[1:2], **keys)
     b = go_tiny("local-supervised", {**shared, "score": "probe"}, data, clients[1:2], **keys)
     assert gap(a.server, b.states[0]) < 1e-12
     assert b.traffic.up[0] == b.traffic.down[0] == 0
 
 
-def test_a_step_of_sgd_is_that_of_torch() -> None:
+def test_a_step_of_sgd_is_that_of_torch():
     data, clients = tiny()
     client = replace(clients[1], train=clients[1].train[:4])
-    settings = {"opt": "sgd", "lr": 0.1, "momentum": 0.0, "wd": 0.0, "batch": 4, "epochs": 1}
+    settings = set_to("opt=sgd lr=0.1 momentum=0.0 wd=0.0 batch=4 epochs=1")
     keys = {"rounds": 1, "participation": None}
     still = go_tiny("fedavg-scratch", {**settings, "lr": 0.0}, data, [client], **keys).server
     moved = go_tiny("fedavg-scratch", settings, data, [client], **keys).server
@@ -65,7 +64,7 @@ def test_a_step_of_sgd_is_that_of_torch() -> None:
 @pytest.mark.parametrize(
     ("name", "label"), [("fedpcl-table1", "from scratch"), ("flesd-fig2", "supervised")]
 )
-def test_their_rows_stay_on_images_and_are_ready_on_digits(name: str, label: str, own_home) -> None:
+def test_their_rows_stay_on_images_and_are_ready_on_digits(name, label, own_home):
     looker = RequirementCheck(Home(own_home))
     planned = plan(entry(name), Options(on="digits", backbones=("glyph-clip",)), looker)
     mine = [p for p in planned if label in p.paper.at]

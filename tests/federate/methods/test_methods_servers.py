@@ -1,28 +1,19 @@
 """Facts of the methods whose server does more than average: fedavgm, fedadam and its kin, feddyn, fednova, feddisco."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go_all
+from federation import federation, gap, go_all, keeps
 from method_calls import lanes
 from reference_steps import linear_gradient, local_batches, mean_of
 from scipy.special import kl_div
+from setting_lines import set_to
 
 from fedcache.federate.methods import feddisco
 from fedcache.federate.partition.partition import make
 from fedcache.testing.partition_laws import small_columns
 
-SGD = {
-    "opt": "sgd",
-    "lr": 0.1,
-    "momentum": 0.0,
-    "wd": 0.0,
-    "head": "linear",
-    "init": "zero",
-    "batch": 16,
-}
+SGD = set_to("opt=sgd lr=0.1 momentum=0.0 wd=0.0 head=linear init=zero batch=16")
 NAMES = ("W", "b")
 ROWS = [len(c.train) for c in federation()[1]]
 
@@ -34,13 +25,8 @@ def zeros():
 def models(name, settings, rounds):
     """The server's model after each of some rounds, from the one before the first."""
     saved = []
-    go_all(
-        name,
-        settings,
-        rounds=rounds,
-        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors),
-    )
-    return [zeros(), *({k: tensors[f"server/{k}"] for k in NAMES} for tensors in saved)]
+    go_all(name, settings, rounds=rounds, on_round=keeps(saved))
+    return [zeros(), *({k: after.tensors[f"server/{k}"] for k in NAMES} for after in saved)]
 
 
 def trained_from(server, round_, epochs=1, momentum=0.0):
@@ -197,7 +183,7 @@ def test_weights_of_feddisco_by_hand():
         ([0.0, 0.5, 0.9], {"metric": "l2"}, [0.7 / 0.85, 0.15 / 0.85, 0.0]),
         ([0.0, 0.5, 0.9], {"a": 0.0, "b": 0.0}, rows),
         ([0.0, 0.0, 0.0], {"b": 0.0}, rows),
-        ([1.0, 1.0, 1.0], {"metric": "l2", "a": 5.0, "b": 0.0}, rows),
+        ([1.0, 1.0, 1.0], set_to("metric=l2 a=5.0 b=0.0"), rows),
     ):
         up = disco_uploads([60.0, 30.0, 10.0], distances)
         assert feddisco.weights(up, disco_ctx(**settings)).tolist() == pytest.approx(wanted)

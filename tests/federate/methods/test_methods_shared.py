@@ -1,16 +1,15 @@
 """What closed forms share: uploads of runs that differ in what the server reads, sums of any partition, eigenvalues."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from federation import Rows, difference, federation, fitted, gap, go_all, run, run_points, spread
+from federation import Rows, difference, federation, fitted, gap, go_all, go_points, spread
 from methods_tried import tried
 from refusal import refused
+from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.run_state import RunState
@@ -64,33 +63,33 @@ def test_weights_or_draws_of_clients_are_not_additive():
     assert not fed3r.additive(fed3r.resolve("paper", {"rff_dim": 8}))
 
 
-GRIDS = [
-    ("fed3r", {}),
-    ("fed3r", {"bias": True}),
-    ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True}),
-    ("fed3r", {"omega": 0.5}),
-    ("fed3r", {"rff_dim": 8}),
-    ("fed3r-prior", {}),
-    ("fedcgs", {"gamma_shrink": 0.1}),
-    ("fedcgs", {"cov": "total", "gamma_shrink": 0.1}),
-    ("fedcof", {}),
-    ("afl", {}),
-    ("gda", {}),
-    ("gh-ofl", {"head": "lda"}),
-    ("gh-ofl", {"head": "qda"}),
-    ("fedpft", {}),
-]
+GRIDS = cases_of(
+    """
+    fed3r
+    fed3r bias=true
+    fed3r bias=true reg_bias=true w_normalize=true
+    fed3r omega=0.5
+    fed3r rff_dim=8
+    fed3r-prior
+    fedcgs gamma_shrink=0.1
+    fedcgs cov=total gamma_shrink=0.1
+    fedcof
+    afl
+    gda
+    gh-ofl head=lda
+    gh-ofl head=qda
+    fedpft
+    """
+)
 
 
 @pytest.mark.parametrize(("name", "settings"), GRIDS)
 def test_points_that_share_uploads_are_the_runs_alone(name, settings):
     """Five points solve by eigenvalues."""
     method = METHODS[name]
-    data, clients = federation()
-    hps = [spread(method, method.resolve("paper", settings), 1.0 + 0.4 * g) for g in range(5)]
-    found = run_points(method, hps, data, clients, rounds=1, dtype=torch.float64)
-    for hp, out in zip(hps, found, strict=True):
-        alone = run(method, hp, data, clients, rounds=1, dtype=torch.float64)
+    grid = [spread(method, method.resolve("paper", settings), 1.0 + 0.4 * g) for g in range(5)]
+    for hp, out in zip(grid, go_points(name, grid), strict=True):
+        alone = go_all(name, hp)
         assert difference(out, alone) < 1e-10
         assert out.traffic == alone.traffic
 
@@ -107,23 +106,21 @@ def test_shared_clients_fit_once(monkeypatch):
         prepare=lambda *a: solved.append(1) or fed3r.prepare(*a),
     )
     shared = GridCache()
-    hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]
-    run_points(counted, hps, data, clients, rounds=1, dtype=torch.float64, cache=shared)
+    ridges = [{"lam": 0.1 * g} for g in range(1, 6)]
+    go_points(counted, ridges, data, clients, cache=shared)
     assert len(calls) == 7
     assert len(solved) == 1  # nor does the server decompose the same sum for every ridge
     rows = np.random.default_rng(0).permutation(np.concatenate([c.train for c in clients]))
     dealt = [
         Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))
     ]
-    (again,) = run_points(
-        counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, cache=shared
-    )
+    (again,) = go_points(counted, ridges[:1], data, dealt, cache=shared)
     assert len(calls) == 7
-    alone = run(counted, hps[0], data, dealt, rounds=1, dtype=torch.float64)
+    alone = go_all(counted, ridges[0], data, dealt)
     assert gap(again.server, alone.server) < 1e-12
     assert again.traffic == alone.traffic
     other_rows = [Rows("fewer", rows[:-1], clients[0].test)]
-    run_points(counted, hps[:1], data, other_rows, rounds=1, dtype=torch.float64, cache=shared)
+    go_points(counted, ridges[:1], data, other_rows, cache=shared)
     assert len(calls) == 7 + 3 + 1
 
 
@@ -131,9 +128,7 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
     """Two equal features: lam = 0 fails, the other points do not."""
     data, clients = federation()
     data = replace(data, x=torch.cat([data.x, data.x[..., :1]], -1), text=None)
-    fed3r = METHODS["fed3r"]
-    hps = [fed3r.resolve("paper", {"lam": lam}) for lam in (0.1, 0.0, 1.0, 2.0)]
-    found = run_points(fed3r, hps, data, clients, rounds=1, dtype=torch.float64)
+    found = go_points("fed3r", [{"lam": lam} for lam in (0.1, 0.0, 1.0, 2.0)], data, clients)
     assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
-    alone = go_all("fed3r", {"lam": 1.0}, data, clients, rounds=1)
+    alone = go_all("fed3r", "lam=1.0", data, clients, rounds=1)
     assert gap(found[2].server, alone.server) < 1e-10

@@ -1,7 +1,5 @@
 """Facts of supcon: the loss against its formula, and a client's own prototypes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -71,7 +69,7 @@ def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
 
 def test_supcon_deploys_its_own_prototypes():
     data, clients = federation()
-    out = go("supcon", {"dim": 8, "lr": 0.01})
+    out = go("supcon", "dim=8 lr=0.01")
     head = Head("projection", dim=8, bn=True)
     for i, c in enumerate(clients):
         if i not in out.states:
@@ -86,8 +84,8 @@ def test_supcon_deploys_its_own_prototypes():
 
 
 def test_a_client_that_never_trained_has_prototypes_of_its_initial_projection():
-    out = go("supcon", {"dim": 8, "proto_drop_last": True, "batch": 64})
+    out = go("supcon", "dim=8 proto_drop_last=true batch=64")
     absent = [i for i in range(9) if i not in out.states]
-    first = go_all("supcon", {"dim": 8, "epochs": 0}, rounds=1)
+    first = go_all("supcon", "dim=8 epochs=0", rounds=1)
     assert absent
     assert [out.client_accuracy[i] for i in absent] == [first.client_accuracy[i] for i in absent]

@@ -1,13 +1,12 @@
 """Facts of the methods that start from class text features: clip-zs and fst-cbdg."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go, go_all
 from float64 import far, normal
 from method_calls import lanes
+from setting_lines import set_to
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
@@ -45,17 +44,10 @@ def test_self_training_alone_is_a_fixed_point(beta, scale):  # T-F1: f and q hav
 
 
 def test_soft_labels_stay_on_the_simplex():  # T-F4
-    out = go("fst-cbdg", {"lr": 0.5, "epochs": 3, "batch": 16})
+    out = go("fst-cbdg", "lr=0.5 epochs=3 batch=16")
     for q in states(out):
         assert float((q.sum(-1) - 1).abs().max()) < 1e-12
         assert float(q.min()) >= 0.0
-
-
-def test_no_weight_is_self_training_alone_bit_for_bit():  # T-F6
-    a = go("fst-cbdg", {"lambda": 0.0}, dtype=torch.float32)
-    b = go("fst-cbdg", {"ablation": "ist_only"}, dtype=torch.float32)
-    assert gap(a.server, b.server) == 0.0
-    assert gap(a.states, b.states) == 0.0
 
 
 def test_noise_has_the_size_that_was_asked_for():
@@ -93,7 +85,7 @@ def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
 
 
 def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
-    settings = {"sigma": 0.0, "batch": 200, "gamma": 0.3}
+    settings = set_to("sigma=0.0 batch=200 gamma=0.3")
     exact, strata = (go("fst-cbdg", {**settings, "synth": s}) for s in ("exact", "strata"))
     assert gap(exact.server, strata.server) < 1e-12
     assert (exact.fidelity, strata.fidelity) == ("exact", "approx")
@@ -106,9 +98,9 @@ READINGS = [
     {"logit_scale": 8.0},
     {"tsamp_scope": "batch"},
     {"tsamp_scope": "iteration"},
-    {"tsamp_scope": "iteration", "tsamp_reduce": "joint", "lambda": 0.7, "logit_scale": 3.0},
+    set_to("tsamp_scope=iteration tsamp_reduce=joint lambda=0.7 logit_scale=3.0"),
     {"tsamp_reduce": "joint", "lambda": 0.7},
-    {"tsamp_reduce": "joint", "lambda": 0.7, "ablation": "tsamp_only"},
+    set_to("tsamp_reduce=joint lambda=0.7 ablation=tsamp_only"),
     {"tsamp_reduce": "sum", "tsamp_scope": "iteration"},
 ]
 
@@ -169,16 +161,16 @@ def test_one_client_is_algorithm_1(reading):
 
 def test_the_server_only_ablation_hears_nothing_from_clients():
     data, clients = federation()
-    out = go("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1})
+    out = go("fst-cbdg", "ablation=tsamp_central lr=0.1")
     assert out.traffic.totals()["up"] == 0
     assert gap(out.server["W"], data.text) > 1e-6
-    other = go_all("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1}, data, clients[:3])
+    other = go_all("fst-cbdg", "ablation=tsamp_central lr=0.1", data, clients[:3])
     assert gap(out.server, other.server) == 0.0
 
 
 def test_self_training_is_watched():
     data, clients = federation()
-    out = go_all("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, eval_every=3)
+    out = go_all("fst-cbdg", "ablation=ist_only wd=0.0", eval_every=3)
     seen = out.records[-1].diagnostics
     # a fixed point: the soft labels stay those of eq 2
     q = torch.softmax(data.x[:, 0] @ data.text.T, -1)

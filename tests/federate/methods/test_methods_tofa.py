@@ -1,7 +1,5 @@
 """tofa: personal discriminants from weighed sums, texts weighed by all clients, both fused by confidence."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -90,7 +88,7 @@ def test_scores_by_hand():
     # Two classes, two rows of class 0 and one of class 1; u is the mean of what is right on own rows and on others.
     eye = torch.eye(2, dtype=torch.float64)
     texts = torch.stack([eye, eye.flip(0)])  # the second text of each class is the other's
-    ctx = lanes("tofa", {"scale": 1.0, "texts": 2}, classes=2, width=2)
+    ctx = lanes("tofa", "scale=1.0 texts=2", classes=2, width=2)
     data = stack_clients(eye[[0, 0, 1]][:, None], torch.tensor([0, 0, 1]), [np.arange(3)], 0)
     _, up = tofa.fit({"texts": texts}, {}, data, ctx)
     s = math.e / (1.0 + math.e)
@@ -113,8 +111,8 @@ def test_a_client_of_one_class_scores_what_it_can_see():
 
 def test_the_servers_texts_are_the_mean_of_clients_scores():
     data = fitted(METHODS["tofa"], DATA)
-    out = go_all("tofa", {"texts": 3, "tau": 0.05}, data, CLIENTS)
-    scores, ctx = [], lanes("tofa", {"texts": 3})
+    out = go_all("tofa", "texts=3 tau=0.05", data, CLIENTS)
+    scores, ctx = [], lanes("tofa", "texts=3")
     for c in CLIENTS:
         rows = stack_clients(DATA.x, DATA.y, [c.train], 0)
         scores.append(tofa.fit({"texts": out.server["texts"]}, {}, rows, ctx)[1]["score"])
@@ -128,11 +126,11 @@ def test_the_servers_texts_are_the_mean_of_clients_scores():
 
 def test_text_alone_is_zero_shot_to_the_bit():
     data = fitted(METHODS["tofa"], DATA)
-    out = go_all("tofa", {"fusion": "text", "texts": 1}, data, CLIENTS)
+    out = go_all("tofa", "fusion=text texts=1", data, CLIENTS)
     towers = TinyTowers(D)
     text = towers.text.encode(*towers.text.embed([f"it is {n}!" for n in data.names]))
     assert torch.equal(out.server["T"], text)
-    zero = go_all("clip-zs", {"scale": 100.0}, replace(DATA, text=text), CLIENTS)
+    zero = go_all("clip-zs", "scale=100.0", replace(DATA, text=text), CLIENTS)
     want = np.concatenate([zero.predict(DATA.x[c.test]).numpy() for c in CLIENTS])
     assert np.array_equal(out.evaluation.predictions, want)
     assert np.mean(out.client_accuracy) == out.zero_shot

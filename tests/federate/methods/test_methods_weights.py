@@ -1,7 +1,5 @@
 """Facts of the methods that train by gradient: solo, fedavg, fedprox, fedproto, fedpcl, central."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -12,6 +10,7 @@ from float64 import normal
 from method_calls import lanes, model_of, single
 from methods_tried import tried
 from reference_steps import local_batches, mean_of
+from setting_lines import set_to
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.federate.engine.context import generator
@@ -19,15 +18,7 @@ from fedcache.federate.methods import METHODS, fedpcl, fedproto, fedprox
 from fedcache.federate.methods.central import lbfgs
 from fedcache.federate.methods.common import model
 
-LINEAR = {
-    "head": "linear",
-    "opt": "sgd",
-    "lr": 0.1,
-    "momentum": 0.9,
-    "wd": 1e-3,
-    "batch": 16,
-    "init": "shared",
-}
+LINEAR = set_to("head=linear opt=sgd lr=0.1 momentum=0.9 wd=1e-3 batch=16 init=shared")
 
 
 def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
@@ -53,7 +44,7 @@ def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
 def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
     # An independent reference: torch's layers and Adam; of 33 rows the last batch of one joins the one before it.
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {"dim": 5, "batch": 16, "lr": 0.02, "wd": 1e-3}
+    settings = set_to("dim=5 batch=16 lr=0.02 wd=1e-3")
     start = go_all("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1).server
     names = {
         "P.W": "0.weight",
@@ -112,9 +103,9 @@ def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head):  # T-S2
 
 def test_solo_does_not_know_the_other_clients():  # T-S1
     data, clients = federation()
-    together = go_all("solo", {"dim": 5})
+    together = go_all("solo", "dim=5")
     for i in (1, 5):
-        alone = go_all("solo", {"dim": 5}, data, [clients[i]])
+        alone = go_all("solo", "dim=5", data, [clients[i]])
         assert gap(alone.states[0], together.states[i]) < 1e-12
 
 
@@ -131,16 +122,6 @@ def test_the_proximal_term_is_the_squared_distance(half, pull):
     pulled = torch.autograd.grad(fedprox.loss(at, batch, down, ctx)[0], list(at.values()))
     plain = torch.autograd.grad(model.ce_loss(at, batch, down, ctx)[0], list(at.values()))
     assert all(torch.equal(a, b) for a, b in zip(pulled, plain, strict=True))
-
-
-def test_without_its_distance_fedproto_trains_as_solo():  # T-O1
-    keys = {"participation": None, "dtype": torch.float32}
-    a = go("fedproto", {"lambda_proto": 0.0, "proto_infer": "head", "dim": 8}, **keys)
-    b = go("solo", {"dim": 8}, **keys)
-    assert max(gap(model_of(a.states[c]), model_of(b.states[c])) for c in a.states) == 0.0
-    assert np.array_equal(a.client_accuracy, b.client_accuracy)
-    c = go("fedproto", {"proto_infer": "head", "dim": 8}, **keys)
-    assert max(gap(model_of(c.states[i]), model_of(b.states[i])) for i in c.states) > 0.0
 
 
 def test_the_distance_to_prototypes():  # T-O2, T-O3
@@ -226,13 +207,7 @@ def test_fedpcl_is_equations_5_to_10(seed):
 
 
 def test_hot_released_fedpcl_counts_embeddings():  # T-L9: m log(2B - 1), summed over clients
-    settings = {
-        "tau": 1e9,
-        "objective": "proto_anchor",
-        "terms": "p",
-        "lp_reduce": "sum",
-        "views": "2",
-    }
+    settings = set_to('tau=1e9 objective=proto_anchor terms=p lp_reduce=sum views="2"')
     assert pcl_loss(settings)[0] == pytest.approx(3 * math.log(11), abs=1e-6)
 
 
@@ -248,7 +223,7 @@ def test_the_first_round_only_makes_prototypes():  # D-10
     assert max(gaps(start, models({}))) == 0.0
     assert min(gaps(start, models({"warmup": "zero_loss", "wd": 0.1}))) > 0.0
     # With BatchNorm its running statistics would move without a step.
-    quiet = {"warmup": "zero_loss", "wd": 0.0, "bn": False}
+    quiet = set_to("warmup=zero_loss wd=0.0 bn=false")
     assert max(gaps(models({**quiet, "epochs": 0}), models(quiet))) == 0.0
 
 
@@ -256,7 +231,7 @@ def test_stale_sets_are_kept():
     saved = []
     out = go(
         "fedpcl",
-        {"dim": 5},
+        "dim=5",
         on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors["server/sets"]),
     )
     for record, old, new in zip(out.records[1:], saved[:-1], saved[1:], strict=True):
@@ -318,7 +293,7 @@ def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
 
 @pytest.mark.parametrize("noise_on", ["proto", "features"])
 def test_no_noise_is_no_change(noise_on):  # T-X2
-    plain = go("fedpcl", {"dim": 5}).server
+    plain = go("fedpcl", "dim=5").server
     assert (
         gap(go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5}).server, plain)
         < 1e-12

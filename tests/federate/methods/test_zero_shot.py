@@ -1,7 +1,5 @@
 """Zero-shot beside a method that starts from class texts: the accuracy of clip-zs on the rows that it is scored on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -9,30 +7,34 @@ import pytest
 import torch
 from federation import federation, fitted, go_all, go_tiny, small, tiny
 from methods_tried import tried
+from setting_lines import cases_of
 
 from fedcache.federate.methods import METHODS
 
-LINEAR = {"head": "linear"}
-FROM_TEXT = {
-    "fst-cbdg": {},
-    "fedavg": LINEAR,
-    "fedprox": LINEAR,
-    "fedntd": {},
-    "scaffold": LINEAR,
-    "ditto": LINEAR,
-    "pfedme": LINEAR,
-    "perfedavg": LINEAR,
-    "solo": LINEAR,
-    "central": {"probe": "sgd"},
-    "fed3r-prior": {},
-    "tip-local": {},
-    "fed-tip-proto": {},
-    "tpfl-feat": {},
-    "atpfl-feat": {},
-    "gda": {},
-    "fedclip": {},
-    "lp-plus-plus": {},
-}
+FROM_TEXT = dict(
+    cases_of(
+        """
+        fst-cbdg
+        fedavg head=linear
+        fedprox head=linear
+        fedntd
+        scaffold head=linear
+        ditto head=linear
+        pfedme head=linear
+        perfedavg head=linear
+        solo head=linear
+        central probe=sgd
+        fed3r-prior
+        tip-local
+        fed-tip-proto
+        tpfl-feat
+        atpfl-feat
+        gda
+        fedclip
+        lp-plus-plus
+        """
+    )
+)
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt", "fedtpg", "tofa")
 
 
@@ -66,12 +68,14 @@ def test_prompts_stand_beside_the_template_as_it_is(name):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [
-        ("clip-zs", {}),
-        ("fedavg", {}),
-        ("fedavg", {"head": "linear", "init": "zero"}),
-        ("fed3r", {}),
-    ],
+    cases_of(
+        """
+    clip-zs
+    fedavg
+    fedavg head=linear init=zero
+    fed3r
+    """
+    ),
 )
 def test_what_does_not_start_from_texts_has_none(name, settings):
     assert go_tiny(name, settings).zero_shot is None
@@ -79,12 +83,12 @@ def test_what_does_not_start_from_texts_has_none(name, settings):
 
 def test_without_text_features_there_is_none():
     data, clients = tiny()
-    assert go_tiny("fedavg", LINEAR, replace(data, text=None), clients).zero_shot is None
+    assert go_tiny("fedavg", "head=linear", replace(data, text=None), clients).zero_shot is None
 
 
 def test_of_clients_that_were_drawn_for_scoring_only_those_count():
     data, clients = tiny(dtype=torch.float64)
-    out = go_tiny("solo", LINEAR, data, clients, eval_clients=2)
+    out = go_tiny("solo", "head=linear", data, clients, eval_clients=2)
     scored = np.flatnonzero(~np.isnan(out.client_accuracy))
     right = (data.x[:, 0] @ data.text.T).argmax(-1) == data.y
     assert len(scored) == 2

@@ -1,11 +1,7 @@
 """What the refusal of a partition advises works when it is run."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from partition_rows import columns_from
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import with_column
-from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, Partition, make
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
 from fedcache.federate.partition.scheme import FEWER
 from fedcache.runs.partitions import typed_arguments
 
@@ -24,14 +20,14 @@ COMMAND = re.compile(r"fedcache partition --[^\n]*")
 ADVICE = re.compile(r"; ((?:--\S+ \S+ )+)deals what it asks for")
 
 
-def advised(error: FedcacheError) -> list[str]:
+def advised(error):
     """Commands of the hint that deal rows."""
     return [found for found in COMMAND.findall(error.hint) if "--scheme" in found]
 
 
-def words_of(options: list[str]) -> dict[str, Any]:
+def words_of(options):
     """Arguments of options of schemes, as words."""
-    found: dict[str, Any] = {}
+    found = {}
     for option, value in zip(options[::2], options[1::2], strict=True):
         name, word = (
             value.split("=", 1) if option == "--option" else (option[2:].replace("-", "_"), value)
@@ -40,7 +36,7 @@ def words_of(options: list[str]) -> dict[str, Any]:
     return found
 
 
-def run_command(command: str, columns: Columns) -> None:
+def run_command(command, columns):
     """Deal as a command says that names options of schemes alone."""
     given_words = words_of(shlex.split(command)[2:])
     scheme, seed = given_words.pop("scheme"), int(given_words.pop("partition_seed", 0))
@@ -49,7 +45,7 @@ def run_command(command: str, columns: Columns) -> None:
     make(chosen, columns, seed=seed, **typed_arguments(chosen, arguments))
 
 
-def rows_of_values(sizes: list[list[int]]) -> Columns:
+def rows_of_values(sizes):
     """Rows by value of the domain and class, a fifth of which are test rows."""
     label = [c for counts in sizes for c, count in enumerate(counts) for _ in range(count)]
     domain = [d for d, counts in enumerate(sizes) for count in counts for _ in range(count)]
@@ -76,10 +72,10 @@ SIZES = st.lists(st.lists(st.integers(0, 40), min_size=2, max_size=2), min_size=
 @example(sizes=[[15, 15], [7, 7], [30, 30]], inside="iid", clients=30, alpha=1.0, more=4, seed=3)
 @example(sizes=[[9, 9], [20, 20]], inside="lda", clients=2, alpha=0.1, more=4, seed=2)
 def test_what_is_advised_works_for_every_value_of_a_column(
-    sizes: list[list[int]], inside: str | None, clients: int, alpha: float, more: int, seed: int
-) -> None:
+    sizes, inside, clients, alpha, more, seed
+):
     columns = rows_of_values(sizes)
-    arguments: dict[str, Any] = {"by": "domain"}
+    arguments = {"by": "domain"}
     if inside is None:
         arguments["min_rows"] = more * 5
     else:
@@ -102,15 +98,13 @@ def test_what_is_advised_works_for_every_value_of_a_column(
     pool=st.sampled_from(["train", "test"]),
     seed=st.integers(0, 9),
 )
-def test_what_is_advised_works(
-    scheme: str, sizes: list[list[int]], clients: int, alpha: float, more: int, pool: str, seed: int
-) -> None:
+def test_what_is_advised_works(scheme, sizes, clients, alpha, more, pool, seed):
     own = {a.name for a in SCHEMES[scheme].arguments}
     asked = {"clients": clients, "alpha": alpha, "shards": more, "shots": more, "pool": pool}
     check(scheme, rows_of_values(sizes), {k: v for k, v in asked.items() if k in own}, seed)
 
 
-def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -> None:
+def check(scheme, columns, arguments, seed):
     """What a warning advises gives every client the rows asked for, and what a refusal advises works."""
     try:
         made = make(scheme, columns, seed=seed, **arguments)
@@ -126,7 +120,7 @@ def check(scheme: str, columns: Columns, arguments: dict[str, Any], seed: int) -
         make(scheme, columns, seed=seed, **{**arguments, **refused.instead})
 
 
-def check_warnings(made: Partition, columns: Columns, arguments: dict[str, Any]) -> None:
+def check_warnings(made, columns, arguments):
     for note in made.notes:
         advice = ADVICE.search(note)
         if advice is None:
@@ -143,9 +137,7 @@ def check_warnings(made: Partition, columns: Columns, arguments: dict[str, Any])
 
 @pytest.mark.parametrize("shots", [2, 10])
 @pytest.mark.parametrize("inside", ["label-shift", "few-shot", "feature-shift"])
-def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(
-    inside: str, shots: int
-) -> None:
+def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(inside, shots):
     columns = rows_of_values([[60, 62, 58], [50, 55, 61], [50, 49, 53], [57, 51, 60]])
     own = {a.name for a in SCHEMES[inside].arguments}
     for clients, seed in ((2, 0), (5, 1)):
@@ -156,9 +148,7 @@ def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(
         check("feature-shift", columns, {"shots": 10 * shots}, seed)
 
 
-def test_the_command_for_two_unequal_domains_is_one_that_works(
-    own_home: Path, tmp_path: Path
-) -> None:
+def test_the_command_for_two_unequal_domains_is_one_that_works(own_home, tmp_path):
     """Domain b has too few rows for any number of clients, so the advice for domain a cannot work."""
     rng = np.random.default_rng(0)
     columns = {
@@ -169,20 +159,8 @@ def test_the_command_for_two_unequal_domains_is_one_that_works(
     np.savez(
         tmp_path / "two.npz", **{"features/mine": rng.normal(size=(18, 4)).astype("f4"), **columns}
     )
-    ok("ingest", tmp_path / "two.npz", "--name", "two")
-    words = (
-        "partition",
-        "--dataset",
-        "two",
-        "--scheme",
-        "label-shift",
-        "--by",
-        "domain",
-        "--clients",
-        2,
-        "--alpha",
-        1,
-    )
+    ok("ingest --name two", tmp_path / "two.npz")
+    words = ("partition --dataset two --scheme label-shift --by domain --clients 2 --alpha 1",)
     refused = fedcache(*words, "--json")
     assert refused.code == 2
     assert "b: " in refused.envelope["error"]["message"]

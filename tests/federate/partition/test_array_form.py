@@ -1,7 +1,5 @@
 """The partition file of arrays: what is written is read back by its digest, and nothing that was changed is."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -28,11 +26,11 @@ SHARED = make("iid", SMALL, clients=3)
 VALIDATED = make("iid", SMALL, clients=3, validation=0.3)
 
 
-def whole(partition: Partition) -> bytes:
+def whole(partition):
     return b"".join(partition.to_file())
 
 
-def read(raw: bytes, **how) -> Partition:
+def read(raw, **how):
     return Partition.from_file(memoryview(raw), origin="p.partition", **how)
 
 
@@ -45,7 +43,7 @@ NAMES = st.lists(
 
 
 @st.composite
-def partitions(draw) -> Partition:
+def partitions(draw):
     """Any names, some numbered; rows up to 2**40; clients with test rows of their own, with those of all, or both."""
     names = draw(NAMES)
     if draw(st.booleans()):
@@ -127,7 +125,7 @@ def test_a_foreign_file_is_refused(raw):
         read(raw)
 
 
-def rewritten(partition: Partition, change) -> bytes:
+def rewritten(partition, change):
     """The file with another head, sealed anew, as somebody who forges one would."""
     raw = memoryview(whole(partition))
     length = int.from_bytes(raw[8:16], "little")
@@ -174,7 +172,7 @@ def test_a_forged_head_is_refused(change):
         read(rewritten(SHARED, change))
 
 
-def forged(partition: Partition, **arrays: list[int]) -> bytes:
+def forged(partition, **arrays):
     """The file of other arrays, with checksums that fit."""
     content, held = unpack(memoryview(whole(partition)))
     return b"".join(

@@ -1,7 +1,5 @@
 """Clients that a draw left short are filled up: nobody is short, no row is lost, and little else changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from draws import examples
@@ -33,7 +31,7 @@ def test_a_list_of_the_level_to_which_others_fall_keeps_what_it_has():
     assert lowered(np.array([4, 7, 5, 4]), 3, 2).tolist() == [4, 4, 5, 4]
 
 
-def one_by_one(sizes: list[int], missing: int) -> list[int]:
+def one_by_one(sizes, missing):
     sizes = list(sizes)
     for _ in range(missing):
         sizes[sizes.index(max(sizes))] -= 1

@@ -1,11 +1,10 @@
 """Clients that the data brings: one for each value of a column, and values that are held out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.natural import with_column
@@ -15,14 +14,12 @@ from fedcache.tables.groups import Group
 WARDS = ("north", "south", "east")
 
 
-def columns(
-    ward: list[str], *, split: list[int] | None = None, label: list[int] | None = None
-) -> Columns:
+def columns(ward, *, split=None, label=None):
     """Rows with a ward each; half of them of the one domain, half of the other."""
     rows = len(ward)
     group = Group.of(ward)
 
-    def groups(name: str) -> Group:
+    def groups(name):
         assert name == "ward"
         return group
 
@@ -39,11 +36,11 @@ def columns(
     )
 
 
-def held(partition: Partition) -> dict[str, tuple[list[int], list[int]]]:
+def held(partition):
     return {c.name: (c.train.tolist(), c.test.tolist()) for c in partition.clients}
 
 
-def test_a_client_is_a_value_with_its_rows_of_both_splits() -> None:
+def test_a_client_is_a_value_with_its_rows_of_both_splits():
     made = make(
         "natural", columns(["n", "s", "n", "s", "n", ""], split=[0, 0, 1, 1, 0, 0]), by="ward"
     )
@@ -54,9 +51,7 @@ def test_a_client_is_a_value_with_its_rows_of_both_splits() -> None:
     assert made.default_name() == "natural-by-ward-s0"
 
 
-def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single_row_is_nobody() -> (
-    None
-):
+def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single_row_is_nobody():
     data = columns(["n"] * 20 + ["s"], label=[0] * 10 + [1] * 10 + [0])
     made = make("natural", data, by="ward")
     (train, test) = held(made)["n"]
@@ -68,15 +63,15 @@ def test_a_client_without_test_rows_holds_a_fifth_of_each_class_out_and_a_single
     assert "1 of 2 clients" in made.notes[1]
 
 
-def test_years_and_numbers_of_sites_name_values_as_their_words_do() -> None:
-    data = columns([2009, 2010, 2011] * 4)  # type: ignore[list-item]
+def test_years_and_numbers_of_sites_name_values_as_their_words_do():
+    data = columns([2009, 2010, 2011] * 4)
     by_word, by_number = (
         make("natural", data, by="ward", hold_out=year) for year in ("2011", 2011)
     )
     assert by_number.digest == by_word.digest
 
 
-def test_rows_without_a_label_are_kept_or_left_out() -> None:
+def test_rows_without_a_label_are_kept_or_left_out():
     data = columns(["n"] * 8 + ["s"] * 4, split=[0, 0, 0, 1] * 3, label=[0, -1, 1, 0] * 3)
     made = make("natural", data, by="ward")
     assert held(made) == {"n": ([0, 1, 2, 4, 5, 6], [3, 7]), "s": ([8, 9, 10], [11])}
@@ -85,12 +80,12 @@ def test_rows_without_a_label_are_kept_or_left_out() -> None:
     assert made.notes == ("3 rows without a label are left out",)
 
 
-def test_rows_of_one_class_each_leave_one_row_to_test_on() -> None:
+def test_rows_of_one_class_each_leave_one_row_to_test_on():
     made = make("natural", columns(["n"] * 3, label=[0, 1, 2]), by="ward")
     assert [len(made.clients[0].train), len(made.clients[0].test)] == [2, 1]
 
 
-def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_of_it() -> None:
+def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_of_it():
     data = columns(["n"] * 8, split=[0, 0, 1, 1, 0, 0, 1, 1])
     made = make("natural", data, by="domain", hold_out=("sketch",))
     assert held(made) == {"photo": ([0, 2, 4, 6], [1, 3, 5, 7])}
@@ -100,7 +95,7 @@ def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_
     assert made.default_name() == "natural-by-domain-without-sketch-s0"
 
 
-def test_held_out_clients_are_the_test_set_of_all_others() -> None:
+def test_held_out_clients_are_the_test_set_of_all_others():
     ward = [f"w{i % 10}" for i in range(100)]
     made = make(
         "natural", columns(ward), by="ward", tests="held-out-clients", held_out_share=0.3, seed=4
@@ -115,7 +110,7 @@ def test_held_out_clients_are_the_test_set_of_all_others() -> None:
     assert {c.name for c in other.clients} != {c.name for c in made.clients}
 
 
-def test_small_clients_are_left_out_and_many_are_drawn() -> None:
+def test_small_clients_are_left_out_and_many_are_drawn():
     data = columns([f"w{i:02d}" for i in range(20) for _ in range(2 * (i + 1))])
     made = make("natural", data, by="ward", min_rows=21, max_clients=3)
     sizes = [len(c.train) + len(c.test) for c in made.clients]
@@ -127,7 +122,7 @@ def test_small_clients_are_left_out_and_many_are_drawn() -> None:
     assert caught.value.instead == {"min_rows": 40}
 
 
-def test_another_scheme_deals_the_rows_of_every_value() -> None:
+def test_another_scheme_deals_the_rows_of_every_value():
     ward = [WARDS[i % 3] for i in range(120)]
     split = [1 if i % 4 == 3 else 0 for i in range(120)]
     data = columns(ward, split=split)
@@ -144,13 +139,15 @@ def test_another_scheme_deals_the_rows_of_every_value() -> None:
         assert held(made)[name] == rows
 
 
-def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value() -> None:
+def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value():
     inside = {"by": "ward", "alpha": 0.3, "inside": "dirichlet"}
     assert with_column("dirichlet", {"by": "ward", "alpha": 0.3}) == ("natural", inside)
     assert with_column(None, {"hold_out": ("x",)}) == ("natural", {"hold_out": ("x",)})
     assert with_column("iid", {"clients": 3, "by": None}) == ("iid", {"clients": 3, "by": None})
-    with pytest.raises(FedcacheError, match="hold_out and tests within"):
-        with_column("iid", {"by": "ward", "hold_out": ("x",), "tests": "within"})
+    refused(
+        lambda: with_column("iid", {"by": "ward", "hold_out": ("x",), "tests": "within"}),
+        "hold_out and tests within",
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,16 +157,14 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value() -> None
         ({"by": "domain", "hold_out": ("sketch", "photo")}, "nobody trains"),
         ({"by": "domain", "hold_out": ("sketch",), "tests": "global"}, "hold_out and tests global"),
         ({"by": "domain", "clients": 3}, "clients"),
-        ({"by": "domain", "clients": 30, "inside": "iid"}, "photo: .*5 rows"),
+        ({"by": "domain", "clients": 30, "inside": "iid"}, "5 rows"),
         ({"by": "domain", "tests": "held-out-clients", "domain": ("photo",)}, "1 client"),
         ({"by": "ward", "min_rows": 13}, "12"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, object], said: str) -> None:
-    with pytest.raises(FedcacheError, match=said):
-        make("natural", columns(["n"] * 12), **given)
-    with pytest.raises(FedcacheError, match="no value of ward"):
-        make("natural", columns(["n", "s"]), by="ward")
+def test_what_cannot_be_is_refused_by_name(given, said):
+    refused(lambda: make("natural", columns(["n"] * 12), **given), said)
+    refused(lambda: make("natural", columns(["n", "s"]), by="ward"), "no value of ward")
 
 
 @pytest.mark.slow
@@ -181,7 +176,7 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, object], said: str) 
     inside=st.sampled_from([None, "iid"]),
     seed=st.integers(0, 3),
 )
-def test_every_row_has_one_use_and_its_own_client(ward, split, tests, rows, inside, seed) -> None:
+def test_every_row_has_one_use_and_its_own_client(ward, split, tests, rows, inside, seed):
     data = columns(ward, split=[int(split.random() < 0.3) for _ in ward])
     words = {} if inside is None else {"inside": inside, "clients": 1}
     refused = None

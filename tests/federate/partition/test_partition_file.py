@@ -1,7 +1,5 @@
 """The partition file: what is written is read back, and nothing else is read."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -11,8 +9,9 @@ from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from partition_rows import DATASET, even_columns
+from refusal import refused
 
-from fedcache.errors import CorruptionError, StoreError, UsageError
+from fedcache.errors import CorruptionError, StoreError
 from fedcache.federate.partition import json_file
 from fedcache.federate.partition.partition import (
     SCHEMES,
@@ -28,13 +27,13 @@ SMALL = even_columns(4, 2, 3, domains=2)
 SOUND = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
 
 
-def signed(payload: dict) -> dict:
+def signed(payload):
     """The payload with a digest that fits, as someone who edits a file on purpose would make it."""
     content = {key: value for key, value in payload.items() if key != "digest"}
     return {**content, "digest": digest_of(content)}
 
 
-def changed(**fields) -> dict:
+def changed(**fields):
     return signed({**SOUND.to_payload(), **fields})
 
 
@@ -56,10 +55,6 @@ def test_what_is_saved_is_loaded(scheme, tmp_path):
     assert again.to_payload() == partition.to_payload() == json.loads(path.read_bytes())
     assert again.args == partition.args
     assert again.describe(SMALL) == partition.describe(SMALL)
-    for a, b in zip(again.clients, partition.clients, strict=True):
-        assert (a.train.dtype, a.test.dtype) == (np.int64, np.int64)
-        assert np.array_equal(a.train, b.train)
-        assert np.array_equal(a.test, b.test)
     assert path.read_bytes() == canonical_json(partition.to_payload()) + b"\n"
     assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
 
@@ -222,8 +217,8 @@ def test_a_replaced_value_is_a_fedcache_error_or_a_partition(data):
 
 def test_a_partition_made_by_hand_is_checked_too():
     rows = np.arange(4)
-    with pytest.raises(UsageError, match="int32"):
-        Partition(
+    refused(
+        lambda: Partition(
             "mine",
             {},
             0,
@@ -232,7 +227,9 @@ def test_a_partition_made_by_hand_is_checked_too():
             DATASET,
             4,
             0,
-        )
+        ),
+        "int32",
+    )
     mine = Partition("mine", {}, 0, (Client("a", rows[:2], rows[2:]),), rows[2:], DATASET, 4, 0)
     assert mine.default_name() == f"mine-{mine.digest[:8]}"
     assert from_payload(mine.to_payload()).digest == mine.digest

@@ -1,7 +1,5 @@
 """Many lists in one array: each is what a list of its own would be, and the canonical JSON in parts is that of one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from itertools import pairwise
@@ -37,7 +35,7 @@ from fedcache.federate.partition.scheme import MatchedTests
 LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
 
 
-def arrays(lists: list[list[int]]) -> list[np.ndarray]:
+def arrays(lists):
     return [np.array(rows, np.int64) for rows in lists]
 
 
@@ -149,7 +147,7 @@ def test_the_digest_in_parts_is_that_of_the_whole(part, monkeypatch):
     assert claimed == hashlib.sha256(whole.encode()).hexdigest()
 
 
-def client(name: str, train: list[int], test: list[int] | None = None) -> Client:
+def client(name, train, test=None):
     return Client(name, np.array(train, np.int64), COMMON if test is None else np.array(test))
 
 
@@ -171,7 +169,7 @@ def test_what_is_no_partition_is_refused_by_client(clients, why):
         Partition("mine", {}, 0, every, COMMON, "d" * 64, 9, 0)
 
 
-def same_runs(data, clients: list[Client], table: ClientTable) -> None:
+def same_runs(data, clients, table):
     """Runs on clients, each with lists of its own, are those on the table of them."""
     for method in ("fed3r", "fedavg", "fedrep", "solo"):
         one, other = go(method, {}, data, clients), go(method, {}, data, table)

@@ -1,7 +1,5 @@
 """Rows to choose by: which they are, that nobody trains or is tested on them, and the files that hold them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -11,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_rows import any_columns, columns_from, even_columns
+from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
+from refusal import refused
 
-from fedcache.errors import CorruptionError, Exit, FedcacheError, UsageError
+from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, load, make
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.validation import by_group_and_uid, hold_out
@@ -27,13 +26,11 @@ WITH_SPLIT = columns_from([0, 1] * 12, [0] * 24, [0, 0, 1, 2] * 6, [1] * 23 + [0
 SPLIT = make("iid", WITH_SPLIT, clients=3, validation="split")
 
 
-def uids(rows: int) -> np.ndarray:
+def uids(rows):
     return np.random.default_rng(7).integers(0, 256, (rows, 16)).astype(np.uint8)
 
 
-def one_by_one(
-    train: list[list[int]], label: np.ndarray, uid: np.ndarray, share: float
-) -> list[list[int]]:
+def one_by_one(train, label, uid, share):
     """The rule once more, row by row: lists of rows that are taken."""
     taken = []
     for rows in train:
@@ -106,26 +103,6 @@ def test_a_client_of_one_row_has_none_and_of_two_it_has_one():
     assert taken[1].tolist() == [1]  # of equal classes the first
 
 
-def attempt(scheme: str, columns, **args) -> Partition | FedcacheError:
-    try:
-        return make(scheme, columns, **args)
-    except FedcacheError as error:
-        return error
-
-
-def some_arguments(draw, scheme):
-    given = {}
-    for argument in scheme.arguments:
-        match argument.kind:
-            case "int":
-                given[argument.name] = draw(st.none() | st.integers(1, 8))
-            case "choice":
-                given[argument.name] = draw(st.none() | st.sampled_from(argument.choices))
-            case "bool":
-                given[argument.name] = draw(st.none() | st.booleans())
-    return given
-
-
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 @settings(max_examples=40)
 @given(
@@ -158,6 +135,7 @@ def test_nobody_trains_on_validation_rows_and_given_back_the_partition_is_that_w
         assert np.array_equal(one.test, before.test)
         own = one.train if how == "split" else np.concatenate([one.train, one.validation])
         assert np.array_equal(np.sort(own), before.train)
+    assert made.notes == plain.notes
     assert made.without_validation().digest == plain.digest != made.digest
     assert made.without_validation().to_payload() == plain.to_payload()
     assert make(scheme.name, columns, seed=seed, **args, validation=how).digest == made.digest
@@ -174,7 +152,7 @@ def test_own_rows_of_the_split_are_everybodys():
 WARDS = ["n", "n", "n", "s", "s", "s", "e", "e", "e", "n", "s", "e"]
 
 
-def wards(**args) -> Partition:
+def wards(**args):
     """Three wards with two training rows, a test row, and a validation row each."""
     split = [0, 0, 1] * 3 + [2, 2, 2]
     plain = columns_from([0, 1, 0] * 4, [0] * 12, split, [1] * 12, 2, 1)
@@ -223,7 +201,7 @@ def test_both_forms_of_the_file_are_read_back(made, tmp_path):
     assert json.loads((tmp_path / "p.json").read_bytes()) == made.to_payload()
 
 
-def forged(made: Partition, change) -> dict:
+def forged(made, change):
     """The payload after a change, signed anew."""
     payload = made.to_payload()
     change(payload)
@@ -276,17 +254,16 @@ def test_an_array_that_is_missing_or_does_not_fit_is_refused(lost):
 
 @pytest.mark.parametrize("wrong", [0, 1, True, "half", "1.5", "nan", (0.2,)])
 def test_what_is_no_share_is_refused(wrong):
-    with pytest.raises(UsageError, match="validation"):
-        make("iid", even_columns(30, 9, 3), validation=wrong)
+    refused(lambda: make("iid", even_columns(30, 9, 3), validation=wrong), "validation")
 
 
 def test_nothing_to_take_is_refused_with_what_can_be_done():
-    with pytest.raises(UsageError) as error:
-        make("iid", even_columns(2, 2, 3), clients=6, validation=0.2)
-    assert "--clients" in error.value.hint
-    with pytest.raises(UsageError, match="split validation") as error:
-        make("iid", even_columns(2, 2, 3), clients=2, validation="split")
-    assert "--validation 0.2" in error.value.hint
+    refused(lambda: make("iid", even_columns(2, 2, 3), clients=6, validation=0.2), "--clients")
+    refused(
+        lambda: make("iid", even_columns(2, 2, 3), clients=2, validation="split"),
+        "split validation",
+        "--validation 0.2",
+    )
 
 
 def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
@@ -297,8 +274,12 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
     uid = np.zeros((2, 16), np.uint8)
     uid[1] = 1
     # the first gives row 0, which is all of the other
-    with pytest.raises(UsageError, match="1 would have none"):
-        hold_out(RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5)
+    refused(
+        lambda: hold_out(
+            RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5
+        ),
+        "1 would have none",
+    )
 
 
 @given(
@@ -313,13 +294,3 @@ def test_rows_are_ordered_by_group_then_by_all_of_the_uid_then_as_they_stand(gro
     uid[:, rng.integers(0, 16)] = rng.integers(0, kinds, len(groups)) % 256
     expected = sorted(range(len(groups)), key=lambda r: (groups[r], uid[r].tobytes(), r))
     assert by_group_and_uid(np.array(groups, np.int64), uid).tolist() == expected
-
-
-def test_the_notes_of_a_partition_are_the_same_with_validation_rows():
-    columns = even_columns(50, 29, classes=1)
-    plain = make("label-shift", columns, clients=3)
-    assert any("fewer than" in note for note in plain.notes)
-    for share in (0.1, 0.5):
-        made = make("label-shift", columns, clients=3, validation=share)
-        assert made.notes == plain.notes
-        assert made.without_validation().digest == plain.digest

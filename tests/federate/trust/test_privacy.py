@@ -1,7 +1,5 @@
 """Privacy of clients: noise that nobody can repeat or subtract, and what it costs by accountants of our own."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace
@@ -17,8 +15,9 @@ from federation import go_tiny as tiny_run_of
 from methods_tried import tried
 from refusal import refused
 from scipy import fft, optimize, stats
+from setting_lines import chosen
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.context import key_hash
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust import accounting
@@ -35,11 +34,15 @@ SIMULATED = replace(REAL, seed=0)
 def private_settings(name, settings=None):
     """A private run has no BatchNorm: commands leave it out, and the engine is told here."""
     plain = {"bn": False} if any(h.name == "bn" for h in METHODS[name].hparams) else {}
-    return {**plain, **(settings or {})}
+    return {**plain, **chosen(settings)}
 
 
 def go(name, settings=None, *pair, **how):
     return run_of(name, private_settings(name, settings), *pair, **how)
+
+
+def go_all(name, settings=None, *pair, **how):
+    return go(name, settings, *pair, participation=None, **how)
 
 
 def go_tiny(name, settings=None, *pair, **how):
@@ -49,13 +52,12 @@ def go_tiny(name, settings=None, *pair, **how):
 def after_one_round(privacy, clients=9, **how):
     """The server of fedavg after one round of all clients, as one float64 vector; its start is the same for all."""
     data, everyone = federation()
-    out = go(
+    out = go_all(
         "fedavg",
-        {"opt": "sgd", "lr": 0.05},
+        "opt=sgd lr=0.05",
         data,
         everyone[:clients],
         rounds=1,
-        participation=None,
         trust=parse_policy(privacy=privacy),
         **how,
     )
@@ -194,7 +196,7 @@ def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
         data, clients = federation()
         made[height] = go(
             name,
-            {"opt": "sgd"},
+            "opt=sgd",
             data,
             clients,
             rounds=1,
@@ -243,18 +245,15 @@ def test_who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round():
 def test_what_epsilon_does_not_cover_is_refused_unless_it_is_allowed_by_name(name, how, word):
     settings = {"bias": "false"} if name == "fed3r" else {}
     refused(
-        lambda: go(
-            name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0), **how), participation=None
-        ),
+        lambda: go_all(name, settings, trust=parse_policy(privacy=Privacy(1.0, 1.0), **how)),
         f"--dp-allow {word};",
     )
     allowed = replace(REAL, allow=tuple(word.split(",")))
-    go(name, settings, trust=parse_policy(privacy=allowed, **how), participation=None)
-    go(
+    go_all(name, settings, trust=parse_policy(privacy=allowed, **how))
+    go_all(
         name,
         settings,
         trust=parse_policy(privacy=Privacy(1.0, 1.0, seed=0), **how),
-        participation=None,
     )
 
 
@@ -263,13 +262,14 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
     monkeypatch.setattr(
         "fedcache.federate.engine.run_state.RunState.fit_one", lambda *a: trained.append(a)
     )
-    with pytest.raises(FedcacheError, match="fedncm"):
-        go(
+    refused(
+        lambda: go_all(
             "fedncm",
             trust=parse_policy(privacy=SIMULATED),
-            participation=None,
             execution="sequential",
-        )
+        ),
+        "fedncm",
+    )
     assert not trained
 
 
@@ -295,17 +295,16 @@ def test_what_noise_makes_meaningless_is_refused_beside_it():
 
 def test_no_warning_tells_how_many_rows_a_client_has():
     data, clients = federation(sizes=(5, 5, 5, 200))
-    out = go(
+    out = go_all(
         "fedavg",
-        {"batch": 4},
+        "batch=4",
         data,
         clients,
         rounds=1,
-        participation=None,
         trust=parse_policy(privacy=REAL),
     )
     assert not [w for w in out.warnings if "200" in w]
-    plain = go("fedavg", {"batch": 4}, data, clients, rounds=1, participation=None)
+    plain = go_all("fedavg", "batch=4", data, clients, rounds=1)
     assert [w for w in plain.warnings if "200" in w]  # as it does where uploads weigh by rows
 
 

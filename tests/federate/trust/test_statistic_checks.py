@@ -1,7 +1,5 @@
 """Statistics of any rows pass the checks of their kind; numbers that no rows can give do not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -11,6 +9,7 @@ import torch
 from draws import FULL
 from federation import federation, fitted, go_all, run, scaled, small
 from float64 import doubles
+from setting_lines import cases_of
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import Statistic, UploadTensor
@@ -20,46 +19,44 @@ from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.statistic_checks import CHECKS, statistic_problem
 from fedcache.heads.ridge import gram
 
-SETTINGS = {
-    "fed3r": [
-        {},
-        {"bias": True},
-        {"class_weight": "local"},
-        {"class_weight": "local", "bias": True},
-        {"precision": "float32"},
-        {"precision": "float32", "bias": True},
-        {"rff_dim": 16, "rff_sigma": 1.0, "bias": True},
-        {"omega": 1.0},
-    ],
-    "fed3r-prior": [{}],
-    "fedcgs": [{}],
-    "gda": [{}],
-    "tofa": [{}],
-    "afl": [{}, {"gamma": 1e-3}, {"gamma": 0.0}],
-    "gh-ofl": [
-        {"head": "nb"},
-        {"head": "nb", "variance": "pooled"},
-        {"head": "lda"},
-        {"head": "qda"},
-    ],
-    "fedncm": [{}],
-    "fedcof": [{}],
-    "fedpft": [
-        {"epochs": 1},
-        {"epochs": 1, "cov": "diag", "k_mix": 2},
-        {"epochs": 1, "cov": "full", "k_mix": 3},
-        {"epochs": 1, "cov": "full", "reg_covar": 0.1},
-    ],
-    "fedproto": [{"epochs": 1}, {"epochs": 1, "z_norm": "l2"}],
-    "fedpcl": [
-        {"epochs": 1},
-        {"epochs": 1, "z_norm": "l2"},
-        {"epochs": 1, "proto_norm": True},
-        {"epochs": 1, "proto_norm": True, "noise_on": "proto", "s": 0.5},
-    ],
-    "fed-tip-proto": [{}, {"min_rows": 3}],
-}
-"""Methods that send statistics of rows -> settings that change which."""
+SENDING = cases_of(
+    """
+    fed3r
+    fed3r bias=true
+    fed3r class_weight=local
+    fed3r class_weight=local bias=true
+    fed3r precision=float32
+    fed3r precision=float32 bias=true
+    fed3r rff_dim=16 rff_sigma=1.0 bias=true
+    fed3r omega=1.0
+    fed3r-prior
+    fedcgs
+    gda
+    tofa
+    afl
+    afl gamma=1e-3
+    afl gamma=0.0
+    gh-ofl head=nb
+    gh-ofl head=nb variance=pooled
+    gh-ofl head=lda
+    gh-ofl head=qda
+    fedncm
+    fedcof
+    fedpft epochs=1
+    fedpft epochs=1 cov=diag k_mix=2
+    fedpft epochs=1 cov=full k_mix=3
+    fedpft epochs=1 cov=full reg_covar=0.1
+    fedproto epochs=1
+    fedproto epochs=1 z_norm=l2
+    fedpcl epochs=1
+    fedpcl epochs=1 z_norm=l2
+    fedpcl epochs=1 proto_norm=true
+    fedpcl epochs=1 proto_norm=true noise_on=proto s=0.5
+    fed-tip-proto
+    fed-tip-proto min_rows=3
+    """
+)
+"""Methods that send statistics of rows, with settings that change which."""
 
 
 def unit(x):
@@ -85,7 +82,6 @@ ROWS = {
 """What clients may hold."""
 
 LONGEST = {"unit": 1.0, "unit in 16 bits": 1.0, "signs": math.sqrt(11)}
-SENDING = [(name, i) for name, settings in SETTINGS.items() for i in range(len(settings))]
 
 
 def seen_uploads(name, settings, data, clients, *, refused=Exit.FEDERATED, **how):
@@ -118,9 +114,9 @@ def test_every_method_that_declares_a_statistic_is_tried():
     declared = {
         name: seen_uploads(name, {}, data, clients, refused=Exit.USAGE)[1] for name in sending
     }
-    assert {
-        name for name, sent in declared.items() if any(t.statistic for t in sent.values())
-    } == set(SETTINGS)
+    assert {name for name, sent in declared.items() if any(t.statistic for t in sent.values())} == {
+        name for name, _ in SENDING
+    }
 
 
 TRAINED = ("fedproto", "fedpcl")
@@ -130,22 +126,17 @@ FEW = ("features", "large")
 """Rows for what differs little: other settings of a method in the short draw, and methods that are trained."""
 
 
-def rows_for(name, which):
-    another_setting = which > 0 and not FULL
-    return FEW if name in TRAINED or another_setting else ROWS
-
-
-@pytest.mark.parametrize(("name", "which"), SENDING)
-def test_no_honest_client_is_rejected_whatever_rows_it_has(name, which):
+@pytest.mark.parametrize(("name", "settings"), SENDING, ids=str)
+def test_no_honest_client_is_rejected_whatever_rows_it_has(name, settings):
     # Clients of 1 to 64 rows with 3 of 6 classes, so some have one row of a class and none of others.
+    which = [own for method, own in SENDING if method == name].index(settings)
     plain, clients = federation(seed=which, dtype=torch.float32)
-    for rows in rows_for(name, which):
+    another_setting = which > 0 and not FULL
+    for rows in FEW if name in TRAINED or another_setting else ROWS:
         data = replace(plain, x=ROWS[rows](plain.x, plain.y), longest_row=LONGEST.get(rows))
-        ups, declared = seen_uploads(
-            name, SETTINGS[name][which], data, clients, dtype=torch.float32
-        )
+        ups, declared = seen_uploads(name, settings, data, clients, dtype=torch.float32)
         # whose own system is singular, which the client says
-        assert ups or SETTINGS[name][which].get("gamma") == 0.0
+        assert ups or settings.get("gamma") == 0.0
         for up, n in ups:
             # 16 bits do not hold all numbers
             if all(bool(torch.isfinite(t).all()) for t in up.values()):
@@ -161,7 +152,7 @@ def test_no_honest_client_of_many_rows_is_rejected(name, seed):
     data = replace(
         data, x=data.x * float(10.0 ** draw.uniform(-4, 4)) + float(draw.uniform(-100, 100))
     )
-    for settings in SETTINGS[name]:
+    for settings in (own for method, own in SENDING if method == name):
         ups, declared = seen_uploads(name, settings, data, clients, dtype=torch.float32)
         assert len(ups) == 3
         for up, n in ups:
@@ -171,7 +162,7 @@ def test_no_honest_client_of_many_rows_is_rejected(name, seed):
 def test_noise_that_breaks_a_gram_matrix_is_no_lie():
     # Noise of this size makes the sum of second moments indefinite; it is added after uploads were taken together.
     trust = parse_policy(privacy=Privacy(1.0, 5.0, seed=0, allow=frozenset({"rows", "evaluation"})))
-    out = go_all("fed3r", {"lam": 1.0}, trust=trust)
+    out = go_all("fed3r", "lam=1.0", trust=trust)
     assert math.isfinite(out.accuracy)
     assert not out.records[0].diagnostics["rejected"]
 

@@ -1,7 +1,5 @@
 """No malformed upload of any method reaches ``aggregate``, and what a run does about one is its choice."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache, partial
@@ -13,8 +11,9 @@ from federation import (
     federation,
     fitted,
     go,
+    go_all,
+    go_points,
     run,
-    run_points,
     scaled,
     small,
     tiny,
@@ -22,26 +21,15 @@ from federation import (
 )
 from methods_tried import tried
 from refusal import refused
+from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.method import UploadTensor
+from fedcache.federate.engine.method import UploadTensor, sends_nothing
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows, largest
 
-QUIET = {
-    "solo",
-    "supcon",
-    "clip-zs",
-    "local-prompt",
-    "local-supervised",
-    "min-local",
-    "non-fl",
-    "tip-local",
-}
-"""Clients of these send nothing."""
-
-SENDING = [n for n, m in METHODS.items() if not m.central and n not in QUIET]
+SENDING = [n for n, m in METHODS.items() if not m.central and m.uploads is not sends_nothing]
 
 
 @cache
@@ -153,20 +141,18 @@ def test_a_number_that_could_make_a_sum_overflow_is_refused_and_one_below_is_sou
 
 
 def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
-    data, clients = federation()
-    method = METHODS["fedavg"]
-    hp, norms = method.resolve("paper", {"opt": "sgd", "lr": 0.1}), []
+    method, settings, norms = METHODS["fedavg"], "opt=sgd lr=0.1", []
 
     def spy(down, state, data, ctx):
         state, up = method.fit(down, state, data, ctx)
         norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
         return state, up
 
-    how = {"rounds": 1, "execution": "sequential", "dtype": torch.float64}
-    run(replace(method, fit=spy), hp, data, clients, **how)
+    how = {"rounds": 1, "execution": "sequential"}
+    go_all(replace(method, fit=spy), settings, **how)
     for bound in sorted(norms)[1:-1:2]:
         trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
-        out = run(method, hp, data, clients, trust=trust, **how)
+        out = go_all(method, settings, trust=trust, **how)
         assert (
             out.records[0].diagnostics["rejected"] == sum(n > bound * (1 + 1e-9) for n in norms) > 0
         )
@@ -176,6 +162,11 @@ def in_lane(up, name, ctx, victim):
     """A copy of a tensor of an upload, and the view of it that is one client's: all of it where there is no batch."""
     t = up[name].expand(*ctx.lead, *up[name].shape[len(ctx.lead) :]).clone()
     return t, t.select(len(ctx.lead) - 1, ctx.ids.index(victim)) if ctx.lead else t
+
+
+def without_rows(clients, victim):
+    """The clients, of which one has no training rows."""
+    return [replace(c, train=c.train[:0]) if i == victim else c for i, c in enumerate(clients)]
 
 
 def liar(method, kind, victim, when=None):
@@ -239,11 +230,8 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
 def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(
     name, kind, execution
 ):
-    method = METHODS[name]
-    data, clients = federation()
-    hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.01, 0.02)]
-    points = run_points(liar(method, kind, 3), hps, data, clients, rounds=1, execution=execution)
-    for point in points:
+    grid = ("opt=sgd lr=0.01", "opt=sgd lr=0.02")
+    for point in go_points(liar(METHODS[name], kind, 3), grid, execution=execution):
         assert isinstance(point, FedcacheError)
         assert "client 0 ('client-0')" in str(point)
 
@@ -251,7 +239,6 @@ def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution):
     method, victim = METHODS["fedproto"], 3
-    data, clients = federation()
 
     def fit(down, state, data, ctx):
         state, up = method.fit(down, state, data, ctx)
@@ -261,9 +248,8 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
         own[..., 0] = 1e6
         return state, {**up, "count": t}
 
-    hp = method.resolve("paper", {"opt": "sgd", "lr": 0.01})
     refused(
-        lambda: run(replace(method, fit=fit), hp, data, clients, rounds=1, execution=execution),
+        lambda: go_all(replace(method, fit=fit), "opt=sgd lr=0.01", rounds=1, execution=execution),
         "client 3 ('client-3')",
         code=Exit.FEDERATED,
     )
@@ -305,7 +291,7 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
         values = h.choices if h.kind == "choice" else ("true", "false") if h.kind == "bool" else ()
         variants += [{h.name: v} for v in values if v != h.default and h.name not in CHEAP_TO_SKIP]
     if "rff_dim" in {h.name for h in method.hparams}:
-        variants += [{"rff_dim": 4}, {"rff_dim": 4, "bias": True, "class_weight": "local"}]
+        variants += [{"rff_dim": 4}, set_to("rff_dim=4 bias=true class_weight=local")]
     ran = 0
     for variant in variants:
         hp = method.resolve("paper", {**base, **variant})
@@ -324,22 +310,19 @@ CHEAP_TO_SKIP = {"amp", "feat_post", "train_view", "flip", "vp_template", "vp_in
 
 
 def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_noise():
-    data, clients = federation()
-    method, how = METHODS["fedproto"], {"rounds": 2, "dtype": torch.float64}
-    undeclared, hp = replace(method, uploads=None), method.resolve()
-    assert (
-        difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how))
-        == 0.0
+    method = METHODS["fedproto"]
+    undeclared = replace(method, uploads=None)
+    assert difference(go_all(undeclared, rounds=2), go_all(method, rounds=2)) == 0.0
+    refused(
+        lambda: go_all(liar(undeclared, "missing", 1, when=1), rounds=2, execution="sequential"),
+        "proto",
+        code=Exit.FEDERATED,
     )
-    with pytest.raises(FedcacheError, match="proto"):
-        run(
-            liar(undeclared, "missing", 1, when=1), hp, data, clients, execution="sequential", **how
-        )
 
     def fit(_down, _state, data, _ctx):
         raise ValueError(f"{data.n} rows are too few")
 
-    refused(lambda: run(replace(undeclared, fit=fit), hp, data, clients, **how), "uploads=")
+    refused(lambda: go_all(replace(undeclared, fit=fit)), "uploads=")
 
 
 @pytest.mark.parametrize("kind", ["nan", "huge", "shape", "missing"])
@@ -348,13 +331,10 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
 )
 def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, execution):
     data, clients = federation()
-    method = METHODS[name]
-    settings = {"rounds": 2, "execution": execution, "chunk": 1, "dtype": torch.float64}
-    hp = method.resolve()
-    trust = parse_policy(on_bad_update="reject")
-    out = run(liar(method, kind, 1), hp, data, clients, trust=trust, **settings)
-    honest = [replace(c, train=c.train[:0]) if i == 1 else c for i, c in enumerate(clients)]
-    without = run(method, hp, data, honest, trust=trust, **settings)
+    method, trust = METHODS[name], parse_policy(on_bad_update="reject")
+    how = {"rounds": 2, "execution": execution, "chunk": 1, "trust": trust}
+    out = go_all(liar(method, kind, 1), **how)
+    without = go_all(method, {}, data, without_rows(clients, 1), **how)
     assert all(
         torch.allclose(out.server[k].double(), t.double(), atol=1e-12)
         for k, t in without.server.items()
@@ -366,17 +346,14 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
 
 def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
-    method = METHODS["fedavg"]
-    with pytest.raises(FedcacheError, match="all 8 uploads"):
-        run(
-            method,
-            method.resolve(settings={"bn": False}),
-            data,
-            clients[:8],
-            rounds=1,
-            execution="sequential",
-            trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9),
-        )
+    trust = parse_policy(on_bad_update="reject", max_update_norm=1e-9)
+    refused(
+        lambda: go_all(
+            "fedavg", "bn=false", data, clients[:8], execution="sequential", trust=trust
+        ),
+        "all 8 uploads",
+        code=Exit.FEDERATED,
+    )
 
 
 def one_spoils(method, victim, error):
@@ -410,33 +387,27 @@ NUMERICAL = [ValueError("pvals < 0"), torch.linalg.LinAlgError("singular")]
 def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
     data, clients = federation()
     method = METHODS["fedncm"]
-    how = {"rounds": 1, "execution": "sequential", "dtype": torch.float64}
     bad = one_spoils(method, 3, error)
     # A rule that keeps uploads, or a policy that rejects; with the defaults of one process sums alone are kept.
     trust = parse_policy("trimmed:0", on_bad_update=on_bad) if on_bad else parse_policy()
+    how = {"execution": "sequential", "trust": trust}
     if on_bad == "reject":
-        out = run(bad, method.resolve(), data, clients, trust=trust, **how)
-        without = [replace(c, train=c.train[:0]) if i == 3 else c for i, c in enumerate(clients)]
-        assert (
-            difference(out, run(method, method.resolve(), data, without, trust=trust, **how))
-            < 1e-12
-        )
+        out = go_all(bad, **how)
+        without = go_all(method, {}, data, without_rows(clients, 3), **how)
+        assert difference(out, without) < 1e-12
         assert out.records[0].diagnostics["rejected"] == 1.0
         assert "client 3 ('client-3')" in out.warnings[-1]
         return
     with pytest.raises(FedcacheError, match=str(error)) as caught:
-        run(bad, method.resolve(), data, clients, trust=trust, **how)
+        go_all(bad, **how)
     assert caught.value.code is Exit.FEDERATED
     assert ("client 3 ('client-3')" in caught.value.message) == (on_bad == "fail")
 
 
 def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_is_rejected():
-    data, clients = federation()
-    method = METHODS["fedpcl"]
-    hp, trust = method.resolve("paper", small("fedpcl")), parse_policy(on_bad_update="reject")
-    out = run(
-        liar(method, "nan", 1), hp, data, clients, rounds=1, execution="sequential", trust=trust
-    )
+    _, clients = federation()
+    spoilt_one, trust = liar(METHODS["fedpcl"], "nan", 1), parse_policy(on_bad_update="reject")
+    out = go_all(spoilt_one, small("fedpcl"), rounds=1, execution="sequential", trust=trust)
     assert float(out.server["counts"][1].sum()) == 0.0
     others = [i for i in out.records[0].clients if i != 1]
     assert len(others) > 5

@@ -1,20 +1,26 @@
 """Attacks, robust rules and privacy on whole runs: what they promise, what they refuse, what they say."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from federation import difference, federation, gap, go, go_all, run, run_points, small
+from federation import difference, federation, gap, go, go_all, go_points, small
 from methods_tried import tried
 from refusal import refused
+from setting_lines import set_to
 
+from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import UploadLayout
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, parse_privacy
+
+
+def equal_clients():
+    """The federation's clients of 8 rows and more, cut to 8, so that one vote each is a vote by rows."""
+    data, clients = federation()
+    return data, [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
 
 
 @pytest.mark.parametrize("execution", ["batched", "gram"])
@@ -31,26 +37,16 @@ def test_executions_agree_under_robust_rules_and_attacks(name, execution, rule):
 
 @pytest.mark.parametrize("name", ["fedavg", "fed3r", "fedncm", "scaffold"])
 def test_a_rule_that_is_the_mean_gives_the_mean(name):
-    # Equal clients, so that one vote each is a vote by rows.
-    data, clients = federation()
-    clients = [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
-    plain = go_all(name, {}, data, clients)
-    voted = go_all(name, {}, data, clients, trust=parse_policy("trimmed:0"))
+    plain = go_all(name, {}, *equal_clients())
+    voted = go_all(name, {}, *equal_clients(), trust=parse_policy("trimmed:0"))
     assert gap(plain.server, voted.server) < 1e-9
 
 
 def test_grid_points_are_guarded_one_by_one():
-    data, clients = federation()
-    method, trust = METHODS["fedavg"], parse_policy("median", "sign-flip:0.3:10")
-    hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.05, 0.02)]
-    points = run_points(method, hps, data, clients, rounds=2, trust=trust, dtype=torch.float64)
-    for hp, point in zip(hps, points, strict=True):
-        assert (
-            difference(
-                point, run(method, hp, data, clients, rounds=2, trust=trust, dtype=torch.float64)
-            )
-            < 1e-10
-        )
+    grid = ("opt=sgd lr=0.05", "opt=sgd lr=0.02")
+    how = {"rounds": 2, "trust": parse_policy("median", "sign-flip:0.3:10")}
+    for settings, point in zip(grid, go_points("fedavg", grid, **how), strict=True):
+        assert difference(point, go_all("fedavg", settings, **how)) < 1e-10
 
 
 def test_labels_are_flipped_for_attackers_alone():
@@ -66,7 +62,7 @@ def test_labels_are_flipped_for_attackers_alone():
     assert len(lied) == len(clients) // 2
 
 
-STILL = {"lr": 0.0, "bn": False, "mu": 0.0, "eta": 0.0, "alpha": 0.0, "beta": 0.0, "lambda": 0.0}
+STILL = set_to("lr=0.0 bn=false mu=0.0 eta=0.0 alpha=0.0 beta=0.0 lambda=0.0")
 """Settings with which no client moves away from what it was sent."""
 
 
@@ -74,15 +70,12 @@ def moves(name):
     """Whether the method's clients train what they were sent, at a rate, and its server averages what they send."""
     method = METHODS[name]
     hp = method.resolve("paper")
-    trains = method.gradient and not method.one_shot and not method.central and "lr" in hp
+    sends = not method.central and method.uploads is not sends_nothing
+    trains = method.gradient and not method.one_shot and sends and "lr" in hp
     return trains and not {"mean", "uniform"}.isdisjoint(method.pool(hp).values())
 
 
-SILENT = {"local-prompt", "local-supervised", "min-local", "solo", "supcon"}
-"""Methods whose clients send nothing."""
-MOVING = [
-    name for name in METHODS if moves(name) and name not in {*SILENT, "fedavg-scratch", "fednova"}
-]
+MOVING = [name for name in METHODS if moves(name) and name not in ("fedavg-scratch", "fednova")]
 """Without fedavg-scratch, whose statistics of batches move, and fednova, which sends the number of steps as well."""
 
 
@@ -117,9 +110,7 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
     data, clients = federation()
     data = replace(data, x=data.x.float() * scale)
     trust = parse_policy(on_bad_update="reject")
-    out = go(
-        name, {"feat_post": "none", "lr": 0.01}, data, clients, dtype=torch.float32, trust=trust
-    )
+    out = go(name, "feat_post=none lr=0.01", data, clients, dtype=torch.float32, trust=trust)
     assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
 
 
@@ -140,18 +131,14 @@ def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
 
 
 def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
-    data, clients = federation()
-    clients = [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
-    merged = {"proto_agg": "mean"}  # one vote each, as privacy must have it
+    trust = parse_policy(privacy=Privacy(1e9, 0.0))
     for name, settings, part in (
-        ("fedavg", {}, "P.W"),
-        ("fed3r", {}, "W"),
-        ("fedproto", merged, "bar"),
+        ("fedavg", "", "P.W"),
+        ("fed3r", "", "W"),
+        ("fedproto", "proto_agg=mean", "bar"),  # one vote each, as privacy must have it
     ):
-        plain = go_all(name, settings, data, clients)
-        private = go_all(
-            name, settings, data, clients, trust=parse_policy(privacy=Privacy(1e9, 0.0))
-        )
+        plain = go_all(name, settings, *equal_clients())
+        private = go_all(name, settings, *equal_clients(), trust=trust)
         assert gap(plain.server[part], private.server[part]) < 1e-9
 
 
@@ -174,12 +161,13 @@ def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_ar
     def miscounts(_up, _ctx):
         raise KeyError("head")
 
-    data, clients = federation()
-    method = replace(METHODS["fedavg"], sent=miscounts)
+    method, how = (
+        replace(METHODS["fedavg"], sent=miscounts),
+        {"rounds": 1, "execution": "sequential"},
+    )
     with pytest.raises(KeyError, match="head"):
-        run(method, method.resolve(), data, clients, rounds=1, execution="sequential")
-    how = {"rounds": 1, "execution": "sequential", "trust": parse_policy("median")}
-    judged = run(method, method.resolve(), data, clients, **how)
+        go_all(method, **how)
+    judged = go_all(method, trust=parse_policy("median"), **how)
     # every number of an upload: weights and biases
     first = next(up for up in judged.traffic.up if up)
     assert first == sum(t.numel() for t in judged.server.values())

@@ -1,7 +1,5 @@
 """What a number of rows may give a client: caps on shares, warnings, and rules that give every client one vote."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +10,9 @@ from federation import difference, federation, gap, go, go_all, run
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
+from setting_lines import set_to
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import capped_weights, weight_warnings
 from fedcache.federate.trust.policy import parse_policy
@@ -58,7 +57,7 @@ def test_shares_by_hand():
 LIAR = 3
 
 
-def federated(claim: int, **how):
+def federated(claim, **how):
     """Six equal clients, of which one holds many copies of its rows."""
     data, clients = federation(sizes=(30,) * 6, **how)
     client = clients[LIAR]
@@ -71,7 +70,7 @@ def federated(claim: int, **how):
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
 def test_executions_agree_on_capped_shares(name, execution):
-    settings = {"opt": "sgd", "lr": 0.05, "batch": 8, "epochs": 1}
+    settings = set_to("opt=sgd lr=0.05 batch=8 epochs=1")
     how = {"trust": parse_policy(max_share=0.2), "participation": 5, "rounds": 2}
     data, clients = federated(120)
     reference = go(name, settings, data, clients, execution="sequential", **how)
@@ -86,7 +85,7 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30. What is trained is
     # trained on all rows at once, so that a step is on the same mean.
     trained = name in ("fedavg", "fedproto")
-    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "bn": False} if trained else {}
+    settings = set_to("opt=sgd lr=0.1 batch=1000 epochs=1 bn=false") if trained else {}
     how = {"participation": None, "rounds": 2 if trained else 1}
     plain = go(name, settings, *federated(30), **how)
     for policy in (
@@ -103,11 +102,7 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
 )
 def test_rows_that_are_the_same_five_times_give_no_more_than_one_vote(name, rule):
     # A batch of all rows, so that a step is on the same mean; and statistics per row are equal.
-    settings = (
-        {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "head": "linear"}
-        if name == "fedavg"
-        else {}
-    )
+    settings = set_to("opt=sgd lr=0.1 batch=1000 epochs=1 head=linear") if name == "fedavg" else {}
     how = {"participation": None, "trust": parse_policy(rule), "rounds": 1}
     once, five = (go(name, settings, *federated(n), **how) for n in (30, 150))
     assert gap(once.server, five.server) < 1e-8
@@ -168,9 +163,7 @@ def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
     ],
 )
 def test_what_cannot_be_bounded_is_refused(method, words, why):
-    with pytest.raises(FedcacheError, match=why) as caught:
-        parse_policy(**words).check(METHODS[method], METHODS[method].resolve())
-    assert caught.value.code is Exit.USAGE
+    refused(lambda: parse_policy(**words).check(METHODS[method], METHODS[method].resolve()), why)
 
 
 def test_counts_are_voted_on_like_the_sums_they_belong_to():

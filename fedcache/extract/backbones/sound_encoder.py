@@ -1,0 +1,359 @@
+"""Encoders of sounds: Wav2Vec2, HuBERT, Whisper, AST and the like of transformers, from a folder.
+
+``hf:FOLDER`` is one where ``preprocessor_config.json`` names a sampling rate, which the recipe states. The feature is
+the mean of the last states over the frames of the sound, or what the model pools where it does (AST). Of an encoder
+and decoder (Whisper) the encoder runs alone.
+
+Sounds that fill a model's input equally are computed together and others apart, so nothing is ever padded beyond what
+the model's own feature extractor pads, and a sound has the same feature alone and in any batch, up to rounding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import MachineError, UsageError, unknown
+from fedcache.extract.backbones.backbone import Backbone, Weights
+from fedcache.extract.backbones.encoder import deterministic, no_images, no_text
+from fedcache.extract.backbones.hugging_face import folder_of, open_model, quiet
+from fedcache.extract.backbones.hugging_face_folder import (
+    PREPROCESSING,
+    check_folder,
+    model_files,
+    read_config,
+)
+from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
+from fedcache.extract.digests import stat_key
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.inputs import DECODERS, SOUNDS
+from fedcache.extract.recipe import Recipe
+from fedcache.extract.sounds import decode_sound
+from fedcache.optional import needed_library, reason
+from fedcache.store.own_names import bare_name
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SECONDS = 30.0
+"""Of a sound that are read unless the recipe says otherwise."""
+
+MOST_SECONDS = 60.0
+AT_ONCE = {"cpu": 4, "cuda": 32}
+"""Sounds of one forward, by device."""
+
+POOLINGS = ("mean", "max")
+POOLED = "pooler_output"
+"""The recipe's word for what a model pools itself."""
+
+
+def reads_sounds(folder: Path) -> bool:
+    """Whether a folder says at which rate it hears."""
+    return _rate_of(folder) is not None
+
+
+def _rate_of(folder: Path) -> int | None:
+    """Samples per second of a model's input; None of a model that hears nothing."""
+    for name in PREPROCESSING:
+        told = read_config(folder, name)
+        told = told.get("feature_extractor", told)
+        if isinstance(told, dict) and type(told.get("sampling_rate")) is int:
+            return int(told["sampling_rate"])
+    return None
+
+
+def derive(name: str, choice: Choice) -> Backbone:
+    """The row of ``hf:...`` of sounds; MachineError for what cannot be read, UsageError for what is no such encoder."""
+    folder = folder_of(name, choice)
+    bare = bare_name(name)
+    check_folder(folder, bare)
+    rate = _rate_of(folder) or 0
+    if not 1_000 <= rate <= 384_000:
+        raise UsageError(
+            f"{bare} hears at {rate:,} samples per second, expected 1,000 to 384,000.",
+            "Get the folder again.",
+        )
+
+    def read() -> list[Any]:
+        encoder = SoundEncoder(bare, folder, Recipe(bare, "", size=rate, rate=rate, pooling="mean"))
+        width = encoder.tried()
+        return [width, encoder.pools]
+
+    width, pools = facts_of(folder, ("sounds",), choice, read, identity=content_sha256(folder))
+    known = (*POOLINGS, POOLED) if pools else POOLINGS
+    said = dict(choice.options)
+    if choice.recorded is not None:
+        said = {"pooling": choice.recorded.pooling, "seconds": str(choice.recorded.size / rate)}
+    pooling = said.get("pooling", known[-1] if pools else known[0])
+    if pooling not in known:
+        raise unknown(f"pooling of {bare}", pooling[:40], known)
+    recipe = Recipe(
+        bare,
+        "",
+        size=_samples_of(bare, said.get("seconds"), rate),
+        rate=rate,
+        pooling=pooling,
+        decoder=DECODERS[SOUNDS],
+    )
+    return Backbone(
+        name=bare,
+        provider="sound_encoder",
+        width=width,
+        recipe=recipe,
+        source=f"yours: {folder}",
+        files=("config.json",),
+        architecture=", ".join(
+            map(str, read_config(folder, "config.json").get("architectures") or [])
+        ),
+        own=True,
+        place=str(folder),
+        reads=SOUNDS,
+    )
+
+
+def _samples_of(name: str, asked: str | None, rate: int) -> int:
+    """Samples that are read of a sound; UsageError for another number of seconds than a model may hear."""
+    try:
+        seconds = float(asked or SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= MOST_SECONDS:
+        raise UsageError(
+            f"{name} reads from 0.1 to {MOST_SECONDS:g} seconds, and the recipe asks for seconds={asked}.",
+            f"--recipe seconds={SECONDS:g}",
+        )
+    return round(seconds * rate)
+
+
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str
+) -> SoundEncoder:
+    """The model in evaluation mode, once it has given finite features of the backbone's width for two sounds."""
+    folder = weights.file(backbone.name)
+    encoder = SoundEncoder(backbone.name, folder, recipe, device=device, dtype=dtype)
+    if (width := encoder.tried()) != backbone.width:
+        raise MachineError(
+            f"{backbone.name} gives {width} numbers for a sound, expected {backbone.width}.",
+            "Get the folder again.",
+        )
+    return encoder
+
+
+@dataclass(frozen=True, eq=False)
+class Sounds:
+    """N sounds as a model's feature extractor made them ready.
+
+    Attributes:
+        inputs: float32 of each; [0] for a bad one.
+        samples: int64 [N] that were read of each.
+        cut: bool [N], sounds that are longer.
+        bad: why a sound, by its place, has no feature.
+    """
+
+    inputs: list[NDArray[np.float32]]
+    samples: NDArray[np.int64]
+    cut: NDArray[np.bool_]
+    bad: Mapping[int, str]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """Encoded sound files -> ``Sounds``, in whichever process or thread reads the files. Picklable.
+
+    Attributes:
+        name: of the backbone, for messages.
+        folder: of the model.
+        stamp: of its files, by which a process that has read the feature extractor knows it again.
+        rate: samples per second.
+        most: samples that are read of a sound.
+    """
+
+    name: str
+    folder: Path
+    stamp: str
+    rate: int
+    most: int
+
+    def __call__(self, files: Sequence[bytes | None]) -> Sounds:
+        """N sound files; None, which could not be read, and a file that cannot be decoded are bad."""
+        inputs = []
+        samples = np.zeros(len(files), np.int64)
+        cut = np.zeros(len(files), bool)
+        bad = {}
+        for at, raw in enumerate(files):
+            made = np.zeros(0, np.float32)
+            try:
+                if raw is not None:
+                    wave, cut[at] = decode_sound(raw, self.rate, self.most)
+                    samples[at] = len(wave)
+                    made = self.extract(wave)
+            except BadImage as error:
+                bad[at] = str(error)
+            inputs.append(made)
+        return Sounds(inputs, samples, cut, bad)
+
+    def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the model is given of a sound [n]: samples [n], or a spectrogram."""
+        extractor, lock = _extractor(self.name, self.folder, self.stamp)
+        with lock:
+            made = extractor(wave, sampling_rate=self.rate, return_tensors="np")
+        found: NDArray[np.float32] = np.asarray(made[extractor.model_input_names[0]][0], np.float32)
+        return found
+
+
+@lru_cache(maxsize=4)
+def _extractor(name: str, folder: Path, stamp: str) -> tuple[Any, threading.Lock]:
+    """The feature extractor of a folder, read once in a process; MachineError where it fails."""
+    library = needed_library("transformers", name, "hf")
+    with quiet(library):
+        try:
+            found = library.AutoFeatureExtractor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # untrusted files: whatever it raises means the same
+            raise MachineError(
+                f"The feature extractor of {name} cannot be read ({reason(error)}).",
+                "Get the folder again.",
+            ) from error
+    return found, threading.Lock()
+
+
+class SoundEncoder:
+    """Sounds -> features.
+
+    Args:
+        name: of the backbone.
+        folder: of the model.
+        recipe: says rate, samples and pooling.
+        device: where to run.
+        dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, weights stay float32.
+
+    Attributes:
+        pools: whether the model pools its states itself, known once it has run.
+        prepare: encoded files -> ``Sounds``; picklable, for the process that reads files.
+
+    Raises:
+        MachineError for what cannot be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        recipe: Recipe,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: str = "float32",
+    ) -> None:
+        import torch
+
+        self.name = name
+        self.recipe = recipe
+        self.device = torch.device(device)
+        self.compute: torch.dtype = getattr(torch, dtype)
+        self.pools = False
+        model, missing = open_model(name, folder)
+        lost = [key for key in missing if "pooler" not in key and "masked_spec" not in key]
+        if lost:
+            raise MachineError(
+                f"{folder} is not loaded: {len(lost)} tensors of {name} are missing, such as {lost[0]}.",
+                "Get the folder again; `fedcache backbones verify` tries it.",
+            )
+        if getattr(model.config, "is_encoder_decoder", False):
+            model = model.get_encoder()
+        self.module = model.requires_grad_(False).to(self.device)
+        stamp = str([stat_key(path) for path in model_files(folder)])
+        self.prepare = Hearing(name, folder, stamp, recipe.rate, recipe.size)
+        extractor, _ = _extractor(name, folder, stamp)
+        # Whisper fills every sound up to this number of samples with silence.
+        self.filled = int(getattr(extractor, "n_samples", 0))
+
+    def items(self, items: Sounds) -> tuple[Tensor, NDArray[np.bool_]]:
+        """See ``ItemEncoder.items``; NaN for a bad sound."""
+        import torch
+
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for at, made in enumerate(items.inputs):
+            if made.size:
+                by_shape.setdefault(made.shape, []).append(at)
+        rows: dict[int, Tensor] = {}
+        most = AT_ONCE[self.device.type]
+        for places in by_shape.values():
+            for first in range(0, len(places), most):
+                group = places[first : first + most]
+                x = np.stack([items.inputs[at] for at in group])
+                rows |= zip(group, self._features(x, items.samples[group]), strict=True)
+        width = max((len(row) for row in rows.values()), default=0)
+        missing = torch.full((width,), torch.nan, device=self.device)
+        return torch.stack([rows.get(at, missing) for at in range(len(items))]), items.cut
+
+    def _features(self, x: NDArray[np.float32], samples: NDArray[np.int64]) -> Tensor:
+        """Features [n, D] of inputs of one shape [n, ...] that hold so many samples [n]."""
+        import torch
+
+        autocast: Any = nullcontext()
+        if self.compute is not torch.float32:
+            autocast = torch.autocast(self.device.type, dtype=self.compute)
+        with torch.inference_mode(), deterministic():
+            with autocast:
+                out = self.module(torch.from_numpy(x).to(self.device))
+            pooled = getattr(out, POOLED, None)
+            self.pools = pooled is not None
+            if self.recipe.pooling == POOLED:
+                if pooled is None:
+                    raise UsageError(f"{self.name} pools nothing itself.", "--recipe pooling=mean")
+                features: Tensor = pooled.float()
+                return features
+            states = out.last_hidden_state.float()
+            frames = np.full(len(x), states.shape[1])
+            if self.filled:
+                frames = np.ceil(states.shape[1] * np.minimum(samples / self.filled, 1)).astype(int)
+            # one by one: sounds of one input may hold different numbers of frames
+            if self.recipe.pooling == "max":
+                return torch.stack([s[:n].amax(0) for s, n in zip(states, frames, strict=True)])
+            return torch.stack([s[:n].mean(0) for s, n in zip(states, frames, strict=True)])
+
+    def tried(self) -> int:
+        """The width of what it gives for two sounds; UsageError where it fails or is not finite."""
+        import torch
+
+        rate = self.recipe.rate
+        time = np.arange(min(self.recipe.size, rate)) / rate
+        waves = [np.sin(2 * np.pi * pitch * time).astype(np.float32) for pitch in (220, 440)]
+        samples = np.array([len(wave) for wave in waves])
+        made = [self.prepare.extract(wave) for wave in waves]
+        try:
+            features, _ = self.items(Sounds(made, samples, np.zeros(2, bool), {}))
+        except UsageError:
+            raise
+        except Exception as error:  # untrusted files: whatever the model raises means the same
+            raise UsageError(
+                f"{self.name} fails on two sounds of {time.size / rate:g} s: {reason(error)}",
+                "Name an audio encoder, such as Wav2Vec2 or Whisper, or other --recipe seconds=N.",
+            ) from error
+        if not bool(torch.isfinite(features).all()):
+            raise UsageError(
+                f"{self.name} gives numbers that are not finite for two sounds.",
+                "Get the folder again.",
+            )
+        return int(features.shape[1])
+
+    def image(self, x: Tensor) -> Tensor:
+        """It reads no images."""
+        raise no_images(self.name, SOUNDS)
+
+    def text(self, prompts: Sequence[str]) -> Tensor:
+        """It has no text tower."""
+        raise no_text(self.name)

@@ -1,0 +1,228 @@
+"""The stages of a GPU: copies in, models and copies out, each on a stream of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import MachineError
+from fedcache.extract.backbones.encoder import deterministic
+from fedcache.extract.batches import BatchRunner
+from fedcache.extract.inputs import IMAGES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass
+class LoadedBatch:
+    """Images on the device, and the event after which they are whole."""
+
+    images: Tensor  # uint8 [B, V, H, W, 3]
+    copied: torch.cuda.Event
+
+
+@dataclass
+class StartedBatch:
+    """Features on their way back: a page-locked tensor [B, V, D], and the events of its models and of its copy."""
+
+    features: Tensor
+    begun: torch.cuda.Event
+    computed: torch.cuda.Event
+    copied: torch.cuda.Event
+
+
+def _event(*, timing: bool = False) -> torch.cuda.Event:
+    """An event of a stream, with the time at which it happened if ``timing``."""
+    import torch
+
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    return event
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream of a device."""
+    import torch
+
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
+class StagingBuffers:
+    """Page-locked memory, from which a GPU copies without the processor: two buffers per shape, used in turn."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[int, ...], list[tuple[Tensor, torch.cuda.Event]]] = {}
+
+    def next(self, shape: tuple[int, ...]) -> tuple[Tensor, torch.cuda.Event]:
+        """A buffer uint8 whose last copy has ended, and the event to record after the next."""
+        import torch
+
+        pair = self.buffers.get(shape)
+        if pair is None:
+            pair = [
+                (torch.empty(shape, dtype=torch.uint8, pin_memory=True), _event()) for _ in range(2)
+            ]
+            self.buffers[shape] = pair
+        pair.append(pair.pop(0))
+        buffer, copied = pair[-1]
+        copied.synchronize()
+        return buffer, copied
+
+
+class CapturedModel:
+    """A model whose kernels for one shape of images were recorded as a CUDA graph: one call starts them all.
+
+    Raises RuntimeError where the model does something that cannot be recorded, or gives other features as a graph.
+    """
+
+    def __init__(
+        self, compute: Callable[[Tensor], Tensor], images: Tensor, stream: torch.cuda.Stream
+    ) -> None:
+        import torch
+
+        self.images = images.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+            self.features = compute(self.images)
+        # What Python decided while the kernels were recorded is fixed, so other images must give the same either way.
+        others = torch.randint_like(images, 256)
+        if not torch.equal(self(others), compute(others)):
+            raise RuntimeError("the recorded model gives other features")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.images.copy_(images)
+        self.graph.replay()
+        return self.features.clone()
+
+
+class CudaStages:
+    """The models of a runner on its GPU; see ``gpu.DeviceStages``."""
+
+    def __init__(self, runner: BatchRunner) -> None:
+
+        self.runner = runner
+        self.device = runner.device
+        self.incoming = _stream(self.device)
+        self.computing = _stream(self.device)
+        self.outgoing = _stream(self.device)
+        self.staging = StagingBuffers()
+        self.captured: dict[str, CapturedModel] = {}
+        self.notes: list[str] = []
+        # Set for as long as batches come: encoders set it in each call, and of two threads one would end it for both.
+        self.settings = ExitStack()
+        self.settings.enter_context(deterministic())
+
+    def warm(self) -> dict[str, float]:
+        """See ``DeviceStages.warm``; MachineError where a batch does not fit the GPU's memory."""
+        import torch
+
+        batch = self.runner.settings.batch
+        rates: dict[str, float] = {}
+        for key, job in self.runner.jobs.items():
+            side = job.recipe.size
+            if job.backbone.reads != IMAGES or not side:
+                continue
+            shape = (batch, job.recipe.views, side, side, 3)
+            images = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+            with self._told_of_memory(key), torch.cuda.stream(self.computing):
+                for _ in range(2):
+                    start = time.perf_counter()
+                    self._features(key, images)
+                    self.computing.synchronize()
+                    rates[key] = (time.perf_counter() - start) / batch
+                self._capture(key, images)
+        return rates
+
+    def _capture(self, key: str, images: Tensor) -> None:
+        """Record the model for batches of this shape where that works; a note says where it does not."""
+        try:
+            compute = partial(self._eager, key)
+            self.captured[key] = CapturedModel(compute, images, self.computing)
+        except RuntimeError as error:
+            name = self.runner.jobs[key].recipe.label
+            why = str(error).splitlines()[0]
+            self.notes.append(f"{name} runs without CUDA graphs: {why}")
+
+    def load(self, images: NDArray[np.uint8]) -> LoadedBatch:
+        """See ``DeviceStages.load``."""
+        import torch
+
+        buffer, copied = self.staging.next(images.shape)
+        buffer.copy_(torch.from_numpy(images))
+        with torch.cuda.stream(self.incoming):
+            there = buffer.to(self.device, non_blocking=True)
+            copied.record()
+            whole = _event()
+            whole.record()
+        return LoadedBatch(there, whole)
+
+    def run(self, key: str, loaded: LoadedBatch) -> StartedBatch:
+        """See ``DeviceStages.run``."""
+        import torch
+
+        begun = _event(timing=True)
+        computed = _event(timing=True)
+        copied = _event()
+        with self._told_of_memory(key), torch.cuda.stream(self.computing):
+            loaded.copied.wait()
+            # Memory of one stream that another reads is not given away before.
+            loaded.images.record_stream(self.computing)
+            begun.record()
+            features = self._features(key, loaded.images)
+            computed.record()
+        with torch.cuda.stream(self.outgoing):
+            computed.wait()
+            features.record_stream(self.outgoing)
+            back = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
+            back.copy_(features, non_blocking=True)
+            copied.record()
+        return StartedBatch(back, begun, computed, copied)
+
+    def fetch(self, started: StartedBatch) -> tuple[NDArray[np.float32], float]:
+        """See ``DeviceStages.fetch``."""
+        started.copied.synchronize()
+        seconds = started.begun.elapsed_time(started.computed) / 1e3
+        return started.features.numpy(), seconds
+
+    def close(self) -> None:
+        """See ``DeviceStages.close``."""
+        self.settings.close()
+
+    def _features(self, key: str, images: Tensor) -> Tensor:
+        """Features float32 [B, V, D] of images uint8 [B, V, H, W, 3], by the encoder of ``key``."""
+        captured = self.captured.get(key)
+        if captured is not None and captured.images.shape == images.shape:
+            return captured(images)
+        return self._eager(key, images)
+
+    def _eager(self, key: str, images: Tensor) -> Tensor:
+        """As ``_features``, kernel by kernel."""
+        import torch
+
+        encoder = self.runner.encoders[key]
+        views = [encoder.image(images[:, view]) for view in range(images.shape[1])]
+        return torch.stack(views, dim=1).float()
+
+    @contextmanager
+    def _told_of_memory(self, key: str) -> Iterator[None]:
+        """Turn a full GPU into one sentence."""
+        import torch
+
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            batch = self.runner.settings.batch
+            name = self.runner.jobs[key].recipe.label
+            raise MachineError(
+                f"The GPU's memory is too small for a batch of {batch} images of {name}.",
+                f"--batch {max(1, batch // 2)}, with --fresh where an array was begun with {batch}.",
+            ) from error

@@ -1,0 +1,305 @@
+"""Extraction on GPUs: processes decode, and threads keep copies to each device, models and copies back under way.
+
+    decoders -> slots of shared memory -> load -> run -> fetch -> the loop over batches
+
+Each arrow is a queue, so while the models run on one batch, the next is copied in and the one before is copied out.
+With several devices, each has the last three stages for itself and takes the next batch that is decoded. What a device
+does is behind ``DeviceStages``: CUDA is in ``cuda``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.extract.batches import (
+    BatchRunner,
+    ComputedBatch,
+    ComputeSettings,
+    FeatureJob,
+    decode_batch,
+    input_key,
+)
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.inputs import IMAGES, ItemEncoder, encode_items
+from fedcache.extract.workers.batch_workers import BatchWorkers, depth_of
+from fedcache.extract.workers.processes import WorkerProcesses
+from fedcache.extract.workers.slots import Inputs, OpenSlots, Slots, open_slots
+from fedcache.process import Stop
+
+HELD = 3
+"""Batches that a device holds at once: one is copied in, one is computed and one is copied out."""
+
+
+class DeviceStages(Protocol):
+    """A device that copies in, computes and copies out, each beside the others; a thread calls each of the three."""
+
+    notes: list[str]  # sentences about how the models run, after ``warm``
+
+    def warm(self) -> dict[str, float]:
+        """Seconds per image of every model that reads images, at the size of a batch; called first."""
+
+    def load(self, images: NDArray[np.uint8]) -> Any:
+        """Begin to copy a whole batch [B, V, H, W, 3] to the device; ``images`` may change when this returns."""
+
+    def run(self, key: str, loaded: Any) -> Any:
+        """Begin to compute the features of what ``load`` gave."""
+
+    def fetch(self, started: Any) -> tuple[NDArray[np.float32], float]:
+        """Wait for the features [B, V, D] of what ``run`` gave, and the seconds that the device took."""
+
+    def close(self) -> None:
+        """Give back what was set for the device; of several, in reverse order."""
+
+
+@dataclass
+class BatchUnderWay:
+    """A batch between its decoder and the loop; the stages fill in what they find."""
+
+    keys: Sequence[str]
+    rows: range
+    slot: int
+    free: Callable[[], None]  # gives the slot back
+    decoded: Future[Any]  # of ``decode_into``
+    answer: Future[Any]  # of its ``ComputedBatch``
+    inputs: Inputs = field(default_factory=dict)  # on the device, or texts and rows
+    bad: dict[int, str] = field(default_factory=dict)
+    decode_seconds: float = 0.0
+    started: dict[str, Any] = field(default_factory=dict)  # per key of what ``run`` gave
+    features: dict[str, NDArray[Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # per key of its model
+    cut: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def blank(self) -> list[int]:
+        """Places in the batch of rows without an image."""
+        return [index for index, row in enumerate(self.rows) if row in self.bad]
+
+
+NextBatch = Callable[[], BatchUnderWay | None]
+
+
+class DeviceLine:
+    """The three threads of one device: load, run and fetch. Devices take batches from one queue of decoded ones."""
+
+    def __init__(
+        self,
+        runner: BatchRunner,
+        device: DeviceStages,
+        decoded: SimpleQueue[BatchUnderWay | None],
+        take: Callable[[BatchUnderWay], Inputs],
+    ) -> None:
+        self.runner = runner
+        self.device = device
+        self.take = take
+        self.closed = False
+        self.room = threading.Semaphore(HELD)
+        to_run: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
+        to_fetch: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
+        stages = [
+            partial(self._stage, self._next_of(decoded), self._load, to_run),
+            partial(self._stage, to_run.get, self._run, to_fetch),
+            partial(self._stage, to_fetch.get, self._fetch, None),
+        ]
+        self.threads = [threading.Thread(target=stage, daemon=True) for stage in stages]
+        for thread in self.threads:
+            thread.start()
+
+    def _next_of(self, decoded: SimpleQueue[BatchUnderWay | None]) -> NextBatch:
+        """The next decoded batch, once the device has room: what one device cannot hold is for the others."""
+
+        def next_batch() -> BatchUnderWay | None:
+            self.room.acquire()
+            return decoded.get()
+
+        return next_batch
+
+    def _stage(
+        self,
+        next_batch: NextBatch,
+        work_on: Callable[[BatchUnderWay], None],
+        outgoing: SimpleQueue[BatchUnderWay | None] | None,
+    ) -> None:
+        """One thread: a stage of every batch, until None comes. An error is the answer of its batch."""
+        while (work := next_batch()) is not None:
+            try:
+                if not self.closed:
+                    work_on(work)
+            except BaseException as error:
+                work.answer.set_exception(error)
+                self.room.release()
+                continue
+            if outgoing is None:
+                self.room.release()
+            else:
+                outgoing.put(work)
+        if outgoing is not None:
+            outgoing.put(None)
+
+    def _load(self, work: BatchUnderWay) -> None:
+        """Take what was decoded, begin its copy to the device and free its slot."""
+        try:
+            inputs = self.take(work)
+            for key in work.keys:
+                job = self.runner.jobs[key]
+                shared = input_key(job.recipe)
+                given = inputs[shared]
+                if job.recipe.dtype == "uint8":
+                    # pixels: the feature is the input, and bad rows are zero already
+                    work.features[key] = given.copy()
+                elif job.backbone.reads != IMAGES:
+                    work.inputs[shared] = given
+                elif shared not in work.inputs:
+                    work.inputs[shared] = self.device.load(self._padded(given))
+        finally:
+            work.free()
+
+    def _padded(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The last batch, filled up with copies of its last row: a shorter one would have other last bits."""
+        short = self.runner.settings.batch - len(images)
+        if not short:
+            return images
+        return np.concatenate([images, np.repeat(images[-1:], short, axis=0)])
+
+    def _run(self, work: BatchUnderWay) -> None:
+        """Begin the models of images, one after another; texts and rows are encoded here."""
+        for key in work.keys:
+            if key in work.features:
+                continue
+            job = self.runner.jobs[key]
+            given = work.inputs[input_key(job.recipe)]
+            if job.backbone.reads == IMAGES:
+                work.started[key] = self.device.run(key, given)
+                continue
+            start = time.perf_counter()
+            encoder = cast(ItemEncoder, self.runner.encoders[key])
+            batch = self.runner.settings.batch
+            work.features[key], work.cut[key] = encode_items(
+                encoder, given, batch, work.blank, job.backbone.width
+            )
+            work.seconds[key] = time.perf_counter() - start
+        work.inputs = {}
+
+    def _fetch(self, work: BatchUnderWay) -> None:
+        """Wait for the features, and answer."""
+        for key, started in work.started.items():
+            features, work.seconds[key] = self.device.fetch(started)
+            features = features[: len(work.rows)]
+            features[work.blank] = np.nan
+            work.features[key] = features
+        seconds = {key: work.seconds.get(key, 0.0) for key in work.keys}
+        in_order = {key: work.features[key] for key in work.keys}
+        work.answer.set_result(
+            ComputedBatch(
+                in_order, work.bad, len(work.rows), work.decode_seconds, seconds, work.cut
+            )
+        )
+
+
+class GpuFeeder(BatchWorkers):
+    """Worker processes decode; the models run on one or several GPUs, in threads of this process.
+
+    ``make_stages`` makes a device of a runner's models. Each device of ``settings.gpus`` has models of its own.
+    """
+
+    pool: WorkerProcesses
+
+    def __init__(
+        self,
+        jobs: Sequence[FeatureJob],
+        data: Dataset,
+        settings: ComputeSettings,
+        workers: int,
+        stop: Stop,
+        make_stages: Callable[[BatchRunner], DeviceStages],
+    ) -> None:
+        self.workers = workers
+        batch_bytes = input_bytes(jobs, settings.batch)
+        self.depth = depth_of(workers, batch_bytes)
+        runners = []
+        for gpu in settings.gpus or (None,):
+            of_one = settings
+            if gpu is not None:
+                of_one = replace(settings, gpus=(gpu,))
+            runners.append(BatchRunner(jobs, data.source, data.uid, len(data.names), of_one))
+        self.runner = runners[0]
+        self.slots = Slots(self.depth, batch_bytes)
+        self.pool = WorkerProcesses(workers, init_decoder, self.slots.address, stop)
+        self.decoded: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
+        self.lines = [
+            DeviceLine(runner, make_stages(runner), self.decoded, self._take) for runner in runners
+        ]
+
+    def warm(self) -> dict[str, float]:
+        """Seconds per image and backbone on the first device; all of them warm up."""
+        rates = self.runner.warm()
+        for line in reversed(self.lines):
+            rates |= line.device.warm()
+        self.notes = self.lines[0].device.notes
+        return rates
+
+    def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
+        """Decode in a worker; the first device that is free takes it from there."""
+        slot = self.slots.take()
+        decoded = self.pool.submit(decode_into, slot, *self.runner.decoding(batch, keys))
+        free = partial(self.slots.free, slot)
+        work = BatchUnderWay(keys, self.runner.rows_of(batch), slot, free, decoded, Future())
+        decoded.add_done_callback(lambda _: self.decoded.put(work))
+        return work.answer
+
+    def _take(self, work: BatchUnderWay) -> Inputs:
+        """The inputs of a batch that was decoded, in its slot."""
+        placed, work.bad, work.decode_seconds = self.pool.result(work.decoded)
+        return self.slots.get(work.slot, placed)
+
+    def close(self) -> None:
+        """End the decoders and the devices' threads, without waiting for batches that nobody will take."""
+        for line in self.lines:
+            line.closed = True
+        self.pool.close()
+        for _ in self.lines:
+            self.decoded.put(None)
+        for line in self.lines:
+            for thread in line.threads:
+                thread.join()
+        for line in reversed(self.lines):
+            line.device.close()
+        self.slots.close()
+
+
+def input_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
+    """Bytes of the images of a batch, of all recipes that share none; 0 for those that keep their size, and texts."""
+    sizes = {
+        input_key(job.recipe): job.recipe.views * job.recipe.size**2 * 3
+        for job in jobs
+        if job.backbone.reads == IMAGES
+    }
+    return batch * sum(sizes.values())
+
+
+# What runs inside a decoding process.
+
+_slots: OpenSlots | None = None
+"""Where this process puts what it decodes."""
+
+
+def init_decoder(path: str, size: int, slot_bytes: int) -> None:
+    """Prepare a worker that only decodes."""
+    global _slots
+    _slots = open_slots(path, size, slot_bytes)
+
+
+def decode_into(slot: int, *decoding: Any) -> tuple[Inputs, dict[int, str], float]:
+    """``decode_batch`` with the images in a slot."""
+    inputs, bad, seconds = decode_batch(*decoding)
+    assert _slots is not None
+    return _slots.put(slot, inputs), bad, seconds

@@ -1,0 +1,346 @@
+"""Assemble the parts of a store: check that they belong together, take over their chunks, and complete the arrays.
+
+The parts say by themselves what they are, so they may come from any machine and lie anywhere. What is made is an
+ordinary store by the ordinary writer: a join that is killed goes on, and until the last step no array is there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, shell_word
+from fedcache.progress import Observer
+from fedcache.store.chunks import chunk_path, read_checked
+from fedcache.store.files import digest_of
+from fedcache.store.groups import group_digests
+from fedcache.store.journal import (
+    Journal,
+    header_differences,
+    journal_path,
+    journals,
+    read_journal,
+)
+from fedcache.store.manifest import ArrayInfo, journal_header, read_text
+from fedcache.store.part import PART, StorePart, part_of
+from fedcache.store.store import ArrayWriter, Store, put_groups
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """A part that was opened to be joined."""
+
+    store: Store
+    part: StorePart
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.store.path
+
+    @property
+    def begun(self) -> dict[str, Journal]:
+        """The journals of its arrays, finished or not, by key."""
+        return {j.key: j for j in journals(self.path) if j.header is not None}
+
+
+def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
+    """The complete arrays of a store by key. Of a part those whose chunks are there, ``chunks`` being its own alone."""
+    part = part_of(store.dataset)
+    if part is None:
+        return store.arrays
+    found = {}
+    for key, recipe in sorted(store.dataset[PART]["recipes"].items()):
+        journal = read_journal(journal_path(store.path, key))
+        header = journal.header
+        own = part.chunks(journal.count)
+        if (
+            header is None
+            or header["recipe"] != digest_of(recipe)
+            or not journal.chunks.keys() >= set(own)
+        ):
+            continue
+        found[key] = ArrayInfo(
+            recipe,
+            header["how"],
+            tuple(header["shape"]),
+            header["dtype"],
+            header["chunk_rows"],
+            tuple(journal.chunks[chunk].crc for chunk in own),
+        )
+    return found
+
+
+def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:
+    """Whether the chunk files of a part's finished arrays are those that its journals vouch for."""
+    found = finished_arrays(store)
+    part = part_of(store.dataset)
+    assert part is not None
+    try:
+        for key in keys:
+            info = found[key]
+            for chunk, crc in zip(part.chunks(info.count), info.chunks, strict=True):
+                place = chunk_path(store.path / "features" / key, chunk, len(info.shape))
+                read_checked(place, crc, key, size=info.chunk_bytes)
+    except CorruptionError:
+        return False
+    return True
+
+
+def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
+    """How many rows the finished arrays of a part cover, and those among them that could not be read.
+
+    Returns:
+        the number of rows, and {row, name, reason} as ``Store.quarantined``.
+    """
+    part = part_of(store.dataset)
+    assert part is not None
+    # Arrays with chunks of another size begin and end at other rows; together they cover one range.
+    starts = [store.rows]
+    stops = [0]
+    bad: dict[int, tuple[str, str]] = {}
+    for key, info in finished_arrays(store).items():
+        own = part.chunks(info.count)
+        if own:
+            starts.append(own.start * info.chunk_rows)
+            stops.append(min(own.stop * info.chunk_rows, store.rows))
+        bad = {**read_journal(journal_path(store.path, key)).bad, **bad}
+    rows = max(0, max(stops) - min(starts))
+    listed = [{"row": row, "name": name, "reason": why} for row, (name, why) in sorted(bad.items())]
+    return rows, listed
+
+
+def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
+    """The parts of one store in their order, all of them, each finished and computed in the same way.
+
+    Raises:
+        StoreError, for a part that is missing, given twice, unfinished, or of other data, recipes or weights than the
+        first; CorruptionError for one whose manifest is damaged.
+    """
+    found = [_open_part(path) for path in paths]
+    first = found[0]
+    for other in found[1:]:
+        if other.part.of != first.part.of:
+            raise StoreError(
+                f"{other.path} is {other.part}, and {first.path} is {first.part}.",
+                "Compute all parts of one division:  "
+                f"fedcache extract --part {shell_word(first.part.option)}   and so on",
+            )
+        if other.store.content != first.store.content:
+            raise StoreError(
+                f"{other.path} is of another dataset ({_data_of(other)}) than {first.path} ({_data_of(first)}).",
+                f"fedcache inspect {shell_word(other.path)}   shows what a part holds.",
+            )
+    numbers = Counter(one.part.number for one in found)
+    for number, times in numbers.items():
+        if times > 1:
+            named = " and ".join(str(one.path) for one in found if one.part.number == number)
+            raise StoreError(
+                f"Part {number} of {first.part.of} is given {times} times: {named}.",
+                "Give one folder for each part.",
+            )
+    missing = [number for number in range(1, first.part.of + 1) if number not in numbers]
+    if missing:
+        listed = ", ".join(map(str, missing[:10]))
+        lacking = StorePart(missing[0], first.part.of)
+        more = ""
+        if len(missing) > 10:
+            more = f" and {len(missing) - 10:,} more"
+        raise StoreError(
+            f"{len(missing)} of {first.part.of} parts are missing: {listed}{more}.",
+            f"Give their folders too, or compute them:  fedcache extract --part {shell_word(lacking.option)}   "
+            "with --dataset and the options of the others",
+        )
+    found.sort(key=lambda one: one.part.number)
+    for other in found:
+        _check_arrays(other, found[0])
+    return found
+
+
+def _open_part(path: Path) -> OpenPart:
+    """A part. Raises StoreError for what is none, or is not there."""
+    if not path.exists():
+        raise StoreError(f"There is no part {path}.", "fedcache ls   lists stores and parts.")
+    store = Store.open(path, part=True)
+    part = part_of(store.dataset)
+    if part is None:
+        raise StoreError(
+            f"{path} is a whole store, and no part of one.",
+            "Leave it out. Parts are what `fedcache extract --part 1/4` makes.",
+        )
+    return OpenPart(store, part)
+
+
+def _data_of(one: OpenPart) -> str:
+    dataset = one.store.dataset
+    return f"{dataset['slug']}, {one.store.rows:,} rows, digest {dataset['digest']:.12}"
+
+
+def _check_arrays(other: OpenPart, first: OpenPart) -> None:
+    """Refuse a part whose arrays are unfinished, or are not those of the first. Raises StoreError."""
+    whole = finished_arrays(other.store)
+    again = f"fedcache extract --part {shell_word(other.part.option)}"
+    for key, journal in other.begun.items():
+        if key not in whole:
+            kept = len(journal.chunks)
+            chunks = len(other.part.chunks(journal.count))
+            raise StoreError(
+                f"{other.path} is unfinished: it has {kept} of its {chunks} chunks of {key}.",
+                f"Run its command again, which goes on:  {again}   with its other options",
+            )
+    expected = finished_arrays(first.store)
+    if not whole:
+        raise StoreError(
+            f"{other.path} is unfinished: it has no array yet.",
+            f"Run its command again:  {again}   with its other options",
+        )
+    if whole.keys() != expected.keys():
+        raise StoreError(
+            f"{_other_arrays(other, whole, first, expected)}.",
+            f"Compute the part again as the others:  {again}   with their other options",
+        )
+    for key, info in whole.items():
+        listed = [
+            f"{name} is {new!r} and not {old!r}"
+            for name, old, new in header_differences(_header(expected[key]), _header(info))
+        ]
+        if listed:
+            raise StoreError(
+                f"{other.path} computed {key} in another way than {first.path}: {'; '.join(listed)}.",
+                f"Compute the part again as the others:  {again} --fresh   with their other options",
+            )
+
+
+def _header(info: ArrayInfo) -> dict[str, Any]:
+    return journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows)
+
+
+def _other_arrays(
+    other: OpenPart,
+    arrays: Mapping[str, ArrayInfo],
+    first: OpenPart,
+    expected: Mapping[str, ArrayInfo],
+) -> str:
+    """How the arrays of a part are others than those of the first, as a sentence without its end."""
+    for key, info in arrays.items():
+        if key in expected:
+            continue
+        backbone = info.recipe.get("backbone")
+        for one in expected.values():
+            if one.recipe.get("backbone") == backbone:
+                names = sorted({*info.recipe, *one.recipe})
+                listed = [
+                    f"{name} {info.recipe.get(name)!r:.20} and not {one.recipe.get(name)!r:.20}"
+                    for name in names
+                    if info.recipe.get(name) != one.recipe.get(name)
+                ]
+                return f"{other.path} has {backbone} by another recipe than {first.path}: {', '.join(listed)}"
+        return f"{other.path} has {key}, and {first.path} has not"
+    (key, *_) = expected.keys() - arrays.keys()
+    return f"{other.path} has no {key}, and {first.path} has"
+
+
+def join_parts(
+    parts: Sequence[OpenPart], place: Path, *, max_bad: int, observer: Observer
+) -> Store:
+    """One store of all parts at ``place``, whose files are those that one process writes; only the history differs.
+
+    What a killed join has taken over is kept. Text features and columns are those of the first part.
+
+    Args:
+        parts: of ``open_parts``.
+        place: of the store; one of the same dataset gets the arrays that it lacks.
+        max_bad: how many rows of all parts may be unreadable.
+        observer: told how far it is.
+
+    Raises:
+        StoreError, when another dataset lies at ``place``, or the store is being written; CorruptionError for a damaged
+        chunk and for more than ``max_bad`` unreadable rows; MachineError, when the disk refuses.
+    """
+    first = parts[0].store
+    bad: dict[int, str] = {}
+    for one in parts:
+        bad |= {entry["row"]: entry["reason"] for entry in rows_of_part(one.store)[1]}
+        if group_digests(one.store.manifest) != group_digests(first.manifest):
+            observer.warn(
+                f"{one.path} has other columns of groups than {first.path}, which are taken."
+            )
+    if len(bad) > max_bad:
+        row, reason = sorted(bad.items())[-1]
+        raise CorruptionError(
+            f"{len(bad)} rows of all parts could not be read, more than --max-bad {max_bad}; the last is row {row}: "
+            f"{reason}.",
+            "Join again with a larger --max-bad, as a number or a share such as 5%.",
+        )
+    dataset = {name: value for name, value in first.dataset.items() if name != PART}
+    store = Store.create(place, first.samples, dataset=dataset)
+    put_groups(store, {name: first.group(name) for name in first.groups})
+    _take_text(store, first)
+    arrays = finished_arrays(first)
+    observer.start("joining", sum(info.count for info in arrays.values()), "chunks")
+    try:
+        for key, info in arrays.items():
+            with store.writer(
+                key,
+                shape=info.shape,
+                dtype=info.dtype,
+                chunk_rows=info.chunk_rows,
+                recipe=info.recipe,
+                how=info.how,
+            ) as writer:
+                _take_chunks(writer, parts, observer)
+                writer.complete()
+    finally:
+        observer.stop()
+    store.append_history({"event": "join", "time": time.time(), "keys": list(arrays)})
+    return Store.open(place)
+
+
+def _take_text(store: Store, first: Store) -> None:
+    """Copy the text features of a part in their order; those that are current there become current."""
+    for entries in first.texts.values():
+        for entry in entries:
+            backbone = str(entry["meta"]["backbone"])
+            weights = entry["meta"].get("weights")
+            if not store.has_text(backbone, entry["templates"], weights=weights):
+                matrix = read_text(first.path, backbone, entry)
+                store.put_text(backbone, entry["templates"], matrix, entry["meta"])
+        store.use_text(backbone, entry["templates"], weights=weights)
+
+
+def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Observer) -> None:
+    """Give a writer the chunks that it lacks; each is verified first. Raises CorruptionError, naming part and file."""
+    missing = set(writer.missing())
+    observer.advance(writer.count - len(missing))
+    for one in parts:
+        journal = read_journal(journal_path(one.path, writer.key))
+        for chunk in one.part.chunks(journal.count):
+            if chunk not in missing:
+                continue
+            line = journal.chunks[chunk]
+            source = chunk_path(one.path / "features" / writer.key, chunk, len(writer.shape))
+            reasons = {row: why for row, (_, why) in line.bad.items()}
+            try:
+                # A copy from another machine may not be on the disk yet, and its hard link would not be either.
+                with source.open("rb") as file:
+                    os.fsync(file.fileno())
+                writer.adopt(chunk, source, line.crc, reasons)
+            except (CorruptionError, FileNotFoundError) as error:
+                raise _damaged(one, writer.key, chunk, error) from error
+            observer.advance(1)
+
+
+def _damaged(one: OpenPart, key: str, chunk: int, error: Exception) -> FedcacheError:
+    why = str(error)
+    if isinstance(error, FedcacheError):
+        why = error.message
+    return CorruptionError(
+        f"{one.path} ({one.part}) is damaged: chunk {chunk} of {key}: {why}",
+        "Its extract command makes what is damaged again:  "
+        f"fedcache extract --part {shell_word(one.part.option)}   with its other options; then join again",
+    )

@@ -1,0 +1,95 @@
+"""Decoding of sound files: channels, rates, and files that are refused."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import soundfile
+from tiny_sounds import tone
+
+from fedcache.errors import MachineError
+from fedcache.extract import sounds
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.sounds import decode_sound
+
+
+def encoded(samples: np.ndarray, rate: int, kind: str = "WAV", subtype: str | None = None) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+def test_channels_are_averaged(kind):
+    left = tone(200, 0.1, 4000)
+    raw = encoded(np.stack([left, np.zeros_like(left)], 1), 4000, kind)
+    found, cut = decode_sound(raw, 4000, 10_000)
+    assert (found.dtype, found.shape, cut) == (np.float32, (400,), False)
+    assert np.abs(found - left / 2).max() < 2**-15
+
+
+def test_a_tone_keeps_its_pitch_at_another_rate():
+    raw = encoded(tone(500, 1.0, 44_100), 44_100, subtype="FLOAT")
+    found, _ = decode_sound(raw, 16_000, 100_000)
+    expected = tone(500, 1.0, 16_000)
+    assert found.shape == expected.shape
+    # The filter has no samples before the first and behind the last.
+    assert np.abs(found - expected)[200:-200].max() < 1e-3
+
+
+def test_a_long_file_is_read_to_the_limit_and_no_further(monkeypatch):
+    asked: list[int] = []
+    plain = soundfile.SoundFile.read
+
+    def read(self: soundfile.SoundFile, frames: int, **words: object) -> np.ndarray:
+        asked.append(frames)
+        return plain(self, frames, **words)
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", read)
+    raw = encoded(tone(200, 3.0, 8000), 8000)
+    found, cut = decode_sound(raw, 4000, 2000)
+    assert (len(found), cut, asked) == (2000, True, [4000])
+    assert decode_sound(raw, 4000, 12_000)[1] is False
+
+
+REFUSED = {
+    "an empty file": (b"", "no WAV or FLAC file"),
+    "noise": (b"RIFF" + bytes(range(200)), "no WAV or FLAC file"),
+    "a WAV without samples": (encoded(np.zeros(0, np.float32), 4000), "it has no samples"),
+    "half a WAV": (encoded(tone(200, 1.0), 4000)[:5000], "ends before its samples do"),
+    "half a FLAC": (encoded(tone(200, 4.0), 4000, "FLAC")[:6000], "FLAC|ends before"),
+    "another format": (encoded(tone(200, 1.0), 8000, "OGG"), "it is OGG"),
+    "too many channels": (encoded(np.zeros((9, 33), np.float32), 4000), "33 channels"),
+    "too low a rate": (encoded(tone(2, 1.0, 100), 100), "100 samples per second"),
+    "NaN": (
+        encoded(np.full(9, np.nan, np.float32), 4000, subtype="FLOAT"),
+        "numbers that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_are_refused_have_a_reason(name):
+    raw, reason = REFUSED[name]
+    with pytest.raises(BadImage, match=reason):
+        decode_sound(raw, 4000, 100_000)
+
+
+def test_a_file_with_no_channel_is_refused():
+    raw = bytearray(encoded(tone(200, 0.1), 4000))
+    at = raw.index(b"fmt ") + 10
+    raw[at : at + 2] = b"\0\0"
+    with pytest.raises(BadImage):
+        decode_sound(bytes(raw), 4000, 1000)
+
+
+def test_without_the_library_the_sentence_says_what_to_install(monkeypatch):
+    def absent(name: str) -> object:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("fedcache.optional.import_module", absent)
+    with pytest.raises(MachineError) as found:
+        sounds.need_soundfile()
+    assert found.value.hint == "pip install 'fedcache[sound]'"
